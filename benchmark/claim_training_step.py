@@ -35,7 +35,6 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.settings import StochasticSettings

@@ -4,7 +4,8 @@
 
 One rank is the machine of the records: two cores. What it does a second comes from `products.json`, `ratios.json`,
 `million.json` and `collapsed_bound.json`; what a link carries is published (`LINKS`). Nothing overlaps: a rank
-computes, or it waits for the network. Each collective ends with its slowest rank. With n rows on P ranks and t right-hand sides:
+computes, or it waits for the network. Each collective ends with its slowest rank. With n rows on P ranks and t
+right-hand sides:
 
 - exact: a product gathers V (n x t), evaluates each unordered pair of shards once (the schedule of `pairs_of`), and
   reduces the contributions to their owners. A solve takes the passes and iterations that the record of 200,000 rows

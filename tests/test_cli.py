@@ -495,10 +495,24 @@ def test_an_approximation_is_planned(folder: Path) -> None:
     assert quick["approximation"] in ("full_scale", "sparse")
     of_table = run("plan", folder / "table.csv", "--target", "y", "--approximation", "sparse").stdout
     assert "posterior.bound" in of_table
+    few = ("plan", folder / "table.csv", "--target", "y", "--json", "--approximation")
+    assert json.loads(run(*few, "sparse", "--inducing", 7).stdout)["inducing"] == 7
+    assert json.loads(run(*few, "auto").stdout)["route"] == "direct"
     assert "`inducing` is of an approximation" in run(*common, "--inducing", 5, code=2).stderr
     run(*common, "--approximation", "sparse", "--test-rows", 5, code=2)
     for name, value in (("--solver", "cg"), ("--dtype", "float32")):
         assert "is of exact inference" in run(*common, "--approximation", "sparse", name, value, code=2).stderr
+
+
+def test_an_approximate_plan_asks_no_exact_one(tmp_path: Path) -> None:
+    """An exact plan of these rows is refused; seen red: it came first."""
+    x = np.linspace(0.0, 1.0, 20_000)
+    np.savetxt(tmp_path / "t.csv", np.stack([x, np.sin(40 * x)], 1), delimiter=",", header="x,y", comments="")
+    options = ("plan", tmp_path / "t.csv", "--target", "y", "--memory", "200MiB")
+    run(*options, "--solver", "cholesky", code=1)
+    run(*options, "--dtype", "float64", code=1)
+    said = json.loads(run(*options, "--approximation", "sparse", "--inducing", 8, "--json").stdout)
+    assert said["training_bytes"] < 200 * 2**20
 
 
 def test_a_plan_that_does_not_fit_is_an_error_with_numbers() -> None:

@@ -2,11 +2,6 @@
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +12,7 @@ import pytest
 pytest.importorskip("pyarrow")
 pytest.importorskip("matplotlib")
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 import flashgp as fgp
@@ -220,7 +216,8 @@ def test_a_list_of_files_is_read_too(tmp_path: Path) -> None:
 def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
     pattern, model, page = written(tmp_path, table(200)), tmp_path / "m.safetensors", tmp_path / "report.html"
     said = json.loads(run("fit", pattern, "-t", "wave", "-o", model, "--report", page, "--starts", 1, "--json").stdout)
-    assert (said["rows"], said["rows_fitted"], said["plan"], said["approximation"]) == (200, 200, None, "sparse")
+    assert (said["rows"], said["rows_fitted"], said["approximation"]) == (200, 200, "sparse")
+    assert (said["plan"]["approximation"], said["plan"]["n"]) == ("sparse", 200)
     assert said["leave_one_out"]["rows"] == 200
     assert said["leave_one_out"]["rmse"] < 2.0
     assert 0.85 < said["leave_one_out"]["coverage_95"] <= 1.0
@@ -252,47 +249,113 @@ def test_what_a_pattern_cannot_have_is_bad_usage(tmp_path: Path) -> None:
         said = run("fit", pattern, "-t", "wave", *more, code=2).output
         assert str(more[0]).removeprefix("--").removeprefix("no-") in said
         assert "x and y" not in said, "the command line has neither"
-    assert "pattern" in run("plan", pattern, "-t", "wave", code=2).output
+        if more[0] in ("--approximation", "--solver", "--dtype", "--no-header"):
+            run("plan", pattern, "-t", "wave", *more, code=2)
+    assert "pattern" in run("plan", pattern, "-t", "wave", "--test-rows", 5, code=2).output
 
 
-def test_a_pattern_is_not_predicted(tmp_path: Path) -> None:
-    pattern, model = written(tmp_path, table(60)), tmp_path / "m.safetensors"
+def test_a_pattern_is_planned(tmp_path: Path) -> None:
+    said = json.loads(run("plan", written(tmp_path, table(60)), "-t", "wave", "--inducing", 9, "--json",
+                          "--approximation", "sparse").stdout)  # fmt: skip
+    assert (said["approximation"], said["n"], said["inducing"]) == ("sparse", 60, 9)
+    assert "sparse" in run("plan", tmp_path / "part-*.parquet", "-t", "wave").stdout
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
+def test_a_pattern_is_predicted_a_part_at_a_time(tmp_path: Path, suffix: str) -> None:
+    """As one file that is held: every column, the scores, what is missing."""
+    columns, model = table(200), tmp_path / "m.safetensors"
+    run("fit", written(tmp_path, columns), "-t", "wave", "--starts", 1, "-o", model)
+    new = with_gaps(table(90, seed=1))
+    new["city"][-1] = "Ulm"
+    new["wave"] = [None, *new["wave"][1:].tolist()]
+    pattern = written(tmp_path, new, parts=4, name="new")
+    pq.write_table(pa.table(new), tmp_path / "one.parquet")
+    pa.csv.write_csv(pa.table(new), tmp_path / "one.csv")
+    found = {}
+    for name in (pattern, tmp_path / "one.parquet", tmp_path / "one.csv"):
+        out = tmp_path / f"p.{suffix}"
+        asked = ("--std", "--interval", 0.9, "--missing", "drop", "--json")
+        said = json.loads(run("predict", model, name, "-o", out, *asked).stdout)
+        rows = {column.name: column.values for column in read_table(out).columns}
+        found[str(name)] = said, rows
+    (parts, of_parts), *others = found.values()
+    assert (parts["rows"], parts["rows_predicted"], parts["scores"]["rows"]) == (90, 88, 88)
+    assert parts["columns"] == ["mean", "std", "lower", "upper"] == [*of_parts]
+    for said, rows in others:
+        for name, values in rows.items():
+            assert np.allclose(of_parts[name], values, rtol=1e-9, equal_nan=True), name
+        assert said["scores"] == pytest.approx(parts["scores"], rel=1e-9)
+        assert {note for note in said["notes"] if "left out" not in note} <= {*parts["notes"]}
+    assert any("2 rows with missing values" in note for note in parts["notes"])
+
+
+def test_parts_of_a_prediction_are_as_small_as_they_are_asked_for(tmp_path: Path) -> None:
+    columns = table(120)
+    model = fgp.TableModel(starts=1).fit(columns, target="wave")
+    parts = [*model.predict_parts(written(tmp_path, columns), rows=25)]
+    assert max(map(len, parts)) <= 25
+    assert sum(map(len, parts)) == 120
+    whole = model.predict(columns)
+    assert np.allclose(np.concatenate([part.mean for part in parts]), whole.mean, rtol=1e-9)
+    assert np.allclose(np.concatenate([part.std for part in parts]), whole.std, rtol=1e-9)
+    with pytest.raises(DomainError, match="rows"):
+        next(model.predict_parts(tmp_path / "part-0.parquet", rows=0))
+
+
+def test_without_a_factor_parts_are_sampled_as_all_together_would_be() -> None:
+    """Alike in every part, or columns of the file would differ."""
+    columns = table(150)
+    model = fgp.TableModel(starts=1, target_transform="none").fit(columns, "wave", drop=["city"])
+    assert model._variance_of(10**9) == "exact"
+    post = model.posterior
+    x = post.x.repeat(20, 1)
+    x += 1e-3 * post.y.repeat(20)[:, None].cumsum(0)  # no two alike
+    model = model.with_posterior(post.gp.condition(x, post.y.repeat(20), solver="cg", tolerance=0.1))
+    assert model._variance_of(10) == "exact"
+    assert model._variance_of(10**8) == "sampled"
+    sparse = fgp.TableModel(starts=1, approximation="sparse", inducing=9).fit(columns, target="wave")
+    assert sparse._variance_of(10**8) == "auto"
+
+
+def test_a_part_that_fails_leaves_no_predictions(tmp_path: Path) -> None:
+    """An unseen level in the last file is named with it, and the old predictions stay."""
+    model, out = tmp_path / "m.safetensors", tmp_path / "p.csv"
+    run("fit", written(tmp_path, table(60)), "-t", "wave", "--starts", 1, "-o", model)
+    new = table(60, seed=1)
+    new["city"][-1] = "Graz"
+    pattern = written(tmp_path, new, name="new")
+    out.write_text("old")
+    said = run("predict", model, pattern, "-o", out, code=2).output
+    assert "new-2.parquet" in said
+    assert "--unseen" in said
+    assert out.read_text() == "old"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".p.csv")]
+    run("predict", model, pattern, "-o", out, "--unseen", "new")
+    assert len(read(out)["mean"]) == 60
+
+
+def test_what_a_prediction_of_a_pattern_cannot_have(tmp_path: Path) -> None:
+    model, out = tmp_path / "m.safetensors", tmp_path / "p.parquet"
+    pattern = written(tmp_path, table(60))
     run("fit", pattern, "-t", "wave", "--starts", 1, "-o", model)
-    said = run("predict", model, pattern, "-o", tmp_path / "p.csv", code=2).output
-    assert "predict its files one by one" in " ".join(said.split())
-    assert not (tmp_path / "p.csv").exists()
+    assert "--decimal" in run("predict", model, pattern, "-o", out, "--decimal", ",", code=2).output
+    first = tmp_path / "part-0.parquet"
+    assert "must differ" in run("predict", model, pattern, "-o", first, code=2).output
+    assert "no file matches" in run("predict", model, tmp_path / "other-*.parquet", "-o", out, code=2).output
+    pq.write_table(pa.table({"hour": pa.array([], pa.float64())}), tmp_path / "none.parquet")
+    assert "at least one row" in run("predict", model, tmp_path / "none.parquet", "-o", out, code=2).output
+    pq.write_table(pa.table({"hour": [1.0]}), tmp_path / "none.parquet")
+    assert "city" in run("predict", model, tmp_path / "none.parquet", "-o", out, code=2).output
+    data = first.read_bytes()
+    first.write_bytes(data[: len(data) // 2])
+    assert "whole Parquet file" in run("predict", model, pattern, "-o", out, code=2).output
+    assert not out.exists()
 
 
-@pytest.mark.parametrize("option", ["--out", "--report", "--checkpoint"])
-def test_no_output_replaces_a_file_of_the_pattern(tmp_path: Path, option: str) -> None:
-    pattern, path = written(tmp_path, table(60)), tmp_path / "part-1.parquet"
-    before = path.read_bytes()
-    said = run("fit", pattern, "-t", "wave", "--starts", 1, "--time-limit", 5, option, path, code=2).output
-    assert "must differ from `TABLE`" in said
-    assert path.read_bytes() == before
-
-
-def command(pattern: str, model: Path, *more: object) -> list[str]:
-    fit = ["fit", pattern, "-t", "wave", "-o", str(model), "--starts", "1", "--json", *map(str, more)]
-    return [sys.executable, "-m", "flashgp", *fit]
-
-
-def test_killed_and_resumed_is_the_fit_that_was_not(tmp_path: Path) -> None:
-    """SIGKILL at any time leaves no half of a file; the same command goes on from the checkpoint."""
-    pattern = written(tmp_path, table(600))
-    whole, again, checkpoint = (tmp_path / name for name in ("whole.st", "again.st", "checkpoint.st"))
-    env = {**os.environ, "PYTHONPATH": str(Path(fgp.__file__).parents[1])}
-    options: dict[str, Any] = {"capture_output": True, "check": True, "text": True, "env": env}
-    done = subprocess.run(command(pattern, whole), **options)
-    process = subprocess.Popen(command(pattern, again, "--checkpoint", checkpoint), stdout=subprocess.DEVNULL, env=env)
-    while process.poll() is None and not checkpoint.exists():
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    if again.exists():  # the kill came between the model and the end of the process
-        fgp.load(again)
-    on = subprocess.run(command(pattern, again, "--checkpoint", checkpoint), **options)
-    first, second = json.loads(done.stdout), json.loads(on.stdout)
-    assert second["parameters"] == first["parameters"]
-    assert second["log_marginal_likelihood"] == first["log_marginal_likelihood"]
-    assert second["evaluations"] == first["evaluations"]
+def test_refinement_of_inducing_points_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
+    model = fgp.TableModel(starts=1, approximation="sparse", inducing=9).fit(table(60), target="wave")
+    said: list[str] = []
+    with pytest.raises(DomainError, match="refine"):
+        model.update(table(30, seed=1), refine=2, progress=lambda what, _: said.append(what))
+    assert not said

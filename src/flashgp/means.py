@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter, number_tensor
+from flashgp.processes.gradient_shares import called
 
 __all__ = ["REGISTRY", "Constant", "Linear", "Zero"]
 
@@ -147,7 +148,7 @@ def evaluate_mean(
         value = mean(x)
     else:
         dtype = next((p.dtype for p in mean.parameters() if p.is_floating_point()), torch.float64)
-        value = mean(x.to(dtype))
+        value = called(mean, x.to(dtype))
         if not isinstance(value, Tensor):
             raise DomainError(f"`mean` must return a tensor, got {type(value).__name__}; return shape (*batch, n)")
     n = x.shape[-2]

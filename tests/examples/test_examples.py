@@ -21,7 +21,8 @@ def load(root: Path, name: str) -> ModuleType:
 
 def test_every_example_has_a_test(root: Path) -> None:
     scripts = {path.stem for path in (root / "examples").glob("*.py")}
-    assert scripts == {"adam_loop", "lightning_step", "hmc_step", "stream_demo", "control_demo", "deep_kernel"}
+    here = {"adam_loop", "lightning_step", "hmc_step", "stream_demo", "control_demo", "deep_kernel"}
+    assert scripts == here | {"ddp_deep_kernel", "fsdp_deep_kernel"}  # of several processes: tests/processes
 
 
 def test_adam_loop(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

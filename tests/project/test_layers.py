@@ -9,7 +9,7 @@ import pytest
 # Bottom up. A name is a module or a package directly under flashgp; modules of one layer may import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("foundations",),
-    ("linalg", "sources"),
+    ("linalg", "sources", "processes"),
     ("kernels", "means", "likelihoods"),
     ("pairwise",),
     ("planner",),

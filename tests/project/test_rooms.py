@@ -11,7 +11,16 @@ ROOMS = {
     "solvers": ("direct", "growing", "preconditioners", "iterative"),
 }
 # Of inference: argument checks, then one call; no room imports them.
-FACADES = ("gp", "posterior", "approximate_posterior", "streamed_posterior", "facades", "fit", "stream")
+FACADES = (
+    "gp",
+    "posterior",
+    "approximate_posterior",
+    "streamed_posterior",
+    "group_posterior",
+    "facades",
+    "fit",
+    "stream",
+)
 
 
 def rank(module: str) -> int:

@@ -67,6 +67,9 @@ class SplitSpace(Space):
     def local(self, v: Tensor) -> Tensor:
         return v[self.rows]
 
+    def everywhere(self, v: Tensor) -> Tensor:
+        return torch.cat(self.gather(v))
+
     def take(self, v: Tensor, index: Tensor) -> Tensor:
         return torch.cat(self.gather(v), -1)[..., index]
 

@@ -49,7 +49,7 @@ class AfterFit:
         """Seconds that the fit leaves; 0 without a limit."""
         if deadline.limit is None:
             return 0.0
-        plan = prepared.plan
+        plan = prepared.exact_plan
         seconds = 0.0 if options.report is None else self.page_seconds
         if plan is None:
             seconds += importance_seconds(prepared, prepared.count)
@@ -112,5 +112,5 @@ def importance_seconds(prepared: Prepared, rows: int) -> float:
     held, permutations, parts = settings.sizes(rows, inputs)
     others = min(settings.others, max(1, rows - held // parts))
     points = held * permutations * (1 + inputs) // parts
-    device = prepared.options.device if prepared.plan is None else prepared.plan.device
+    device = prepared.plan.device
     return parts * plans.plan(prepared.gp, others, inputs, n_test=points, device=device).seconds

@@ -10,6 +10,7 @@ import flashgp
 from flashgp import plots
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
+from flashgp.planner.plan import Plan
 
 from .after_fit import AFTER_FIT
 from .outcome import FitOutcome, evidence_text, happened, maximised, scored_words
@@ -58,15 +59,15 @@ def _quality(outcome: FitOutcome) -> Section:
     trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
-        if prepared.plan is None or outcome.fit.posterior.factor is not None or not outcome.left_out:
+        if prepared.exact_plan is None or outcome.fit.posterior.factor is not None or not outcome.left_out:
             how = "No rows were scored: the time limit left no time for it."
         return Section("Are the predictions right?", [Notes([how]), trace])
     predicted = outcome.predicted
     # Calibration and PIT do not change under a monotone transform.
     transformed, pair = predicted.transform.forward(outcome.observed), (predicted.location, predicted.spread)
     how = (
-        f"{'Every row' if prepared.test is None and prepared.plan is not None else 'Each of these rows'} is predicted "
-        "from all other rows with the same parameters."
+        f"{'Each of these rows' if prepared.test is not None or prepared.exact_plan is None else 'Every row'} is "
+        "predicted from all other rows with the same parameters."
         if outcome.left_out
         else "The rows held out took no part in the fit or in the standardisation."
     )
@@ -189,26 +190,23 @@ def _computation(outcome: FitOutcome) -> Section:
     plan, report, post = outcome.prepared.plan, outcome.fit.report, outcome.fit.posterior.report
     evaluations = max(1, len(outcome.fit.history))
     steps = (report.seconds or 0.0) - (post.seconds or 0.0)
-    compared = (
-        []
-        if plan is None
-        else [
-            ("peak memory", readable_bytes(plan.peak_bytes), _bytes(report.peak_bytes)),
-            (
-                "one evaluation with gradient",
-                readable_seconds(plan.fit_step_seconds),
-                readable_seconds(steps / evaluations),
-            ),
-            ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
-            ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
-        ]
+    step = (
+        "one evaluation with gradient",
+        readable_seconds(plan.fit_step_seconds),
+        readable_seconds(steps / evaluations),
     )
+    compared = [
+        ("peak memory", readable_bytes(plan.peak_bytes), _bytes(report.peak_bytes)),
+        *([step] if isinstance(plan, Plan) else []),  # an approximation evaluates mostly few rows
+        ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
+        ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
+    ]
     facts = [plan_summary(outcome.prepared)[0], ("evaluations", f"{len(outcome.fit.history):,}"), *happened(report)]
     return Section(
         "How it was computed",
         [
             Facts(facts),
-            *([PageTable(("", "expected", "happened"), compared, (1, 2))] if compared else []),
+            PageTable(("", "expected", "happened"), compared, (1, 2)),
             *([Notes([str(event) for event in report.events])] if report.events else []),
             Preformatted(shlex.join(["flashgp", *sys.argv[1:]])),
         ],

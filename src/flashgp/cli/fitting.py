@@ -32,7 +32,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     _check_outputs(options)
     prepared = prepare_table(options, console, deadline)
     console.pairs("how it is computed", plan_summary(prepared))
-    if prepared.test is None and prepared.plan is not None and prepared.plan.route not in FACTORED:
+    exact = prepared.exact_plan
+    if prepared.test is None and exact is not None and exact.route not in FACTORED:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )

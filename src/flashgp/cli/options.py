@@ -185,7 +185,8 @@ class PredictOptions:
     """Predict every row of a table: columns mean, std, lower, upper, in the order of the table.
 
     Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
-    If the table also holds the target, the predictions are scored.
+    If the table also holds the target, the predictions are scored. Parquet files, one or a pattern of them, are read,
+    predicted and written a part at a time: memory does not grow with their rows.
     """
 
     model: Model

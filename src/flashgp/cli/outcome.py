@@ -295,7 +295,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "target_transform": prepared.scaling.transform.to_json(),
         "seed": options.seed,
         "approximation": "sparse" if isinstance(prepared, PreparedRows) else prepared.settings.approximation,
-        "plan": None if prepared.plan is None else asdict(prepared.plan),
+        "plan": asdict(prepared.plan),
         "log_marginal_likelihood": outcome.evidence,
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,
         "held_out": None if outcome.left_out else scores,

@@ -7,7 +7,6 @@ from flashgp.data.files import is_pattern
 from flashgp.foundations.errors import DomainError
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
-from flashgp.inference.plan_settings import RowCounts
 from flashgp.kernels.default import DEFAULT
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.choice import table_of
@@ -27,42 +26,34 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     Returns: the plan as JSON values; with test_rows that of predicting so many rows under "prediction".
     Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
     """
+    plan: Plan | ApproximatePlan
     if options.table is not None and options.target is not None:
-        if is_pattern(options.table):
+        if is_pattern(options.table) and options.test_rows is not None:
             raise DomainError(
-                f"`TABLE` must be one table, which exact inference holds, got the pattern {options.table!r}, whose "
-                "files `flashgp fit` reads in passes without a plan; name one file, or give --rows and --columns"
+                f"`--test-rows` is of exact inference, got it beside the pattern {options.table!r}, whose files are "
+                "read; leave it out: the plan has 1,000 points"
             )
         shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
         if shared["kernel"] == "auto":  # chosen by short fits, which a plan is not
             shared["kernel"] = None
             console.note("which kernel auto takes is decided in the fit; this is the plan of the default one.")
+        asked: Any = options.approximation or "none"
         prepared = prepare_table(
             FitOptions(
                 table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,
-                **shared,
+                approximation=asked, **shared,
             ),
-            console,
+            console, sizes=(options.inducing, options.neighbours),
         )  # fmt: skip
-        assert prepared.plan is not None  # of exact inference
-        gp, exact = prepared.gp, prepared.plan
-        size = RowCounts(exact.n, exact.d, exact.distinct)
+        gp, plan = prepared.gp, prepared.plan
     else:
-        gp, exact = GP(DEFAULT.build(options.columns or 1)), None
-        size = RowCounts(options.rows or 0, options.columns or 1)
-    plan: Plan | ApproximatePlan
-    if options.approximation is not None or options.inducing is not None or options.neighbours is not None:
+        gp = GP(DEFAULT.build(options.columns or 1))
         plan = plans.plan(
-            gp, size.n, size.d, distinct=size.distinct, memory=options.memory, device=options.device,
+            gp, options.rows or 0, options.columns or 1, memory=options.memory, device=options.device,
             dtype=DTYPES[options.dtype], solver=options.solver, time_limit=options.time_limit,
             approximation=options.approximation,
             inducing="auto" if options.inducing is None else options.inducing,
             neighbours="auto" if options.neighbours is None else options.neighbours,
-        )  # fmt: skip
-    else:
-        plan = exact or plans.plan(
-            gp, size.n, size.d, memory=options.memory, device=options.device, dtype=DTYPES[options.dtype],
-            solver=options.solver, time_limit=options.time_limit,
         )  # fmt: skip
     _show("plan", plan, console)
     result = {"command": "plan", **asdict(plan)}

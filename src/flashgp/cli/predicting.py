@@ -1,15 +1,24 @@
-"""`flashgp predict`: a model and a table to a file of predictions, one row for each row of the table, in its order."""
+"""`flashgp predict`: a model and a table to a file of predictions, one row for each row of the table, in its order.
+
+Parquet files are read, predicted and appended to the file a part at a time: memory does not grow with the rows. Text is
+one table, which is held: what its columns are is known after its last row. The file is there once all of it is.
+"""
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from flashgp.data.files import is_pattern
-from flashgp.foundations.errors import DomainError
+from flashgp.data.files import found_files, is_parquet, is_pattern
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
-from flashgp.table import read_table, require_format, write_predictions
-from flashgp.table_model import TablePrediction
+from flashgp.table import prediction_file, read_table, require_format
+from flashgp.table_model import TableModel, TablePrediction
+from flashgp.table_model.prediction import RowCounts
+from flashgp.table_model.scores import Scores
 
 from .console import Console
 from .models import read_model
@@ -18,58 +27,116 @@ from .paths import require_distinct, require_writable
 
 __all__ = ["run_predict"]
 
+SHOWN_NOTES = 10  # of parts that differ
+
 
 def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     """Predict and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
-    if is_pattern(options.table):
-        raise DomainError(
-            f"`TABLE` must be one table, which is held while it is predicted, got the pattern {options.table!r}; "
-            "predict its files one by one"
-        )
+    files = _files(options)
     if options.interval is not None:
         half_width(options.interval, "--interval")  # refuses what is no probability
-    require_distinct({"MODEL": options.model, "TABLE": options.table, "--out": options.out})
+    for path in files or [options.table]:
+        require_distinct({"MODEL": options.model, "TABLE": path, "--out": options.out})
     require_format(options.out, "--out")
     require_writable(options.out, "--out")
     model = read_model(options.model, "predict MODEL TABLE")
-    table = read_table(
-        options.table, header=model.encoding.header, delimiter=options.delimiter, decimal=options.decimal
-    )
-    prediction = model.predict(
-        table, unseen=options.unseen, missing=options.missing, variance=options.variance, memory=options.memory
-    )
-    for text in prediction.notes:
+    so_far = _SoFar(model.target)
+    with prediction_file(options.out) as write, console.stages() as stage:
+        for prediction in _predictions(options, model, files):
+            so_far.add(prediction)
+            columns = prediction.columns(std=options.std, interval=options.interval)
+            so_far.columns = [*columns]
+            write(columns)
+            if stage is not None and files:
+                stage(f"{so_far.counts.rows:,} rows predicted", 0.5)
+        if not so_far.columns:
+            raise ShapeError(f"{options.table!r} must have at least one row, got none; check that it is what you meant")
+    for text in so_far.all_notes:
         console.note(text)
-    columns = prediction.columns(std=options.std, interval=options.interval)
-    write_predictions(options.out, columns)
-    scores, rows, events = prediction.scores, len(prediction.rows), prediction.report.events
+    scores, rows, events = so_far.scores, so_far.counts.predicted, so_far.events
     console.say(f"predicted {rows:,} rows of {options.table} from {model.posterior.count:,} fitted rows")
     if scores is not None:
         console.pairs(f"against {model.target}, {scores.rows:,} rows", scores.lines(model.target))
-    if prediction.std_error is not None:
+    if so_far.sampled:
         console.pairs("deviations are estimates", [("event", str(event)) for event in events])
-    console.say(f"wrote {options.out}: {', '.join(columns)}")
+    console.say(f"wrote {options.out}: {', '.join(so_far.columns)}")
     return {
         "command": "predict",
         "model": options.model,
         "table": options.table,
         "out": options.out,
-        "columns": list(columns),
+        "columns": so_far.columns,
         "interval": options.interval,
-        "rows": table.rows,
+        "rows": so_far.counts.rows,
         "rows_predicted": rows,
-        "variance": "exact" if prediction.std_error is None else "sampled",
-        "largest_std_error": _largest(prediction),
+        "variance": "sampled" if so_far.sampled else "exact",
+        "largest_std_error": so_far.largest_error,
         "events": [event.to_json() for event in events],
         "scores": None if scores is None else scores.to_json(),
         "seconds": time.perf_counter() - began,
     }
 
 
-def _largest(prediction: TablePrediction) -> float | None:
-    """The largest standard error of a sampled deviation, as a share of it."""
-    if prediction.std_error is None or not len(prediction.rows):
-        return None
-    share = prediction.std_error / np.maximum(prediction.std, np.finfo(np.float64).tiny)
-    return float(share[prediction.rows].max())
+def _files(options: PredictOptions) -> list[str]:
+    """The Parquet files that are meant, none for a table of text. Raises: DomainError."""
+    if not is_pattern(options.table):
+        return [options.table] if is_parquet(options.table) else []
+    given = {"--delimiter": options.delimiter, "--decimal": options.decimal}
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    if wrong is not None:
+        raise DomainError(
+            f"`{wrong}` is of text, got it beside the pattern {options.table!r}, which means Parquet files; leave it "
+            "out"
+        )
+    return found_files(options.table)
+
+
+def _predictions(options: PredictOptions, model: TableModel, files: list[str]) -> Iterator[TablePrediction]:
+    """Of one part after the other. Raises: FlashGPError."""
+    asked: Any = {
+        "unseen": options.unseen, "missing": options.missing, "variance": options.variance, "memory": options.memory,
+    }  # fmt: skip
+    if files:
+        yield from model.predict_parts(options.table, **asked)
+        return
+    header = model.encoding.header
+    table = read_table(options.table, header=header, delimiter=options.delimiter, decimal=options.decimal)
+    yield model.predict(table, **asked)
+
+
+@dataclass
+class _SoFar:
+    """What is said of all parts together."""
+
+    target: str
+    counts: RowCounts = field(default_factory=RowCounts)
+    scores: Scores | None = None
+    columns: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    sampled: bool = False
+    largest_error: float | None = None
+
+    def add(self, prediction: TablePrediction) -> None:
+        """The next part."""
+        self.counts = self.counts.joined(RowCounts.of(prediction))
+        scores = prediction.scores
+        if scores is not None:
+            self.scores = scores if self.scores is None else self.scores.joined(scores)
+        seen = {event.kind for event in self.events}
+        self.events += [event for event in prediction.report.events if event.kind not in seen]
+        self.notes |= dict.fromkeys(prediction.notes)
+        if prediction.std_error is not None:
+            self.sampled = True
+            if len(prediction.rows):
+                share = prediction.std_error / np.maximum(prediction.std, np.finfo(np.float64).tiny)
+                self.largest_error = max(self.largest_error or 0.0, float(share[prediction.rows].max()))
+
+    @property
+    def all_notes(self) -> list[str]:
+        """Notes of all parts, those that differ from part to part cut short, and what the counts say."""
+        found = [*self.notes]
+        more = len(found) - SHOWN_NOTES
+        found = [*found[:SHOWN_NOTES], *([f"and {more:,} more like these."] if more > 0 else [])]
+        return [*dict.fromkeys((*found, *self.counts.notes(self.target)))]

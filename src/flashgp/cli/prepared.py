@@ -9,7 +9,8 @@ from flashgp.data.table_parts import ParquetParts
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.planner.plan import FACTORED
+from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
+from flashgp.planner.plan import FACTORED, Plan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
 from flashgp.table_model.preparation import PreparedTable, prepare
 from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
@@ -23,16 +24,19 @@ __all__ = ["DTYPES", "Prepared", "plan_summary", "prepare_table"]
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 Prepared = PreparedTable | PreparedRows
 _METHODS = {
-    "auto": "exact where its plan keeps to the limits, else an approximation: the report says which and why",
     "sparse": "approximation by inducing points, their collapsed bound",
     "full_scale": "full-scale approximation: inducing points, and block Vecchia on what they leave",
 }
+Sizes = tuple[int | None, int | None]
 _Rows = npt.NDArray[np.int64]
 
 
-def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> Prepared:
+def prepare_table(
+    options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE, sizes: Sizes = (None, None)
+) -> Prepared:
     """Read, encode, split, prepare. Notes are said as they arise.
 
+    Args: sizes, of an approximation: inducing points and neighbours, None for what the plan chooses.
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
     """
     _check_device(options.device)
@@ -40,6 +44,7 @@ def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
         options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
         None if options.approximation == "none" else options.approximation,
+        *("auto" if size is None else size for size in sizes),
     )  # fmt: skip
     if is_pattern(options.table):
         return _prepare_pattern(options, settings, console, deadline)
@@ -97,12 +102,11 @@ def _say_prepared(options: FitOptions, prepared: Prepared, console: Console) -> 
 
 
 def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
-    """A plan for people who did not ask for it; `flashgp plan` has the rest. Of an approximation, which one it is."""
+    """A plan for people who did not ask for it; `flashgp plan` has the rest."""
     plan = prepared.plan
-    if plan is None:
-        kind = "sparse" if isinstance(prepared, PreparedRows) else prepared.settings.approximation
-        return [("method", _METHODS[str(kind)])]
-    if plan.route in FACTORED:
+    if isinstance(plan, ApproximatePlan):
+        how = f"{_METHODS[plan.approximation]}: {plan.sizes_text}"
+    elif plan.route in FACTORED:
         how = f"Cholesky factor in {plan.dtype}" + (", corrected in float64" if plan.route == "refined" else "")
     else:
         matrix = "stored" if plan.route == "stored" else "computed again in every product"
@@ -112,7 +116,8 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
         ("method", f"{how}, on {plan.device}"),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
         ("time", f"{plan.fit_text}{rates}"),
-        *([("fits up to", str(plan.largest_fit))] if plan.largest_fit else []),
+        *([("fits up to", str(plan.largest_fit))] if isinstance(plan, Plan) and plan.largest_fit else []),
+        *([("what is lost", LOST_HINT[plan.approximation])] if isinstance(plan, ApproximatePlan) else []),
     ]
 
 

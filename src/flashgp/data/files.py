@@ -1,17 +1,34 @@
 """Parquet files by name or pattern, opened and read a batch at a time; a file that is cut off is named."""
 
 import glob
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from flashgp.foundations.errors import DomainError, FlashGPError
+from flashgp.processes.group import Group
 from flashgp.table.columns import quoted
 
-__all__ = ["BATCH_ROWS", "Paths", "batches_of", "found_files", "is_pattern", "opened"]
+__all__ = [
+    "BATCH_ROWS",
+    "Paths",
+    "Piece",
+    "batches_of",
+    "dealt_pieces",
+    "found_files",
+    "is_parquet",
+    "is_pattern",
+    "opened",
+    "pieces_of",
+]
 
 BATCH_ROWS = 2**16
+PARQUET = b"PAR1"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -23,6 +40,15 @@ def is_pattern(paths: Any) -> bool:
         return False
     name = os.fspath(paths)
     return isinstance(name, str) and glob.has_magic(name) and not Path(name).is_file()
+
+
+def is_parquet(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as one of Parquet does; False where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(PARQUET)) == PARQUET
+    except (OSError, ValueError):
+        return False
 
 
 def found_files(paths: Paths) -> list[str]:
@@ -65,9 +91,56 @@ def _unreadable(path: str, error: Exception) -> DomainError:
     return DomainError(f"{path!r} must be a whole Parquet file, got {quoted(text)}; write or copy it again")
 
 
-def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int) -> Iterator[Any]:
-    """The batches of one file, of so many rows. Raises: DomainError for a file that cannot be read to its end, or has
-    other columns than when it was looked at first."""
+Piece = tuple[str, int | None, int]  # file, row group or None for all of it, its first row
+
+
+def pieces_of(
+    pyarrow: Any, paths: Sequence[str], seed: int | None, pieces: Sequence[Piece] | None = None
+) -> list[Piece]:
+    """What is read one after the other. With a seed the row groups of all files in random order. Args: pieces, those of
+    a rank; None for all. Raises: DomainError."""
+    if seed is None:
+        return [(path, None, 0) for path in paths] if pieces is None else list(pieces)
+    found = [piece for piece, _ in _row_groups(pyarrow, paths)] if pieces is None else list(pieces)
+    return [found[at] for at in numpy.random.default_rng(seed).permutation(len(found))]
+
+
+def _row_groups(pyarrow: Any, paths: Sequence[str]) -> list[tuple[Piece, int]]:
+    """The row groups of files with their numbers of rows."""
+    found: list[tuple[Piece, int]] = []
+    for path in paths:
+        file, row = opened(pyarrow, path), 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            found.append(((path, group, row), rows))
+            row += rows
+        file.close()
+    return found
+
+
+def dealt_pieces(pyarrow: Any, paths: Sequence[str], group: Group) -> tuple[list[Piece], int]:
+    """The row groups of a rank, with their rows: runs of them, one rank after the other, as equal as row groups allow.
+
+    Every rank names the same files, by paths of its own. Raises: DomainError; RankMismatchError.
+    """
+    found = _row_groups(pyarrow, paths)
+    text = json.dumps([[os.path.basename(path), number, rows] for (path, number, _), rows in found])
+    group.compare(files=f"{len(paths)} files, {hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    total, before, own, count = sum(rows for _, rows in found), 0, [], 0
+    for piece, rows in found:
+        if min((2 * before + rows) * group.size // max(1, 2 * total), group.size - 1) == group.rank:  # by their middles
+            own.append(piece)
+            count += rows
+        before += rows
+    return own, count
+
+
+def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int, group: int | None = None) -> Iterator[Any]:
+    """The batches of one file, of so many rows. Args: group, of rows that alone is read, None for all.
+
+    Raises: DomainError for a file that cannot be read to its end, or has other columns than when it was looked at
+        first.
+    """
     file = opened(pyarrow, path)
     try:
         stored = file.schema_arrow.names
@@ -77,7 +150,8 @@ def batches_of(pyarrow: Any, path: str, names: Sequence[str], rows: int) -> Iter
                 f"{path!r} must have the same columns in every pass, got column {quoted(changed)} "
                 f"{'no more' if changed not in stored else 'several times'}; do not write to files that are read"
             )
-        yield from file.iter_batches(rows, columns=list(names))
+        groups = None if group is None else [group]
+        yield from file.iter_batches(rows, row_groups=groups, columns=list(names))
     except FlashGPError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -4,14 +4,16 @@ The columns of all files are compared before anything is read; a file that is cu
 where a number belongs are errors that name file and column.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened
+from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, dealt_pieces, found_files, opened, pieces_of
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.processes.group import Group
 from flashgp.sources.source import Batch, RowSource
 from flashgp.table.columns import quoted
 from flashgp.table.conversion import column_from_arrow, require_pyarrow
@@ -36,6 +38,8 @@ def parquet(
         columns: those of x, in their order; None for all others, in the order of the first file.
         row_variance: a column of known noise variances of the rows, beside the one that is fitted; none by default.
         batch_rows: rows in memory at once, as they are stored.
+    With a group of ranks (`fgp.fit(gp, rows, group=...)`) each rank names the same files and reads some of their row
+    groups, so that every row is read once; write at least as many row groups as there are ranks.
     Raises:
         BackendUnavailableError: without pyarrow; install flashgp[table].
         DomainError: for no file, one that is no whole Parquet file, a column that a file lacks, has twice or beside
@@ -91,6 +95,18 @@ class ParquetRows(RowSource):
             file.close()
         assert first is not None
         self.columns, self.count = first, count
+        self._pieces: Sequence[Piece] | None = None  # those of a rank
+
+    @property
+    def length(self) -> int:
+        return self.count
+
+    def dealt(self, group: Group) -> "ParquetRows":
+        if group.size == 1 or self._pieces is not None:
+            return self
+        part = copy.copy(self)
+        part._pieces, part.count = dealt_pieces(require_pyarrow(self.paths[0]), self.paths, group)
+        return part
 
     @property
     def _beside(self) -> tuple[str, ...]:
@@ -98,13 +114,19 @@ class ParquetRows(RowSource):
         return self.targets if self.row_variance is None else (*self.targets, self.row_variance)
 
     def batches(self) -> Iterator[Batch]:
+        return self._read(None)
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._read(seed)
+
+    def _read(self, seed: int | None) -> Iterator[Batch]:
+        """A pass. Args: seed, of the order of row groups; None for that of the files."""
         pyarrow = require_pyarrow(self.paths[0])
         assert self.columns is not None
         names = [*self.columns, *self._beside]
         width, targets = len(self.columns), len(self.targets)
-        for path in self.paths:
-            row = 0
-            for batch in batches_of(pyarrow, path, names, self.batch_rows):
+        for path, group, row in pieces_of(pyarrow, self.paths, seed, self._pieces):
+            for batch in batches_of(pyarrow, path, names, self.batch_rows, group):
                 table = numpy.empty((batch.num_rows, len(names)))
                 for at, name in enumerate(names):
                     table[:, at] = self._numbers(pyarrow, batch, name, path, row)

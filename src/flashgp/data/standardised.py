@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashgp.foundations.checks import as_float_tensor
+from flashgp.processes.group import Group
+from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Batch, RowSource, source_of
-from flashgp.sources.survey import surveyed
 from flashgp.standardise import Scaling, check_scales
 
 __all__ = ["StandardisedRows", "standardised"]
@@ -17,8 +18,21 @@ class StandardisedRows(RowSource):
     def __init__(self, rows: RowSource, scaling: Scaling) -> None:
         self.rows, self.scaling, self.columns = rows, scaling, rows.columns
 
+    @property
+    def length(self) -> int | None:
+        return self.rows.length
+
+    def dealt(self, group: Group) -> "StandardisedRows":
+        return StandardisedRows(self.rows.dealt(group), self.scaling)
+
     def batches(self) -> Iterator[Batch]:
-        for place, x, y, variance in self.rows.batches():
+        return self._scaled(self.rows.batches())
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._scaled(self.rows.shuffled(seed))
+
+    def _scaled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for place, x, y, variance in batches:
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
             if variance is not None:
                 variance = as_float_tensor(variance, f"row_variance of {place}").double() / self.scaling.y_scale**2
@@ -28,13 +42,13 @@ class StandardisedRows(RowSource):
         return f"{self.rows!r}, in standard units"
 
 
-def standardised(rows: Any) -> StandardisedRows:
+def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
     """The same rows with columns of x, and one target, of mean 0 and standard deviation 1; (M-164).
 
     `scaling` of what comes back takes points to standard units, `scaling.x(x)`, and answers back to those of y,
     `scaling.mean(p.mean)` and `scaling.std(p.variance.sqrt())`. A column that does not vary is shifted only.
 
-    Args: rows: as `fgp.fit` takes them.
+    Args: rows: as `fgp.fit` takes them; group: as it takes that, mean and deviation are of all ranks' rows.
     Raises: as a pass of `fgp.fit`; DomainError for a column whose squares overflow.
     Cost: one pass.
 
@@ -46,8 +60,10 @@ def standardised(rows: Any) -> StandardisedRows:
         >>> bool((rows.scaling.mean(p.mean) - 1e3 * x[:4, 0].sin()).abs().max() < 20.0)
         True
     """
-    source = source_of(rows)
-    survey = surveyed(source, None, 0, seed=0)
+    ranks = Group.of(group)
+    with ranks.together():
+        source = source_of(rows).dealt(ranks)
+        survey = surveyed_over(ranks, source, None, 0, seed=0)
     x, y = survey.x_moments, survey.y_moments
     scaling = Scaling(tuple(x.mean.tolist()), tuple(x.scale.tolist()), float(y.mean), float(y.scale))
     names = source.columns or [f"{j} of x" for j in range(survey.width)]

@@ -1,13 +1,15 @@
 """Parquet files as one table that is read a part at a time, and its rows as numbers of a model."""
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from flashgp.data.files import BATCH_ROWS, Paths, batches_of, found_files, opened
+from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, dealt_pieces, found_files, opened, pieces_of
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+from flashgp.processes.group import Group
 from flashgp.sources.source import Batch, RowSource
 from flashgp.standardise import Scaling
 from flashgp.table.columns import Table, checked_names, listed, quoted
@@ -31,6 +33,8 @@ class ParquetParts(TableParts):
         ShapeError: for two columns of one name.
     """
 
+    count: int
+
     def __init__(self, paths: Paths, batch_rows: int = BATCH_ROWS) -> None:
         self.paths = tuple(found_files(paths))
         self.batch_rows, self.count = batch_rows, 0
@@ -53,13 +57,28 @@ class ParquetParts(TableParts):
         self._stored, self.names = names, tuple(name.strip() or f"column_{at}" for at, name in enumerate(names, 1))
         checked_names(self.names, self.path)
         short = [Path(path).name for path in self.paths]  # what errors call them
+        self._pieces: Sequence[Piece] | None = None  # those of a rank
         self._called = dict(zip(self.paths, short if len({*short}) == len(short) else self.paths, strict=True))
 
+    def dealt(self, group: Group) -> "ParquetParts":
+        if group.size == 1 or self._pieces is not None:
+            return self
+        part = copy.copy(self)
+        part._pieces, part.count = dealt_pieces(require_pyarrow(self.paths[0]), self.paths, group)
+        return part
+
     def parts(self) -> Iterator[Table]:
+        return self._read(None)
+
+    def shuffled(self, seed: int) -> Iterator[Table]:
+        return self._read(seed)
+
+    def _read(self, seed: int | None) -> Iterator[Table]:
+        """A pass. Args: seed, of the order of row groups; None for that of the files."""
         pyarrow = require_pyarrow(self.paths[0])
-        for path in self.paths:
-            row, called = 1, self._called[path]
-            for batch in batches_of(pyarrow, path, self._stored, self.batch_rows):
+        for path, group, before in pieces_of(pyarrow, self.paths, seed, self._pieces):
+            row, called = before + 1, self._called[path]
+            for batch in batches_of(pyarrow, path, self._stored, self.batch_rows, group):
                 if not batch.num_rows:
                     continue
                 columns = pyarrow.Table.from_batches([batch]).select(list(self._stored))
@@ -95,8 +114,22 @@ class EncodedRows(RowSource):
         self.table, self.encoding, self.scaling = table, encoding, scaling
         self.columns = tuple(column.name for column in encoding.inputs)
 
+    @property
+    def length(self) -> int | None:
+        """Known where no row is left out."""
+        return self.table.count if self.encoding.missing == "error" else None
+
+    def dealt(self, group: Group) -> "EncodedRows":
+        return EncodedRows(self.table.dealt(group), self.encoding, self.scaling)
+
     def batches(self) -> Iterator[Batch]:
-        for part in self.table.parts():
+        return self._encoded(self.table.parts())
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._encoded(self.table.shuffled(seed))
+
+    def _encoded(self, parts: Iterator[Table]) -> Iterator[Batch]:
+        for part in parts:
             data = self.encoding.apply(part, need_target=True)
             assert data.y is not None
             x, y = data.x, data.y

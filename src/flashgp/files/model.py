@@ -114,6 +114,11 @@ def save(
             "gp.condition(x, y) or a fit returned"
         )
     state, prior = posterior.state, posterior.state.prior
+    if state.settings.group.rank:
+        raise DomainError(
+            f"`model` of a group must be saved by rank 0, got rank {state.settings.group.rank} of "
+            f"{state.settings.group.size}, which has the same one; save where group.rank() == 0"
+        )
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
     if isinstance(state, FullScaleState):

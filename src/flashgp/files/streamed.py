@@ -28,6 +28,7 @@ _NUMBERS = ("left", "logs", "noise_logs", "scale", "squares")
 _TENSORS = ("inducing", "gram", "projected", "sample_x", "sample_y")
 _OF_ROWS = ("x", "y")
 _MAX = 2**53
+ROOM = 1e-8  # of the trace, and of squares: what sums over many rows may be off by
 
 
 def streamed_tensors(state: StreamedState) -> dict[str, Tensor]:
@@ -62,6 +63,7 @@ def read_state(
     check_values(tensors, None)
     _check_shapes(tensors, count, prior)
     tensors = {name: tensor.to(target) for name, tensor in tensors.items()}
+    _check_positive(tensors["gram"])
     sums = BoundSums(count, tensors["gram"], tensors["projected"], **numbers)
     sample = Block(tensors["sample_x"], tensors["sample_y"], tensors.get("sample_row_variance"))
     prior, held = prior.to(target), None
@@ -71,7 +73,20 @@ def read_state(
             known = likelihood.row_variance
         held = Held(tensors["x"], tensors["y"], known)
     with refusing("inducing"):
-        return restore(prior, tensors["inducing"], sums, sample, held, report, settings)
+        state = restore(prior, tensors["inducing"], sums, sample, held, report, settings)
+    explained = float((sums.projected * sums.weights).sum())  # of the squares, by the inducing points
+    if not explained <= sums.squares * (1.0 + ROOM):
+        raise refused("projected", f"what squares of {sums.squares:g} can be explained by", f"{explained:g}")
+    return state
+
+
+def _check_positive(gram: Tensor) -> None:
+    """A^T S^-1 A is positive semidefinite up to the rounding of its sums. Raises: ModelFileError."""
+    room = ROOM * float(gram.diagonal().clamp_min(0.0).sum())
+    shifted = gram.clone()
+    shifted.diagonal().add_(room)
+    if bool(gram.any()) and int(torch.linalg.cholesky_ex(shifted).info):
+        raise refused("gram", "a positive semidefinite matrix", "another")
 
 
 def _check_shapes(tensors: dict[str, Tensor], count: int, prior: Prior) -> None:

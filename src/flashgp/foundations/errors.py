@@ -19,6 +19,8 @@ __all__ = [
     "MemoryBudgetError",
     "ModelFileError",
     "NotPositiveDefiniteError",
+    "ProcessGroupError",
+    "RankMismatchError",
     "ShapeError",
     "warn",
 ]
@@ -136,3 +138,23 @@ class FitInterrupted(KeyboardInterrupt):
 
 class BackendUnavailableError(FlashGPError, ImportError):
     """A package or a device that was asked for is missing; the message says what to install."""
+
+
+class ProcessGroupError(FlashGPError, RuntimeError):
+    """A process group cannot be used, a rank did not answer in time, or a rank raised an error of another library.
+
+    Fields: ranks, those concerned, () where nothing tells; operation, that was going on.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = (), operation: str = "") -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.operation = operation
+
+
+class RankMismatchError(ProcessGroupError, ValueError):
+    """Ranks of one group were given what must be equal on all of them. Fields: names, of what differs; ranks."""
+
+    def __init__(self, message: str, *, names: Sequence[str], ranks: Sequence[int]) -> None:
+        super().__init__(message, ranks=ranks)
+        self.names = tuple(names)

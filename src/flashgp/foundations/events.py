@@ -12,7 +12,17 @@ from typing import Any
 
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = ["ApproximationReason", "Event", "EventKind", "Obstacle", "StopReason", "Untried", "joined", "of_kind"]
+__all__ = [
+    "ApproximationReason",
+    "Event",
+    "EventKind",
+    "MinibatchReason",
+    "Obstacle",
+    "StopReason",
+    "Untried",
+    "joined",
+    "of_kind",
+]
 
 
 class StopReason(StrEnum):
@@ -88,6 +98,14 @@ class ApproximationReason(StrEnum):
     NO_OTHER = "no approximation of this model would be quicker"
 
 
+class MinibatchReason(StrEnum):
+    """Why a fit took minibatch steps in place of passes over all rows; its value continues a sentence."""
+
+    PLANNED = "by the plan"
+    READING = "by how long reading them took"
+    CHECKPOINT = "as the checkpoint has it"
+
+
 @unique
 class EventKind(Enum):
     """The kinds of events. The value is the sentence, with the event's fields in braces.
@@ -124,6 +142,7 @@ class EventKind(Enum):
     # conditioning
     NO_DATA = "There are no data: the posterior is the prior."
     ROWS_JOINED = "{rows:n row} joined into {distinct:,} that differ in x; the answer is the same."
+    SHARED = "{ranks} ranks with {counts:list} rows; this one sent {sent:bytes}."
     REFINED = "The factor is in float32; {corrections:n float64 correction} refined the weights."
     JITTER = (
         "The covariance was not positive definite. A jitter of {jitter} was added to the diagonal"
@@ -160,6 +179,7 @@ class EventKind(Enum):
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
     )
+    RANKS = "Over {ranks:n rank}, each with rows of its own; this one sent {sent:bytes}."
     FEWER_POINTS = (
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "
         "noise to add."
@@ -187,6 +207,21 @@ class EventKind(Enum):
     MINIBATCHES = (
         "Minibatches: {inducing:n inducing point}, {seen:n row} of {rows:,} seen, some perhaps several times. [The "
         "bound is {gap:.2g} nats a row below that of the best distribution of inducing values for what was seen.]"
+    )
+    MINIBATCHES_CHOSEN = (
+        "Minibatch steps took the place of passes: a value with its gradient of all {rows:n row} takes about "
+        "{seconds:seconds}, {reason}, of the [{limit:g} s that there are|time that there is]."
+    )
+    MINIBATCH_FIT = (
+        "Minibatches: {steps:n step} of {batch:n row}[; those of the last {window} brought {gain:.2g} ± "
+        "{gain_error:.1g} nats a row]. The posterior has learned "
+        "[{whole:if}all {rows:n row}|{seen:n row} of {rows:,}]; its bound is [about {bound:.5g} ± {bound_error:.1g} "
+        "nats a row, up to {gap:.2g} below that of the best distribution of inducing values|not known]."
+    )
+    ROWS_NOT_RANDOM = (
+        "The rows that the fit has seen are not a random part of all: the mean of {column} is off by {errors:.0f} "
+        "standard errors. Their order in the source is not random, and it could not be read from other places: "
+        "shuffle it, or write it in more row groups."
     )
     FEWER_NEIGHBOURS = (
         "{blocks:n block} had fewer neighbours: with all of them rounding left no factor. More noise, or fewer "

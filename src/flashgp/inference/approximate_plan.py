@@ -12,7 +12,9 @@ from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditionin
 from flashgp.inference.prior import Prior
 from flashgp.likelihoods import Gaussian
 from flashgp.planner.approximate import ApproximatePlan, plan_approximate, refuse_too_large
+from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.planner.plan import Offer, Plan, offers_text
+from flashgp.sources.shuffled import buffer_rows
 
 __all__ = [
     "approximate_plan",
@@ -77,6 +79,10 @@ def approximate_plan(
         free = Approximation(asked.kind)
         other, found = largest(free)
         refuse_too_large(chosen, other if found else None, training=training)
+    if training and chosen.by_minibatches(time_limit):
+        work = ApproximateWork()
+        size = min(problem.n, max(work.min_block, work.block_numbers // max(1, chosen.inducing)))
+        return chosen.with_minibatches(min(problem.n, buffer_rows(size, problem.d + problem.outputs)))
     return chosen
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.planner.approximate_prices import Sizes
+from flashgp.processes.group import Group
 
 __all__ = [
     "APPROXIMATIONS",
@@ -18,6 +19,7 @@ __all__ = [
     "approximation_of",
     "approximation_of_read",
     "refuse_exact",
+    "refuse_unsharded",
 ]
 
 APPROXIMATIONS = ("full_scale", "sparse", "auto")
@@ -172,6 +174,15 @@ def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation
                 'approximation="full_scale" too, or leave it out'
             )
     return None
+
+
+def refuse_unsharded(group: Group, kind: str | None) -> None:
+    """DomainError for what has no rows over ranks yet. Args: kind, of the approximation, None for exact inference."""
+    if group.size > 1 and kind in ("full_scale", "auto"):
+        raise DomainError(
+            f"`group` of {group.size} ranks is for exact inference and for inducing points, got "
+            f"approximation={kind!r}; leave it out, or pass approximation='sparse'"
+        )
 
 
 def refuse_exact(**settings: Any) -> None:

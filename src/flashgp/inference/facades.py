@@ -7,13 +7,14 @@ import torch
 
 from flashgp.foundations.checks import check_points
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.approximation import Approximation, refuse_exact, refuse_unsharded
 from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.restore import with_prior as exact_with_prior
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.full_scale.restore import with_prior as full_scale_with_prior
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.group_posterior import GroupPosterior, condition_group
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
@@ -32,7 +33,9 @@ def posterior_of(state: "AnyState | FullScaleState | StreamedState", units: str 
     """The facade of a state of any kind."""
     if isinstance(state, StreamedState):
         return StreamedPosterior(state, units)
-    return ApproximatePosterior(state, units) if isinstance(state, FullScaleState) else Posterior(state, units)
+    if isinstance(state, FullScaleState):
+        return ApproximatePosterior(state, units)
+    return GroupPosterior(state, units) if state.settings.group.size > 1 else Posterior(state, units)
 
 
 def posterior_of_read(
@@ -47,6 +50,7 @@ def posterior_given(
 ) -> Posterior:
     """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
     event = None
+    refuse_unsharded(settings.solve.group, None if approximation is None else approximation.kind)
     if approximation is not None and approximation.kind == "auto":
         refuse_exact(
             solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
@@ -61,8 +65,12 @@ def posterior_given(
         approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
         if approximation is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
+    if approximation is not None and approximation.kind == "sparse" and not check_points(x, "x").shape[-2]:
+        approximation.points_of(check_points(x, "x").shape[-1])  # which may be refused
+        approximation = None  # of no rows there is nothing to approximate: the posterior is the prior
     if approximation is None:
-        found = Posterior(condition(prior, x, y, settings))
+        shared = settings.solve.group.size > 1
+        found = condition_group(prior, x, y, settings) if shared else Posterior(condition(prior, x, y, settings))
     elif approximation.kind == "sparse":
         found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
     else:

@@ -15,13 +15,20 @@ from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.approximation import Approximation, approximation_of, approximation_of_read, refuse_exact
+from flashgp.inference.approximation import (
+    Approximation,
+    approximation_of,
+    approximation_of_read,
+    refuse_exact,
+    refuse_unsharded,
+)
 from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
+from flashgp.inference.group_posterior import fit_group
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
@@ -34,6 +41,7 @@ from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.planner.plan import Plan
+from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource, held, source_of
 
 __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as", "fit_read"]
@@ -122,6 +130,7 @@ def fit(
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
     exact_posterior: bool = False,
+    group: Any = None,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
@@ -144,8 +153,11 @@ def fit(
             time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a warning say
             so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
             suggest. A pass over rows that are read ends with the time: the posterior is then that of the best finished
-            evaluation of all rows, or else of the random sample. It counts a compile too, which does not begin where
-            time is short.
+            evaluation of all rows, or else of the random sample. Where it allows fewer than three evaluations of all
+            rows by inducing points, minibatch steps over random rows take their place (streamed/minibatch_search.py),
+            and the report says how far from the optimum they stopped; rows that are read in a fixed order, such as a
+            list of batches, are random within a buffer only, so shuffle them before. It counts a compile too, which
+            does not begin where time is short.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.
@@ -175,6 +187,12 @@ def fit(
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
             the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
             rows that are held, of which there are too many for exact gradients.
+        group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
+            own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
+            rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
+            which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
+            (`GP.condition`), without a time_limit; that of inducing points sums over rows, and its posterior is one of
+            rows that were read. "full_scale", "auto" and exact_posterior are for one process.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -194,10 +212,11 @@ def fit(
         True
     """
     deadline, exact_posterior = Deadline.after(time_limit), check_flag(exact_posterior, "exact_posterior")
-    with shown_progress(progress) as callback:
+    ranks = Group.of(group)
+    with shown_progress(False if progress is None and ranks.rank else progress) as callback, ranks.together():
         options = FitOptions(
             starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
-            check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(),
+            check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(), group=ranks,
         )  # fmt: skip
         if y is None:
             if exact_posterior:
@@ -206,6 +225,12 @@ def fit(
                 )
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
+        refuse_unsharded(ranks, None if asked is None else asked.kind)
+        if ranks.size > 1 and exact_posterior:
+            raise DomainError(
+                f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
+                "fit.gp.condition(x, y, group=group)"
+            )
         if not exact_posterior or asked is None:
             return fit_as(gp, x, y, options, asked)
         return _with_exact_posterior(
@@ -223,7 +248,7 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
         wanted = _wanted(gp, rows, x, options)
         approximation, _, event = decided(gp, rows, approximation, wanted, options.deadline.limit)
     if approximation is None:
-        exact = fit_prior(gp, x, y, options)
+        exact = (fit_group if options.group.size > 1 else fit_prior)(gp, x, y, options)
         found = _fit_of(exact, posterior_of(exact.state), None)
     elif approximation.kind == "sparse":
         found = fit_read(gp, held(x, y, gp.outputs), options, approximation)

@@ -29,6 +29,7 @@ from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
 from flashgp.means import Constant
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.group import Group
 from flashgp.sources.source import source_of
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class GP(Prior):
         approximation: str | None = None,
         inducing: "int | str | Tensor" = "auto",
         neighbours: int | str = "auto",
+        group: Any = None,
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
 
@@ -148,32 +150,39 @@ class GP(Prior):
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
             approximation, inducing, neighbours: as `fgp.fit`; an approximate posterior of these parameters, for which
                 solver, plan, jitter, progress and differentiable do not exist.
-        Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError.
+            group: a ProcessGroup, or a DeviceMesh of one dimension, whose ranks call this together, each with rows of
+                its own, some with none. The posterior is that of all rows on every rank: a factor is made by each of
+                them, conjugate gradients are shared. None for this process alone.
+        Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError; with a group the same error on
+            every rank, RankMismatchError where they were given different columns, models or options, and
+            ProcessGroupError where one has died or does not answer.
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
         lazy_import("flashgp.inference.facades")
         from flashgp.inference.facades import posterior_given, posterior_of_read
 
-        settings = ConditionSettings(
-            SolveSettings(check_seed(seed), deterministic, tolerance),
-            solver=solver,
-            deadline=Deadline.after(time_limit),
-            memory=memory,
-            plan=plan,
-            progress=progress,
-            device=check_device(device),
-            dtype=check_dtype(dtype),
-            jitter=check_jitter(jitter),
-            differentiable=check_flag(differentiable, "differentiable"),
-        )
-        found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
-        if found is not None:
-            return found
-        if y is None:
-            asked = approximation_of_read(approximation, inducing, neighbours)
-            return posterior_of_read(self, source_of(x), settings, asked)
-        return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
+        ranks = Group.of(group)
+        with ranks.together():
+            settings = ConditionSettings(
+                SolveSettings(check_seed(seed), deterministic, tolerance, group=ranks),
+                solver=solver,
+                deadline=Deadline.after(time_limit),
+                memory=memory,
+                plan=plan,
+                progress=progress,
+                device=check_device(device),
+                dtype=check_dtype(dtype),
+                jitter=check_jitter(jitter),
+                differentiable=check_flag(differentiable, "differentiable"),
+            )
+            found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
+            if found is not None:
+                return found
+            if y is None:
+                asked = approximation_of_read(approximation, inducing, neighbours)
+                return posterior_of_read(self, source_of(x), settings, asked)
+            return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
 
     def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
         """That of minibatches; None where q is something else."""
@@ -197,6 +206,7 @@ class GP(Prior):
         dtype: torch.dtype | None = None,
         jitter: float | None = None,
         second_order_rows: int = SECOND_ORDER_ROWS,
+        group: Any = None,
     ) -> Float64[Tensor, "*batch"]:
         """log p(y | x), eq. (M-33), in nats, with a closed-form gradient and Hessian: for own training loops.
 
@@ -212,11 +222,23 @@ class GP(Prior):
             jitter: as `condition`.
             second_order_rows: up to which second derivatives are computed, by a dozen float64 matrices of n x n, 1.5
                 GiB for 4,096 rows; without them it does not matter.
+            group: as `condition`; every rank makes the factor of all rows, and has the whole gradient by parameters,
+                and that by its own x and y: nothing is to be summed, or averaged, over ranks.
         Returns: (*batch,), float64; with theta, the chain dimensions.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed; DerivativeError
             where a second derivative is taken of more than second_order_rows, or a third one of any.
         Cost: n^3 flops with the gradient, one n x n buffer; 4 n^3 flops for each row of a Hessian.
         """
+        ranks = Group.of(group)
+        if ranks.size > 1:
+            lazy_import("flashgp.inference.gathered")
+            from flashgp.inference.gathered import gathered
+
+            with ranks.together():
+                table = gathered(self, x, y, ranks, dtype=dtype, jitter=jitter, theta=sorted(theta or ()))
+                return self.with_likelihood(table.prior.likelihood).log_marginal_likelihood(
+                    table.x, table.y, theta=theta, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows
+                )
         x = check_points(x, "x")
         y = check_targets(y, "y", x, self.outputs)
         dtype, jitter = check_dtype(dtype), check_jitter(jitter)
@@ -267,7 +289,7 @@ class GP(Prior):
         return value + self.log_prior(jacobian=jacobian)
 
     @autocast_disabled
-    def collapsed_bound(self, x: Any, y: Any, *, inducing: Any) -> Float64[Tensor, ""]:
+    def collapsed_bound(self, x: Any, y: Any, *, inducing: Any, group: Any = None) -> Float64[Tensor, ""]:
         """A lower bound on log p(y | x) by inducing points, eq. (M-160), nats, with a closed-form gradient.
 
         For training loops of your own where n^3 is too much: linear in the rows, differentiable by all parameters,
@@ -278,6 +300,9 @@ class GP(Prior):
             x: (n, d), n at least 1.
             y: (n,) or (n, outputs), with one noise variance for all.
             inducing: points (m, d) in the space of x, at most n; `inducing_points` chooses some.
+            group: a ProcessGroup whose ranks each have rows of their own, some none. Value and gradients are those of
+                all rows on every rank; a network may be wrapped in DistributedDataParallel or fully_shard, whose mean
+                of gradients is made a sum, (M-220).
         Returns: a scalar, float64. Under `torch.no_grad()` the value alone is computed.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
         Cost: 2 n m evaluations and 7.5 n m^2 flops; memory of a block of rows and of their features.
@@ -293,11 +318,18 @@ class GP(Prior):
         """
         from flashgp.inference.streamed.collapsed import collapsed_bound
 
-        return collapsed_bound(self, x, y, inducing)
+        return collapsed_bound(self, x, y, inducing, group=Group.of(group))
 
     @autocast_disabled
     def minibatch_bound(
-        self, x: Any, y: Any, *, count: int, inducing: Any, q: "InducingValues | None" = None
+        self,
+        x: Any,
+        y: Any,
+        *,
+        count: int,
+        inducing: Any,
+        q: "InducingValues | None" = None,
+        group: Any = None,
     ) -> "MinibatchBound":
         """The bound of inducing points estimated from a minibatch, eq. (M-190), and q(u) after it, eq. (M-192).
 
@@ -312,6 +344,7 @@ class GP(Prior):
             count: of all rows, n.
             inducing: points (m, d), the same for every batch, or moved by your optimiser.
             q: what the batch before gave back; None at first.
+            group: as `collapsed_bound`; the batch is what all ranks bring.
         Returns: MinibatchBound: value, a scalar in nats of all rows, differentiable as `collapsed_bound`; q, which
             `gp.condition(q)` takes for a posterior without another pass.
         Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
@@ -333,16 +366,17 @@ class GP(Prior):
         """
         from flashgp.inference.streamed.minibatch import minibatch_bound
 
-        return minibatch_bound(self, x, y, count, inducing, q)
+        return minibatch_bound(self, x, y, count, inducing, q, Group.of(group))
 
     @autocast_disabled
-    def inducing_points(self, x: Any, count: int, *, seed: int = 0) -> Tensor:
+    def inducing_points(self, x: Any, count: int, *, seed: int = 0, group: Any = None) -> Tensor:
         """At most so many of the rows x, (n, d), as inducing points, (m, d): those that the others say least about.
 
         Pivots of a partial Cholesky factor, eq. (M-77), of 20 times as many random rows, at the present parameters.
+        With a group x are this rank's rows, and the points are among those of all ranks, the same on every one.
 
         Raises: ShapeError, DomainError. Cost: 20 m^2 evaluations, 20 m^3 flops.
         """
         from flashgp.inference.streamed.collapsed import chosen_points
 
-        return chosen_points(self, x, check_count(count, "count", 1), check_seed(seed))
+        return chosen_points(self, x, check_count(count, "count", 1), check_seed(seed), Group.of(group))

@@ -6,7 +6,7 @@ Every room of inference takes a `Prior`; `GP` is the same object with the method
 import copy
 import html
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -19,8 +19,12 @@ from flashgp.kernels import Warped
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods.base import Likelihood, Sites
 from flashgp.means import REGISTRY, evaluate_mean, mean_of_output
+from flashgp.processes.gradient_shares import copied, summed_gradients, summed_parameters, unwrapped_names
+from flashgp.processes.group import Group
 
 __all__ = ["Prior", "conflicting"]
+
+Value = TypeVar("Value")
 
 
 class Prior(nn.Module):
@@ -89,17 +93,35 @@ class Prior(nn.Module):
                 missing = rank - len(owner.batch_shape)
                 value = value.reshape(*value.shape[:chains], *(1,) * missing, *shape)
             given[name] = value
+        return self.substituted(given, function)
+
+    def substituted(self, values: Mapping[str, Tensor], function: "Callable[[Self], Value]") -> "Value":
+        """What a function of the prior gives with other tensors in place of some parameters. Args: values, by name."""
+        known = dict(self.named_parameters())
         # Shared modules keep one name each, else torch puts back the wrong tensor; tied tensors get all their names.
         places: dict[int, list[str]] = {}
         for path, module in self.named_modules():
             for leaf, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
                 places.setdefault(id(tensor), []).append(f"prior.{path}.{leaf}" if path else f"prior.{leaf}")
-        named = {place: value for name, value in given.items() for place in places[id(known[name])]}
-        return torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)
+        named = {place: value for name, value in values.items() for place in places[id(known[name])]}
+        found: Value = torch.func.functional_call(_Call(self, function), named, (), tie_weights=False)
+        return found
+
+    def sharing(self, group: Group, device: torch.device, function: "Callable[[Self], Value]") -> "Value":
+        """What a function of the prior gives, a rank's share of it by every gradient: parameters get the sum, (M-220).
+
+        Args: device, on which gradients are summed.
+        """
+        if group.size == 1 or not torch.is_grad_enabled():
+            return function(self)
+        known, names = dict(self.named_parameters()), unwrapped_names(self)
+        values = summed_parameters(group, [known[name] for name in names], device) if names else ()
+        with summed_gradients(group):
+            return self.substituted(dict(zip(names, values, strict=True)), function)
 
     def held(self) -> Self:
         """A copy that carries no gradients; it remembers what was trainable, for `released`."""
-        prior = copy.deepcopy(self)
+        prior = copied(self)
         prior._held_names = tuple(prior.trainable_names())
         for _, parameter in named_parameter_objects(prior):
             parameter.hold()
@@ -107,7 +129,7 @@ class Prior(nn.Module):
 
     def released(self) -> Self:
         """A copy in which what was trainable before `held` is so again."""
-        prior = copy.deepcopy(self)
+        prior = copied(self)
         for _, parameter in named_parameter_objects(prior):
             parameter.release()
         for name, tensor in prior.named_parameters():
@@ -258,12 +280,12 @@ class Prior(nn.Module):
 class _Call(nn.Module):
     """Lets `functional_call` reach a method other than forward."""
 
-    def __init__(self, prior: "Prior", function: "Callable[[Any], Tensor]") -> None:
+    def __init__(self, prior: "Prior", function: "Callable[[Any], Any]") -> None:
         super().__init__()
         self.prior = prior
         self.function = function
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Any:
         return self.function(self.prior)
 
 

@@ -9,6 +9,7 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.inference.threads import FreeCores
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.planner.variances import STRIP_BYTES
+from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.contract import Step
 
 __all__ = ["ConditionSettings", "OnlineSettings", "SolveSettings", "TimeSettings"]
@@ -43,13 +44,14 @@ class SolveSettings:
 
     Fields: seed of a method's draws; deterministic, whether all answers have the same bits whatever the number of
     threads (foundations/determinism.py); tolerance of the mean, in standard deviations of an observation; online, of
-    updates.
+    updates; group, of ranks that share the work of solves.
     """
 
     seed: int = 0
     deterministic: bool = False
     tolerance: float = 1e-3
     online: OnlineSettings = OnlineSettings()
+    group: Group = ALONE
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,20 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.group_system import GroupRows, GroupSystem
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.stored import StoredTiles
 from flashgp.planner.plan import Plan
-from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, System
+from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution, Solver, Step, System
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
@@ -65,10 +67,15 @@ class Solves:
         Args: operator, K of the rows; noise (n,) or (1,); reflected: as CholeskyPreconditioner; tiles, of K, where they
             are stored already.
         """
-        system = CovarianceSystem(operator, noise, stored=plan is not None and plan.route == "stored", tiles=tiles)
+        stored = plan is not None and plan.route == "stored"
         if factor is None:
             solver = ConjugateGradients(None if plan is None else plan.rank)
-            return cls(system, PreparedOnce(solver, solver.name), settings.seed)
+            method = PreparedOnce(solver, solver.name)
+            if settings.group.size > 1:
+                shared = GroupSystem(operator, noise, settings.group, stored=stored, tiles=tiles)
+                return _SharedSolves(shared, method, settings.seed)
+            return cls(CovarianceSystem(operator, noise, stored=stored, tiles=tiles), method, settings.seed)
+        system = CovarianceSystem(operator, noise, stored=stored, tiles=tiles)
         preconditioner = CholeskyPreconditioner(factor, system, reflected=reflected)
         ready = PreparedConjugateGradients(system, preconditioner, REFINEMENT, name="refinement")
         return cls(system, PreparedOnce(None, "refinement", ready), settings.seed)
@@ -104,4 +111,37 @@ class Solves:
         method = self.prepared()
         assert isinstance(method, PreparedConjugateGradients)
         # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
-        return log_determinant(self.system, method.preconditioner, seed=self.seed + PROBE_SEED)
+        return log_determinant(method.system, method.preconditioner, seed=self.seed + PROBE_SEED)
+
+
+class _SharedSolves(Solves):
+    """Solves with all rows on every rank, which the ranks of a group share, each by its part of the rows."""
+
+    def __init__(self, system: GroupSystem, method: PreparedOnce, seed: int) -> None:
+        super().__init__(system, method, seed)
+        self.group, self.rows = system.group, GroupRows(system, system.group)
+
+    def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
+        space = self.rows.space
+        own = None if start is None else space.local(start)
+        with self.group.together():
+            solution = self.prepared().solve(space.local(rhs), goal, start=own, limits=self._shared(limits))
+            return replace(solution, value=space.everywhere(solution.value))
+
+    def prepared(self) -> Prepared:
+        with self.group.together():
+            return self.method.prepare(self.rows, seed=self.seed)
+
+    def log_determinant(self) -> LogDeterminant:
+        with self.group.together():
+            return super().log_determinant()
+
+    def _shared(self, limits: Limits) -> Limits:
+        """Rank 0's callback decides for all; an interrupt of one rank is an error of all."""
+        callback = limits.callback
+
+        def decided(step: Step) -> bool:
+            asked = callback is not None and self.group.rank == 0 and bool(callback(step))
+            return bool(self.group.from_first(torch.tensor([int(asked)])))
+
+        return replace(limits, callback=None if callback is None else decided, interrupted=None)

@@ -26,6 +26,8 @@ from flashgp.inference.online.update import check_updatable, in_dtype_of
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.state import State
+from flashgp.inference.streamed.append import refuse_ranks
+from flashgp.inference.streamed.state import StreamedState
 from flashgp.solvers.direct.strided import load_routines
 
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
@@ -127,6 +129,8 @@ class Stream:
         if exact:
             check_updatable(posterior.state)
         else:
+            if isinstance(posterior.state, StreamedState):
+                refuse_ranks(posterior.state, "posterior")
             _check_approximate(window, refine_every)
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window

@@ -76,7 +76,12 @@ class CovarianceSystem(System):
 
     @autocast_disabled
     def multiply(self, v: Tensor) -> Tensor:
-        """A v, eq. (M-20) plus noise: float32 through the tiles where they are kept, else recomputed."""
+        """A v, eq. (M-20) plus noise."""
+        return self.product(v).addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
+
+    @autocast_disabled
+    def product(self, v: Tensor) -> Tensor:
+        """K v: float32 through the tiles where they are kept, else recomputed."""
         if v.dtype == torch.float32:
             self._in_a_row, tiles = 0, self.tiles
         else:
@@ -85,7 +90,7 @@ class CovarianceSystem(System):
         began = time.perf_counter()
         out = self._operator.times(v) if tiles is None else tiles @ v
         self._seconds = time.perf_counter() - began
-        return out.addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
+        return out
 
     @contextlib.contextmanager
     def keeping_float64(self, patience: int, gain: float = KEPT_GAIN) -> Iterator[None]:
@@ -111,10 +116,14 @@ class CovarianceSystem(System):
         return self._float64_tiles
 
     def columns(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        return self._operator._part(slice(0, self.count), index).to_dense(dtype)
+        return self.part(slice(0, self.count), index).to_dense(dtype)
 
     def block(self, index: Index, dtype: torch.dtype) -> Tensor:
-        return self._operator._part(index, index).to_dense(dtype)
+        return self.part(index, index).to_dense(dtype)
+
+    def part(self, rows: Index, columns: Index) -> CovarianceOperator:
+        """K between some rows and some columns, symmetric where both are one object."""
+        return self._operator._part(rows, columns)
 
     def blocks(self, index: Tensor) -> Tensor:
         operator = self._operator

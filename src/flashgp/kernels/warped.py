@@ -12,6 +12,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels.base import Kernel, active_columns, as_dims
 from flashgp.kernels.random_features import Draw, Term
+from flashgp.processes.gradient_shares import called
 
 __all__ = ["Warped", "autocast_events", "collapsed_features"]
 
@@ -71,7 +72,7 @@ class Warped(Kernel):
             features = self.module(x.to(own))
         else:
             with callers_autocast():
-                features = self.module(x.to(own))
+                features = called(self.module, x.to(own))
         if not isinstance(features, Tensor) or features.shape[-2:-1] != x.shape[-2:-1]:
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ShapeError(

@@ -1,6 +1,7 @@
 """What inference asks of a likelihood and nothing else: sites, densities, distributions of new observations."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -135,6 +136,11 @@ class Likelihood(nn.Module, ABC):
 
     def rows(self, index: Tensor) -> "Likelihood":
         """The same for some of the training rows; parameters are shared."""
+        return self
+
+    def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Likelihood":
+        """The same with a function of what it knows of every training row, such as one that joins those of others;
+        parameters are shared."""
         return self
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Likelihood":

@@ -6,6 +6,7 @@ Of several outputs each has a noise variance of its own, unless they are told to
 import copy
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy
@@ -163,11 +164,18 @@ class Gaussian(Likelihood):
 
     def rows(self, index: Int[Tensor, "some"]) -> "Gaussian":
         """The same likelihood for some of the training rows; parameters are shared."""
-        part = self.with_rows()
+        return self._with_each(lambda values: values[..., index.to(values.device)])
+
+    def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
+        return self if self.rows_alike else self._with_each(function)
+
+    def _with_each(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
+        """The same likelihood with a function of each tensor of rows; parameters are shared."""
+        other = self.with_rows()
         for name in ("row_variance", "row_weight"):
             values = getattr(self, name)
-            setattr(part, name, None if values is None else values[..., index.to(values.device)])
-        return part
+            setattr(other, name, None if values is None else function(values))
+        return other
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
         """The same likelihood for `more` rows after the n there are; parameters are shared.
@@ -348,6 +356,10 @@ class ReplicatedGaussian(Gaussian):
             one.scatter = self.scatter[:, index]
         assert isinstance(one, ReplicatedGaussian)
         return one
+
+    def by_rows(self, function: Callable[[Tensor], Tensor]) -> "ReplicatedGaussian":
+        each = (function(rows) for rows in (self.excess, self.offset, self.scatter))
+        return ReplicatedGaussian(self._with_each(function), *each)
 
     def rows(self, index: Tensor) -> "ReplicatedGaussian":
         return ReplicatedGaussian(super().rows(index), self.excess[index], self.offset[index], self.scatter[index])

@@ -16,7 +16,7 @@ SUMMED_COLUMNS = 512  # of float64 products: sums of all n terms round more than
 
 
 class StoredTiles:
-    """K as panels of rows, of a symmetric K from the diagonal on, (M-56).
+    """K as panels of rows, of a symmetric K from the diagonal on, (M-56); of `near` tiles these alone.
 
     Raises: MemoryBudgetError where the workspace has no room. Cost: n m evaluations, or half; a number for each.
     """
@@ -28,8 +28,8 @@ class StoredTiles:
         n, m = self.shape[-2:]
         batch = self.shape[:-2]
         step = STORED_ROWS
-        ranges = []
-        for start in range(0, n, step):
+        ranges = [] if problem.near is None else problem.near.runs(m)
+        for start in range(0, n, step) if problem.near is None else ():
             i = slice(start, min(n, start + step))
             ranges.append((i, slice(start if self.symmetric else 0, m)))
         sizes = [batch.numel() * (i.stop - i.start) * (j.stop - j.start) for i, j in ranges]
@@ -57,6 +57,7 @@ class StoredTiles:
             step = SUMMED_COLUMNS if right.dtype == torch.float64 else max(1, j.stop - j.start)
             for part, columns in zip(values.split(step, -1), given[..., j].split(step, -1), strict=True):
                 out[..., i] += columns @ part.mT
-            if self.symmetric and j.stop > i.stop:
-                out[..., i.stop :] += given[..., i] @ values[..., i.stop - i.start :]
+            beyond = max(i.stop, j.start)  # the first column that also stands for its mirror image
+            if self.symmetric and j.stop > beyond:
+                out[..., beyond : j.stop] += given[..., i] @ values[..., beyond - j.start :]
         return out.mT.contiguous()

@@ -24,7 +24,7 @@ from flashgp.planner.approximate_prices import (
     SparsePrice,
 )
 from flashgp.planner.choice import plan_json, plan_values
-from flashgp.planner.plan import kernel_line, printed, printed_html
+from flashgp.planner.plan import kernel_line, printed, printed_html, seconds_text
 from flashgp.planner.prices import Priced, factored_plan
 from flashgp.planner.problem import ConditioningProblem, Resources
 
@@ -80,6 +80,11 @@ class ApproximatePlan:
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def fit_text(self) -> str:
+        """The seconds of a whole fit in words."""
+        return seconds_text(self.fit_seconds_low, self.fit_seconds, self.fit_seconds_high)
+
+    @property
     def sizes(self) -> Sizes:
         return Sizes(self.inducing, self.block, self.neighbours, self.predicting)
 
@@ -89,6 +94,25 @@ class ApproximatePlan:
         if self.approximation == "sparse":
             return f"{self.inducing:,} inducing points"
         return f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
+
+    def by_minibatches(
+        self, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations
+    ) -> bool:
+        """Whether too few values with gradients of all rows fit into the time of a fit, so that minibatch steps take
+        their place: of inducing points alone."""
+        late = time_limit is not None and min_evaluations * self.fit_step_seconds > time_limit
+        return late and self.approximation == "sparse"
+
+    def with_minibatches(self, buffer_rows: int) -> "ApproximatePlan":
+        """The same where a fit takes minibatch steps, with so many rows in a buffer that mixes them, three times."""
+        buffer = Allocation(GRADIENT, "rows in random order", 3 * 8 * buffer_rows * (self.d + self.outputs))
+        allocations = (*self.allocations, buffer)
+        step = readable_seconds(self.fit_step_seconds)
+        note = f"a fit ends with the time limit, by minibatch steps: a value of all rows with its gradient takes {step}"
+        return replace(
+            self, allocations=allocations, training_bytes=peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)),
+            notes=(*self.notes, note),
+        )  # fmt: skip
 
     def to_json(self) -> str:
         return plan_json(self)
@@ -105,7 +129,6 @@ class ApproximatePlan:
         """(name, readable value)."""
         size = f"n = {self.n:,}" + (f" rows, {self.distinct:,} distinct" if self.distinct < self.n else "")
         outputs = f", {self.outputs} outputs" if self.outputs > 1 else ""
-        low, high = readable_seconds(self.fit_seconds_low), readable_seconds(self.fit_seconds_high)
         largest = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
         shown = "; ".join(f"{one.name} ({one.during}): {readable_bytes(one.bytes)}" for one in largest)
         predicted = f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points"
@@ -121,7 +144,7 @@ class ApproximatePlan:
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             ("training", f"{readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
-            ("whole fit", f"about {readable_seconds(self.fit_seconds)}, most between {low} and {high}"),
+            ("whole fit", self.fit_text),
             ("predict", predicted),
             ("twice as many", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
             ("what is lost", LOST_HINT[self.approximation]),

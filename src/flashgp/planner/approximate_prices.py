@@ -68,6 +68,8 @@ class ApproximateWork:
             times as long where there are more.
         moves: times that a number of A at a set is read or written while its gradient is added up.
         part, all_rows, all_rows_read: evaluations of a stage on a part of the rows, and of all of them together.
+        min_evaluations: of all rows by the collapsed bound that have to fit into a time limit; where fewer do,
+            minibatch steps take their place.
     """
 
     set_pairs: int = 2**18
@@ -86,6 +88,7 @@ class ApproximateWork:
     all_rows: Usual = field(default_factory=lambda: Usual(7.0, 16.0, 40.0))
     all_rows_read: Usual = field(default_factory=lambda: Usual(10.0, 22.0, 45.0))
     choices: int = 3
+    min_evaluations: float = 3.0
 
 
 @dataclass(frozen=True)

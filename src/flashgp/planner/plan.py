@@ -29,6 +29,7 @@ __all__ = [
     "offers_text",
     "printed",
     "printed_html",
+    "seconds_text",
 ]
 
 SMALL_BYTES = 64 * 2**20  # what a prediction may be off by, small problems included (docs/design.md, memory)
@@ -166,8 +167,7 @@ class Plan:
     @property
     def fit_text(self) -> str:
         """The seconds of a whole fit in words."""
-        low, high = readable_seconds(self.fit_seconds_low), readable_seconds(self.fit_seconds_high)
-        return f"about {readable_seconds(self.fit_seconds)}, most between {low} and {high}"
+        return seconds_text(self.fit_seconds_low, self.fit_seconds, self.fit_seconds_high)
 
     def lines(self) -> list[tuple[str, str]]:
         """(name, readable value); the alternatives are a table of their own."""
@@ -201,6 +201,11 @@ class Plan:
 def offers_text(offers: Sequence[Offer]) -> str:
     """Approximations with their costs, and where to read what they lose."""
     return f"approximation={' or '.join(map(str, offers))}; posterior.lost and posterior.bound say what that loses"
+
+
+def seconds_text(low: float, middle: float, high: float) -> str:
+    """The seconds of a whole fit in words."""
+    return f"about {readable_seconds(middle)}, most between {readable_seconds(low)} and {readable_seconds(high)}"
 
 
 def kernel_line(fusion: str) -> str:

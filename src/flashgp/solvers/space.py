@@ -38,6 +38,10 @@ class Space(ABC):
         """The rows that are here of v, (all rows, ...), which every place has."""
 
     @abstractmethod
+    def everywhere(self, v: Tensor) -> Tensor:
+        """All rows, in every place, of v, (rows that are here, ...)."""
+
+    @abstractmethod
     def take(self, v: Tensor, index: Tensor) -> Tensor:
         """v[..., index] for v (..., n) and positions of rows."""
 
@@ -96,6 +100,9 @@ class LocalSpace(Space):
         return torch.searchsorted(sums, uniform * total, right=True).clamp_(max=len(sums) - 1)
 
     def local(self, v: Tensor) -> Tensor:
+        return v
+
+    def everywhere(self, v: Tensor) -> Tensor:
         return v
 
     def take(self, v: Tensor, index: Tensor) -> Tensor:

@@ -11,12 +11,15 @@ class Sampler:
     """Keeps the rows with the smallest of as many uniform random numbers as there are rows: each set of rows is as
     likely as any other, however the rows are cut into batches.
 
-    Args: size, of the sample; seed.
+    Args: size, of the sample; seed; first, number of the first row: rows of a part of a table get the keys that they
+        have in all of it.
     Source: Vitter (1985), Random sampling with a reservoir; by random keys as in Efraimidis & Spirakis (2006).
     """
 
-    def __init__(self, size: int, seed: int) -> None:
-        self.size, self._draws, self._seen = size, numpy.random.default_rng(abs(seed)), 0
+    def __init__(self, size: int, seed: int, first: int = 0) -> None:
+        generator = numpy.random.PCG64(abs(seed))
+        generator.advance(first)  # a number for each row
+        self.size, self._draws, self._seen = size, numpy.random.Generator(generator), first
         self._keys, self._places = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
         self._rows: list[Tensor] | None = None
 
@@ -37,6 +40,11 @@ class Sampler:
             kept = keys.topk(self.size, largest=False).indices.sort().values
             keys, places, rows = keys[kept], places[kept], _taken(rows, kept)
         self._keys, self._places, self._rows = keys, places, [column.clone() for column in rows]
+
+    @property
+    def candidates(self) -> tuple[Tensor, Tensor, list[Tensor] | None]:
+        """Keys and numbers of the rows that are kept so far, and these; None before any row."""
+        return self._keys, self._places, self._rows
 
     @property
     def rows(self) -> list[Tensor]:

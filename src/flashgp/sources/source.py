@@ -4,15 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError
+from flashgp.processes.group import Group
 
 __all__ = ["Batch", "Batches", "Held", "RowSource", "held", "source_of"]
 
 
 Batch = tuple[str, Any, Any, Any]  # place, x, y, row_variance
+SHUFFLED_ROWS = 2**16  # of rows that are held, copied at once
 
 
 class RowSource(ABC):
@@ -23,10 +26,23 @@ class RowSource(ABC):
 
     columns: tuple[str, ...] | None = None
 
+    @property
+    def length(self) -> int | None:
+        """How many rows it has, where that is known before they are read."""
+        return None
+
+    def dealt(self, group: Group) -> "RowSource":
+        """The part of a rank: this source itself where ranks have rows of their own. Raises: RankMismatchError."""
+        return self
+
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
         """One pass: for each batch its place in words, for errors, x of shape (n, d), y of (n,) or (n, outputs), and
         the known noise variances of its rows, (n,), or None."""
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        """A pass in an order that the seed decides, as far as the source can jump; one that cannot keeps its own."""
+        return self.batches()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of rows that are read"
@@ -70,8 +86,17 @@ class Held(RowSource):
     def __init__(self, x: Tensor, y: Tensor, row_variance: Tensor | None = None) -> None:
         self.x, self.y, self.row_variance = x, y, row_variance
 
+    @property
+    def length(self) -> int:
+        return len(self.x)
+
     def batches(self) -> Iterator[Batch]:
         yield "", self.x, self.y, self.row_variance
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)).to(self.x.device)
+        for index in order.split(SHUFFLED_ROWS):
+            yield "", self.x[index], self.y[index], None if self.row_variance is None else self.row_variance[index]
 
 
 def held(x: Any, y: Any, outputs: int | None) -> Held:

@@ -7,7 +7,7 @@ the order may change, the rows may not.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ from torch import Tensor
 from flashgp.foundations.checks import as_float_tensor, check_finite, check_points, check_targets
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.processes.group import ALONE, Group
 from flashgp.sources.checksum import checksum, combined
 from flashgp.sources.sample import Sampler
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.statistics import Moments
 
-__all__ = ["Block", "Survey", "checked", "row_variances", "surveyed"]
+__all__ = ["Block", "SameRows", "Survey", "checked", "joined", "read_once", "row_variances", "surveyed"]
 
 F64 = torch.float64
 
@@ -64,6 +65,7 @@ class Survey:
     y_moments: Moments
     sample: Block
     cut: bool = False
+    group: ClassVar[Group] = ALONE  # whose ranks have read rows of their own
 
     @property
     def of_sample(self) -> "Survey":
@@ -86,12 +88,10 @@ class Survey:
         Args: check, called before every batch and block, which may end the pass by an exception.
         Raises: DomainError at its end where it did not see the rows of the first pass; as the first pass.
         """
-        count, total = 0, 0
+        rows, held = SameRows(self), 0
         waiting: list[Block] = []
-        held = 0
         for _, block in checked(self.source, self.outputs, self.width):
-            count, total = count + len(block.x), combined(total, _checksum(block))
-            if count > self.count:
+            if rows.add(block):
                 break
             if check is not None:
                 check()
@@ -100,17 +100,34 @@ class Survey:
             while held >= size:
                 if check is not None:
                     check()
-                whole = _joined(waiting)
+                whole = joined(waiting)
                 yield whole.part(0, size)
                 waiting, held = [whole.part(size, None)], held - size
-        if count != self.count or total != self.checksum:
-            seen = f"{count:,} rows" if count != self.count else "other values"
+        rows.check()
+        if held:
+            yield joined(waiting)
+
+
+class SameRows:
+    """Count and checksum of a later pass, which has to see the rows of the first. Args: survey, of the first."""
+
+    def __init__(self, survey: Survey) -> None:
+        self.survey, self.count, self.checksum = survey, 0, 0
+
+    def add(self, block: Block) -> bool:
+        """The next rows; whether there are too many, so that the pass need not go on."""
+        self.count, self.checksum = self.count + len(block.x), combined(self.checksum, _checksum(block))
+        return self.count > self.survey.count
+
+    def check(self) -> None:
+        """At the end of the pass. Raises: DomainError for other rows."""
+        first = self.survey.count
+        if self.count != first or self.checksum != self.survey.checksum:
+            seen = f"{self.count:,} rows" if self.count != first else "other values"
             raise DomainError(
-                f"`rows` must have the same rows in every pass, got {self.count:,} rows in the first and {seen} in a "
+                f"`rows` must have the same rows in every pass, got {first:,} rows in the first and {seen} in a "
                 "later one; leave out random changes, and do not write to files that are read"
             )
-        if held:
-            yield _joined(waiting)
 
 
 def surveyed(
@@ -122,9 +139,23 @@ def surveyed(
         after which no batch is read but the first.
     Raises: ShapeError, DomainError for batches that do not fit each other or are not finite, and for no rows.
     """
+    survey = read_once(source, outputs, Sampler(sample, seed), deadline)
+    if survey is None and isinstance(source, Held):
+        raise ShapeError(
+            f"`x` must have at least one row, got shape {tuple(source.x.shape)}; condition on no rows instead"
+        )
+    if survey is None:
+        raise ShapeError(
+            "`rows` must have at least one row, got none; check that the source can be read more than once"
+        )
+    return survey
+
+
+def read_once(source: RowSource, outputs: int | None, sampler: Sampler, deadline: Deadline) -> Survey | None:
+    """The same with a sampler of one's own; None of no rows. Raises: ShapeError, DomainError."""
     count, total, width, dtype, device = 0, 0, None, F64, torch.device("cpu")
     moments: tuple[Moments, Moments] | None = None
-    sampler, cut = Sampler(sample, seed), False
+    cut = False
     for first, block in checked(source, outputs, None):
         if moments is not None and deadline.passed():
             cut = True
@@ -137,17 +168,20 @@ def surveyed(
         moments = here if moments is None else (moments[0].joined(here[0]), moments[1].joined(here[1]))
         sampler.add(*block.tensors)
     if moments is None or width is None:
-        raise ShapeError(
-            "`rows` must have at least one row, got none; check that the source can be read more than once"
-        )
+        return None
     return Survey(source, outputs, count, width, dtype, device, total, *moments, Block(*sampler.rows), cut)
 
 
-def checked(source: RowSource, outputs: int | None, width: int | None) -> Iterator[tuple[torch.dtype, Block]]:
-    """The batches of one pass that have rows: the dtype of x as it came, and the rows in float64."""
+def checked(
+    source: RowSource, outputs: int | None, width: int | None, seed: int | None = None
+) -> Iterator[tuple[torch.dtype, Block]]:
+    """The batches of one pass that have rows: the dtype of x as it came, and the rows in float64.
+
+    Args: seed, of the order, as far as the source can jump; None for its own.
+    """
     device: torch.device | None = None
     known: bool | None = None
-    for place, x, y, row_variance in source.batches():
+    for place, x, y, row_variance in source.batches() if seed is None else source.shuffled(seed):
         x_name, y_name, variance_name = (f"{name} of {place}" if place else name for name in ("x", "y", "row_variance"))
         x = check_points(x, x_name).detach()
         if x.dim() != 2:
@@ -187,7 +221,8 @@ def row_variances(values: Any, name: str, x: Tensor) -> Tensor:
     return variance.to(x.device, F64, copy=True)
 
 
-def _joined(parts: list[Block]) -> Block:
+def joined(parts: list[Block]) -> Block:
+    """Blocks one after the other."""
     if len(parts) == 1:
         return parts[0]
     return Block(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))

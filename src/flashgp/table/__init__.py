@@ -12,7 +12,7 @@ from .frames import table_of
 from .inputs import FrameEncoding, InputColumn, Unseen
 from .reading import read_table, require_format
 from .splits import read_split, split_rows
-from .writing import write_predictions
+from .writing import prediction_file, write_predictions
 
 __all__ = [
     "Column",
@@ -24,6 +24,7 @@ __all__ = [
     "Missing",
     "Table",
     "Unseen",
+    "prediction_file",
     "read_split",
     "read_table",
     "require_format",

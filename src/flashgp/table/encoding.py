@@ -164,9 +164,6 @@ class Encoding:
         goal = table.columns[position]
         if goal.kind not in ("number", "boolean"):
             return None, (f"the target {goal.name!r} is not numeric in this table, so the predictions are not scored.",)
-        known = int(np.isfinite(goal.values).sum())
-        if 0 < known < table.rows:
-            return goal.values, (f"{table.rows - known:,} rows have no value of {goal.name!r} and are not scored.",)
         return goal.values, ()
 
     def _matched(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:

@@ -4,14 +4,17 @@
 have a value, and whether two of them differ. Each part is then encoded like any table.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
+from ..processes.group import ALONE, Group
 from .columns import Column, Table, listed, quoted
 from .encoding import Encoding, Missing
 from .matching import complete, is_constant
@@ -25,26 +28,38 @@ Keep = Callable[[Table], npt.NDArray[np.bool_]]
 class TableParts(ABC):
     """A table whose rows are read again and again, a part at a time.
 
-    Fields: path, what it is called in errors; names of its columns.
+    Fields: path, what it is called in errors; names of its columns; count of rows, None where nobody knows.
     """
 
     path: str
     names: tuple[str, ...]
+    count: int | None = None
+
+    def dealt(self, group: Group) -> "TableParts":
+        """The part of a rank; this table itself where ranks have parts of their own."""
+        return self
 
     @abstractmethod
     def parts(self) -> Iterator[Table]:
         """One pass: tables with all columns, `first_row` counting the rows of their file."""
 
+    def shuffled(self, seed: int) -> Iterator[Table]:
+        """A pass in an order that the seed decides, as far as the table can jump."""
+        return self.parts()
 
-def learn_encoding(parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing) -> tuple[Encoding, Table]:
+
+def learn_encoding(
+    parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing, group: Group = ALONE
+) -> tuple[Encoding, Table]:
     """As `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
 
+    Args: group, whose ranks each have parts of their own; what is learned is of all.
     Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
     Cost: a pass over the parts, and another one where rows with missing values are dropped.
     """
     whole = Table(parts.path, tuple(Column(name, "number", np.empty(0)) for name in parts.names), 0, True, None, ())
     dropped = {whole.names[whole.position(name, "drop")] for name in drop}
-    summaries = _summaries(parts, dropped, None)
+    summaries = _summaries(parts, dropped, None, group)
     table = _table(parts, summaries)
     encoding = Encoding.learn(table, target, drop, missing)
     used = [column.name for column in encoding.inputs]
@@ -54,7 +69,7 @@ def learn_encoding(parts: TableParts, target: str, drop: tuple[str, ...], missin
     def keep(part: Table) -> npt.NDArray[np.bool_]:
         return complete([part.columns[part.names.index(name)] for name in (*used, encoding.target)])
 
-    kept = _table(parts, _summaries(parts, dropped, keep))
+    kept = _table(parts, _summaries(parts, dropped, keep, group))
     notes: list[str] = []
     same = tuple(c.name for c in kept.columns if c.name in used and is_constant(c, notes))
     if same:
@@ -92,11 +107,7 @@ class _Summary:
         if not self.stored_as or not self.given:
             self.kind, self.stored_as, self.first = column.kind, column.stored_as, path
         if column.kind != self.kind and len(given):
-            raise DomainError(
-                f"column {quoted(self.name)} of {quoted(path)} must hold values of kind {self.kind} as in "
-                f"{quoted(self.first)}, got {column.kind}, stored as {quoted(column.stored_as)}; write it alike, or "
-                "drop it"
-            )
+            self._refuse(column.kind, column.stored_as, path)
         if not len(given):
             return
         self.given += len(given)
@@ -106,14 +117,43 @@ class _Summary:
             present = column.levels if rows is None else [column.levels[i] for i in np.unique(given.astype(np.int64))]
             self.levels.update(dict.fromkeys(present))
             if len(self.levels) > MAX_LEVELS:
-                self.kind, self.stored_as = "other", f"text with more than {MAX_LEVELS:,} distinct values"
-                self.capped = True
-                self.levels.clear()
+                self._cap()
         else:
             # An infinite value is refused where its row is known; until then its column is no constant.
             largest = np.finfo(np.float64).max
             self.low = min(self.low, float(given.min().clip(-largest, largest)))
             self.high = max(self.high, float(given.max().clip(-largest, largest)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields but the name."""
+        return {**{key: value for key, value in vars(self).items() if key != "name"}, "levels": list(self.levels)}
+
+    def join(self, other: "_Summary") -> None:
+        """That of later cells. Raises: DomainError for another kind of values."""
+        if self.capped:
+            return
+        self.missing += other.missing
+        if not self.given or not self.stored_as:
+            self.kind, self.stored_as, self.first = other.kind, other.stored_as, other.first
+        if other.given and other.kind != self.kind and "other" not in (self.kind, other.kind):
+            self._refuse(other.kind, other.stored_as, other.first)
+        self.given += other.given
+        self.inexact = other.inexact if self.inexact is None else self.inexact
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.levels.update(other.levels)
+        if other.capped or len(self.levels) > MAX_LEVELS:
+            self._cap()
+
+    def _cap(self) -> None:
+        self.kind, self.stored_as = "other", f"text with more than {MAX_LEVELS:,} distinct values"
+        self.capped = True
+        self.levels.clear()
+
+    def _refuse(self, kind: str, stored_as: str, path: str) -> None:
+        raise DomainError(
+            f"column {quoted(self.name)} of {quoted(path)} must hold values of kind {self.kind} as in "
+            f"{quoted(self.first)}, got {kind}, stored as {quoted(stored_as)}; write it alike, or drop it"
+        )
 
     def column(self, size: int) -> "_SummaryColumn":
         """So many cells: every level, or both ends of the range."""
@@ -145,7 +185,7 @@ class _SummaryTable(Table):
         return "one of its rows"
 
 
-def _summaries(parts: TableParts, dropped: set[str], keep: Keep | None) -> dict[str, _Summary]:
+def _summaries(parts: TableParts, dropped: set[str], keep: Keep | None, group: Group) -> dict[str, _Summary]:
     found = {name: _Summary(name) for name in parts.names}
     rows = 0
     for part in parts.parts():
@@ -156,12 +196,28 @@ def _summaries(parts: TableParts, dropped: set[str], keep: Keep | None) -> dict[
                 found[column.name].add(column, part.path, kept)
             else:
                 found[column.name].kind, found[column.name].stored_as = "number", column.stored_as
+    if group.size > 1:
+        found, rows = _of_all_ranks(group, parts.names, found, rows)
     if not rows:
         without = "" if keep is None else " without missing values"
         raise ShapeError(
             f"{quoted(parts.path)} must have at least one row{without}, got none among {listed(parts.names)}"
         )
     return found
+
+
+def _of_all_ranks(
+    group: Group, names: tuple[str, ...], own: dict[str, _Summary], rows: int
+) -> tuple[dict[str, _Summary], int]:
+    """The summaries of all ranks' rows. Raises: DomainError for a column whose kind differs; RankMismatchError."""
+    group.compare(columns=names)
+    told = json.dumps([rows, [one.to_json() for one in own.values()]]).encode(errors="surrogatepass")
+    every = [json.loads(text.decode(errors="surrogatepass")) for text in group.gather_bytes(told)]
+    found = {name: _Summary(name) for name in names}
+    for _, columns in every:
+        for name, column in zip(names, columns, strict=True):
+            found[name].join(_Summary(name, **{**column, "levels": dict.fromkeys(column["levels"])}))
+    return found, sum(count for count, _ in every)
 
 
 def _table(parts: TableParts, summaries: dict[str, _Summary]) -> Table:

@@ -4,11 +4,12 @@ The file appears under its name only when it is complete and on disk: it is writ
 synced, then renamed.
 """
 
+import contextlib
 import csv
 import gzip
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,34 +22,44 @@ from .columns import quoted
 from .conversion import require_pyarrow
 from .reading import require_format
 
-__all__ = ["write_predictions"]
+__all__ = ["prediction_file", "write_predictions"]
+
+Columns = Mapping[str, npt.NDArray[np.float64]]
 
 
-def write_predictions(path: str | os.PathLike[str], columns: Mapping[str, npt.NDArray[np.float64]]) -> None:
-    """Write named columns to a .csv, .csv.gz or .parquet file, atomically.
+def write_predictions(path: str | os.PathLike[str], columns: Columns) -> None:
+    """Write named columns to a .csv, .csv.gz or .parquet file, atomically. As `prediction_file`, of one part."""
+    with prediction_file(path) as write:
+        write(columns)
+
+
+@contextlib.contextmanager
+def prediction_file(path: str | os.PathLike[str]) -> Iterator[Callable[[Columns], None]]:
+    """A function that appends rows to a .csv, .csv.gz or .parquet file, which is there once the block succeeds.
+
+    What is written takes named columns: arrays of one length, shape (rows,), float64, in the order they are written, of
+    the same names each time. Numbers are written so that reading gives the same bits; NaN as "nan".
 
     Args:
         path: the file; an existing one is replaced. The suffix decides the format.
-        columns: arrays of one length, shape (rows,), float64, in the order they are written. Numbers are written so
-            that reading gives the same bits; NaN as "nan".
 
     Raises:
         DomainError: for an unknown suffix, or a file that cannot be written (nothing is left behind).
         BackendUnavailableError: for Parquet without pyarrow.
+    Memory: of the rows of one call.
     """
     name = os.fspath(path)
     suffix = require_format(name)
     try:
-        with replacing(name) as file:
+        with replacing(name) as file, contextlib.ExitStack() as stack:
             if suffix == ".parquet":
-                pyarrow = require_pyarrow(name)
-                pyarrow.parquet.write_table(pyarrow.table(dict(columns)), file)
+                yield _parquet_rows(require_pyarrow(name), file, stack)
             elif suffix == ".csv.gz":
                 # No file name and no time inside: equal columns give equal bytes.
-                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
-                    _write_csv(packed, columns)
+                packed = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0)
+                yield _csv_rows(stack.enter_context(packed), stack)
             else:
-                _write_csv(file, columns)
+                yield _csv_rows(file, stack)
     except OSError as error:
         raise DomainError(
             f"`path` must be a file that can be written, got {quoted(name)} ({error.strerror or error}); "
@@ -56,11 +67,29 @@ def write_predictions(path: str | os.PathLike[str], columns: Mapping[str, npt.ND
         ) from None
 
 
-def _write_csv(file: Any, columns: Mapping[str, npt.NDArray[np.float64]]) -> None:
+def _parquet_rows(pyarrow: Any, file: Any, stack: contextlib.ExitStack) -> Callable[[Columns], None]:
+    writers: list[Any] = []
+
+    def write(columns: Columns) -> None:
+        rows = pyarrow.table(dict(columns))
+        if not writers:
+            writers.append(stack.enter_context(pyarrow.parquet.ParquetWriter(file, rows.schema)))
+        writers[0].write_table(rows)
+
+    return write
+
+
+def _csv_rows(file: Any, stack: contextlib.ExitStack) -> Callable[[Columns], None]:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    try:
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
+    stack.callback(text.detach)
+    writer = csv.writer(text, lineterminator="\n")
+    names: list[str] = []
+
+    def write(columns: Columns) -> None:
+        if not names:
+            names.extend(columns)
+            writer.writerow(names)
+        assert names == [*columns]
         writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
-    finally:
-        text.detach()
+
+    return write

@@ -3,7 +3,7 @@
 import copy
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flashgp.data.files import is_pattern
+from flashgp.data.files import BATCH_ROWS, is_pattern
 from flashgp.data.table_parts import ParquetParts
 from flashgp.files import load, load_metadata, save
 from flashgp.files.container import file_path
@@ -22,14 +22,18 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
+from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
+from flashgp.inference.predict.plan import price_of
+from flashgp.inference.state import State
 from flashgp.kernels import Kernel
+from flashgp.processes.group import Group
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, Unseen, table_of
 
-from .prediction import TablePrediction, in_place
+from .prediction import RowCounts, TablePrediction, in_place
 from .settings import TableSettings
 
 if TYPE_CHECKING:  # a fit and an update import what they need; predictions do without it
@@ -144,6 +148,7 @@ class TableModel:
         drop: Sequence[str] = (),
         checkpoint: str | Path | None = None,
         progress: Callable[["Progress"], None] | Literal[False] | None = None,
+        group: Any = None,
     ) -> "TableModel":
         """A model fitted to all rows of a table.
 
@@ -156,6 +161,7 @@ class TableModel:
             drop: columns not to use, likewise.
             checkpoint: as `flashgp.fit`.
             progress: as `flashgp.fit`.
+            group: as `flashgp.fit`, of Parquet files that every rank names alike, and reads a part of.
 
         Returns:
             A new model. What was decided of the columns is in its `notes`, and logged ("flashgp.table").
@@ -167,11 +173,17 @@ class TableModel:
             MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`.
         """
+        ranks = Group.of(group)
+        with ranks.together():
+            return self._fit(table, target, drop, (checkpoint, progress), ranks)
+
+    def _fit(self, table: Any, target: str, drop: Sequence[str], told: tuple[Any, Any], ranks: Group) -> "TableModel":
+        """`fit`, with checkpoint and progress as one argument."""
         from flashgp.inference.training.progress_bar import shown_progress
 
         from .preparation import prepare
 
-        deadline = Deadline.after(self.settings.time_limit)
+        deadline, (checkpoint, progress) = Deadline.after(self.settings.time_limit), told
         parts = ParquetParts(table) if is_pattern(table) else None
         source = table_of(table) if parts is None else None
         names = source.names if source is not None else parts.names if parts is not None else ()
@@ -184,11 +196,16 @@ class TableModel:
         if parts is not None:
             from .read_preparation import prepare_rows
 
-            rows = prepare_rows(self.settings, parts, target, drop, deadline)
+            rows = prepare_rows(self.settings, parts, target, drop, deadline, ranks)
             for note in rows.notes:
                 _LOGGER.info(note)
-            with shown_progress(progress) as callback:
+            with shown_progress(False if progress is None and ranks.rank else progress) as callback:
                 return fit_rows(rows, deadline, checkpoint, callback)
+        if ranks.size > 1:
+            raise DomainError(
+                f"`group` of {ranks.size} ranks is for tables that are read in parts, got one that is held; pass a "
+                "pattern or a list of Parquet files"
+            )
         assert source is not None
         encoding = Encoding.learn(source, target, drop, self.settings.missing)
         data = encoding.apply(source, need_target=True)
@@ -233,7 +250,8 @@ class TableModel:
         from flashgp.inference.stream import Stream
 
         fitted = self._require("update")
-        source, data = self._encoded(table, need_target=True, missing=missing)
+        source = table_of(table, header=fitted.encoding.header)
+        data = fitted.encoding.apply(source, need_target=True, missing=missing)
         assert data.y is not None
         before, scaling = fitted.posterior, fitted.scaling
         scaling.transform.check(data.y, data.rows + source.first_row)
@@ -243,6 +261,8 @@ class TableModel:
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
+            if isinstance(before, ApproximatePosterior):
+                before.refine(refine)  # which is refused, before anything is learned
         means, stds = [np.empty(0)], [np.empty(0)]
         for start in range(0, len(x), _BLOCK_ROWS):
             if progress is not None:
@@ -254,6 +274,7 @@ class TableModel:
         last = self._prediction(
             source, data, np.concatenate(means), np.concatenate(stds), None, data.y, posterior.report
         )
+        last = replace(last, notes=(*last.notes, *RowCounts.of(last).notes(self.target)))
         return self._with(replace(fitted, posterior=posterior, last=last))
 
     # -- answers ------------------------------------------------------------------------------------------------------
@@ -284,10 +305,70 @@ class TableModel:
                 infinite value, with its row.
         Cost: as `Posterior.predict`.
         """
-        fitted = self._require("predict")
-        source, data = self._encoded(table, need_target=False, unseen=unseen, missing=missing)
+        self._require("predict")
+        source = table_of(table, header=self.encoding.header)
+        found = self._predicted(source, variance, unseen=unseen, missing=missing, memory=memory)
+        return replace(found, notes=(*found.notes, *RowCounts.of(found).notes(self.target)))
+
+    def predict_parts(
+        self,
+        paths: Any,
+        *,
+        unseen: Unseen = "error",
+        missing: Missing | None = None,
+        variance: str = "auto",
+        memory: str | int | None = None,
+        rows: int = BATCH_ROWS,
+    ) -> Iterator[TablePrediction]:
+        """Predictions of Parquet files, a part at a time: memory does not grow with the rows.
+
+        Args:
+            paths: a file, a pattern such as "part-*.parquet", or a list of either, of the same columns; their rows
+                follow each other.
+            unseen: as `predict`.
+            missing: as `predict`.
+            variance: as `predict`; where parts are several, "auto" takes samples or not for all of them alike.
+            memory: as `predict`, of a part.
+            rows: of a part, at most.
+
+        Returns:
+            An iterator of predictions, each of the next rows; their notes leave out what `RowCounts` adds up.
+
+        Raises:
+            DomainError: as `predict`, naming file and row; for files that cannot be read.
+        Cost: as `predict`, for each part.
+
+        Example:
+            >>> import pyarrow, pyarrow.parquet
+            >>> x = np.linspace(0.0, 6.0, 40)
+            >>> pyarrow.parquet.write_table(pyarrow.table({"x": x}), "new.parquet")
+            >>> model = fgp.TableModel().fit({"x": x, "wave": np.sin(x)}, target="wave")
+            >>> [len(part) for part in model.predict_parts("new.parquet", rows=25)]
+            [25, 15]
+        """
+        self._require("predict_parts")
+        parts = ParquetParts(paths, check_count(rows, "rows", 1))
+        if (parts.count > rows or len(parts.paths) > 1) and variance == "auto":
+            variance = self._variance_of(parts.count)
+        for part in parts.parts():
+            yield self._predicted(part, variance, unseen=unseen, missing=missing, memory=memory)
+
+    def _variance_of(self, count: int) -> str:
+        """How variances of so many rows are computed, so that those of all parts are alike."""
+        state = self.posterior.state
+        if isinstance(self.posterior, ApproximatePosterior):
+            return "auto"
+        if not isinstance(state, State) or state.factor is not None or not state.count:
+            return "exact"
+        return "sampled" if price_of(state, count, "auto", deterministic=False).way == "samples" else "exact"
+
+    def _predicted(
+        self, source: Table, variance: str, *, unseen: Unseen, missing: Missing | None, memory: str | int | None
+    ) -> TablePrediction:
+        encoding = self.encoding
+        data = encoding.apply(source, need_target=False, unseen=unseen, missing=missing)
         mean, std, error, report = self.predict_encoded(data.x, variance, memory)
-        observed, note = fitted.encoding.observed(source)
+        observed, note = encoding.observed(source)
         found = self._prediction(source, data, mean, std, error, observed, report)
         return replace(found, notes=(*found.notes, *note))
 
@@ -485,13 +566,6 @@ class TableModel:
         model._fitted = fitted
         return model
 
-    def _encoded(
-        self, table: Any, *, need_target: bool, unseen: Unseen = "error", missing: Missing | None = None
-    ) -> tuple[Table, EncodedTable]:
-        encoding = self.encoding
-        source = table_of(table, header=encoding.header)
-        return source, encoding.apply(source, need_target=need_target, unseen=unseen, missing=missing)
-
     def _prediction(
         self,
         table: Table,
@@ -514,12 +588,8 @@ class TableModel:
             errors = np.abs(scaling.predictive(mean, std + moved).std - target.std)
             if scaling.transform.identity:
                 errors = scaling.std(moved)
-        notes = list(dict.fromkeys((*table.notes, *data.notes)))
-        if len(data.rows) < count:
-            notes.append(f"{count - len(data.rows):,} rows with missing values have nan in every column of the result.")
-        return TablePrediction(
-            self.target, target, data.rows, errors, observed, scaling.target_scale, tuple(notes), report
-        )  # fmt: skip
+        notes = tuple(dict.fromkeys((*table.notes, *data.notes)))
+        return TablePrediction(self.target, target, data.rows, errors, observed, scaling.target_scale, notes, report)
 
 
 def fit_prepared(
@@ -534,7 +604,7 @@ def fit_prepared(
     options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
     asked = prepared.settings.asked_approximation
     if asked is None:  # the plan has memory, dtype and solver
-        options = replace(options, plan=prepared.plan, memory=None, dtype=None, solver=None)
+        options = replace(options, plan=prepared.exact_plan, memory=None, dtype=None, solver=None)
     return _model_of(prepared, fit_as(prepared.gp, *prepared.tensors, options, asked))
 
 

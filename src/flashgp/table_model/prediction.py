@@ -13,7 +13,7 @@ from flashgp.target_transform import WarpedNormal
 
 from .scores import Scores
 
-__all__ = ["TablePrediction", "in_place"]
+__all__ = ["RowCounts", "TablePrediction", "in_place"]
 
 _Numbers = npt.NDArray[np.float64]
 _SHOWN_ROWS = 5
@@ -127,6 +127,39 @@ class TablePrediction:
         if len(shown) < len(self):
             lines.append(f"{'...':>12}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Rows of predictions that follow each other. Fields: rows; predicted, with all inputs; valued, with a value of the
+    target, of those where the table has it, known."""
+
+    rows: int = 0
+    predicted: int = 0
+    known: int = 0
+    valued: int = 0
+
+    @staticmethod
+    def of(prediction: TablePrediction) -> "RowCounts":
+        observed, rows = prediction.observed, len(prediction)
+        known = (0, 0) if observed is None else (rows, int(np.isfinite(observed).sum()))
+        return RowCounts(rows, len(prediction.rows), *known)
+
+    def joined(self, other: "RowCounts") -> "RowCounts":
+        """Of both."""
+        return RowCounts(
+            self.rows + other.rows, self.predicted + other.predicted, self.known + other.known,
+            self.valued + other.valued,
+        )  # fmt: skip
+
+    def notes(self, target: str) -> tuple[str, ...]:
+        """What is missing, in words."""
+        found, without = [], self.rows - self.predicted
+        if without:
+            found.append(f"{without:,} rows with missing values have nan in every column of the result.")
+        if 0 < self.valued < self.known:
+            found.append(f"{self.known - self.valued:,} rows have no value of {target!r} and are not scored.")
+        return tuple(found)
 
 
 def in_place(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:

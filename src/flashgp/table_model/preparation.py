@@ -20,6 +20,7 @@ from flashgp.kernel_choice import choose_kernel
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
 from flashgp.standardise import ColumnScaling, Scaling, check_scales
 from flashgp.table import EncodedTable, Encoding, Table
@@ -46,7 +47,7 @@ class PreparedTable:
         tensors: standardised training rows, (n, d) and (n,), float64.
         gp, options: the model, and how it is fitted.
         kernel_words: the expression, or the kernel in words.
-        plan: of the fit; None of an approximation.
+        plan: of the fit, exact or approximate.
         choices: which transform the target got and which covariance function was chosen, and why.
         notes: sentences for the user.
     """
@@ -61,9 +62,14 @@ class PreparedTable:
     gp: GP
     options: FitOptions
     kernel_words: str
-    plan: Plan | None
+    plan: Plan | ApproximatePlan
     choices: tuple[Event, ...]
     notes: tuple[str, ...]
+
+    @property
+    def exact_plan(self) -> Plan | None:
+        """The plan, where it is of exact inference."""
+        return self.plan if isinstance(self.plan, Plan) else None
 
     @property
     def names(self) -> list[str]:
@@ -123,14 +129,13 @@ def prepare(
     if settings.kernel == "auto":
         gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options)
         choices, notes = (*choices, *chosen), [*notes, *more]
-    plan = None
-    if settings.asked_approximation is None:
-        group = equal_rows(gp, standard.x, standard.y)
-        plan = plans.plan(
-            gp, len(train), x.shape[1], distinct=None if group is None else int(group.max()) + 1,
-            memory=settings.memory, device=settings.device, dtype=settings.compute_dtype, solver=settings.solver,
-            deterministic=settings.deterministic, time_limit=settings.time_limit, starts=options.stages.starts,
-        )  # fmt: skip
+    group = equal_rows(gp, standard.x, standard.y)
+    plan = plans.plan(
+        gp, len(train), x.shape[1], distinct=None if group is None else int(group.max()) + 1,
+        memory=settings.memory, device=settings.device, dtype=settings.compute_dtype, solver=settings.solver,
+        deterministic=settings.deterministic, time_limit=settings.time_limit or None, starts=options.stages.starts,
+        approximation=settings.approximation, inducing=settings.inducing, neighbours=settings.neighbours,
+    )  # fmt: skip
     return PreparedTable(
         settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, options, words, plan, choices,
         tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes))),

@@ -11,17 +11,24 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from flashgp.data.table_parts import EncodedRows
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
-from flashgp.inference.approximation import Approximation, approximation_of_read
+from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
 from flashgp.inference.gp import GP
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.streamed.over_ranks import planned_over
 from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
+from flashgp.planner.approximate import ApproximatePlan
+from flashgp.processes.group import ALONE, Group
+from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Batch, RowSource
-from flashgp.sources.survey import Survey, surveyed
+from flashgp.sources.survey import Survey
 from flashgp.standardise import ColumnScaling, Scaling, check_scales
 from flashgp.table import Encoding
 from flashgp.table.columns import Table
@@ -43,7 +50,8 @@ class PreparedRows:
 
     Fields: settings; encoding; scaling, of all rows; rows, the source in standard units; count of them; total, with
     those left out; x and y, (n, d) and (n,), a random sample of the rows in units of the table; gp, options and
-    approximation, how it is fitted; kernel_words; choices, what was chosen and why; notes, sentences for the user.
+    approximation, how it is fitted; kernel_words; plan, of the fit; choices, what was chosen and why; notes, sentences
+    for the user.
     """
 
     settings: TableSettings
@@ -58,11 +66,12 @@ class PreparedRows:
     options: FitOptions
     approximation: Approximation
     kernel_words: str
+    plan: ApproximatePlan
     choices: tuple[Event, ...]
     notes: tuple[str, ...]
 
     test: ClassVar[None] = None
-    plan: ClassVar[None] = None
+    exact_plan: ClassVar[None] = None
 
     @property
     def used(self) -> int:
@@ -80,22 +89,26 @@ def prepare_rows(
     target: str,
     drop: tuple[str, ...] = (),
     deadline: Deadline = NO_DEADLINE,
+    group: Group = ALONE,
 ) -> PreparedRows:
     """Learn what the columns are, and put them into standard units.
 
-    Args: parts, the table; target and drop, columns by name, or position from 1.
+    Args: parts, the table; target and drop, columns by name, or position from 1; group, whose ranks each read a part.
     Raises: DomainError for what a column or the kernel does not allow, naming file and column.
     Cost: three or four passes.
     """
     asked = approximation_of_read(settings.approximation, settings.inducing, settings.neighbours)
-    total = getattr(parts, "count", 0)
+    single = None if settings.compute_dtype == torch.float64 else settings.compute_dtype
+    refuse_exact(solver=settings.solver, dtype=single)
+    total, parts = parts.count or 0, parts.dealt(group)
     in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
-    encoding, table = learn_encoding(in_time, target, drop, settings.missing)
+    encoding, table = learn_encoding(in_time, target, drop, settings.missing, group)
     raw = EncodedRows(in_time, encoding)
-    survey = surveyed(raw, None, sample_rows(asked.most_inducing), settings.seed)
+    survey = surveyed_over(group, raw, None, sample_rows(asked.most_inducing), settings.seed)
     of_x = _units(survey).keeping(encoding.category_positions)
     built, words, notes = kernel_of(settings, table, encoding, lambda: of_x)
     options, gp = fit_options(settings, deadline, given=built.has_starts), GP(built.kernel)
+    # What follows is chosen by the sample, which all ranks have, on each of them.
     x, y = survey.x.numpy(), survey.y.numpy()
     wanted, least = settings.target_transform, _range(table, encoding)[0]
     if wanted == "log" and least <= 0.0:  # in a row that the sample may not have
@@ -107,7 +120,7 @@ def prepare_rows(
     if standard.units.transforms[0].kind == "log" and least <= 0.0:
         notes.append("the target is not positive in every row: its logarithm, which the sample prefers, is not taken.")
         standard = standard_rows(gp, x, y[:, None], "none", options)
-    scaling = _scaling(raw, survey, of_x, standard.units.transforms[0])
+    scaling = _scaling(raw, survey, of_x, standard.units.transforms[0], group)
     if scaling.transform.identity and _range(table, encoding)[0] == _range(table, encoding)[1] != 0.0:
         scaling = replace(scaling, y_scale=abs(scaling.y_shift))  # as of a constant target that is held
     check_scales(scaling, [*(column.name for column in encoding.inputs), encoding.target])
@@ -118,9 +131,17 @@ def prepare_rows(
         choices, notes = (*choices, *chosen), [*notes, *more]
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
+    wanted_of_plan = PlanSettings(
+        settings.memory, settings.device, deterministic=settings.deterministic, stages=options.stages
+    )
+    rows_read = RowCounts(survey.count, survey.width)
+    plan = planned_over(
+        group,
+        lambda one: approximate_plan(gp, rows_read, one, wanted_of_plan, settings.time_limit or None, read=True), asked,
+    )  # fmt: skip
     return PreparedRows(
         settings, encoding, scaling, EncodedRows(parts, encoding, scaling), survey.count, total or survey.count, x, y,
-        gp, options, asked, words, choices, (*encoding.notes, *notes),
+        gp, replace(options, group=group), asked, words, plan, choices, (*encoding.notes, *notes),
     )  # fmt: skip
 
 
@@ -136,11 +157,13 @@ def _units(survey: Survey) -> ColumnScaling:
     return ColumnScaling(moments.mean.numpy(), moments.scale.numpy(), np.zeros(survey.width, dtype=bool))
 
 
-def _scaling(raw: EncodedRows, survey: Survey, of_x: ColumnScaling, transform: TargetTransform) -> Scaling:
+def _scaling(
+    raw: EncodedRows, survey: Survey, of_x: ColumnScaling, transform: TargetTransform, group: Group
+) -> Scaling:
     """To standard units of all rows; another pass where the target is transformed."""
     of_y = survey.y_moments
     if not transform.identity:
-        of_y = surveyed(_Transformed(raw, transform), None, 1, 0).y_moments
+        of_y = surveyed_over(group, _Transformed(raw, transform), None, 1, 0).y_moments
     return Scaling(
         tuple(of_x.offset.tolist()), tuple(of_x.scale.tolist()), float(of_y.mean), float(of_y.scale), transform
     )
@@ -150,7 +173,7 @@ class _InTime(TableParts):
     """The same table, within a deadline. Raises: DomainError where it passes before the end of a pass."""
 
     def __init__(self, parts: TableParts, deadline: Deadline) -> None:
-        self.path, self.names = parts.path, parts.names
+        self.path, self.names, self.count = parts.path, parts.names, parts.count
         self.deadline, self._parts = deadline, parts
 
     def parts(self) -> Iterator[Table]:
@@ -170,6 +193,10 @@ class _Transformed(RowSource):
 
     def __init__(self, rows: EncodedRows, transform: TargetTransform) -> None:
         self.rows, self.transform = rows, transform
+
+    @property
+    def length(self) -> int | None:
+        return self.rows.length
 
     def batches(self) -> Iterator[Batch]:
         for place, x, y, variance in self.rows.batches():

@@ -48,6 +48,23 @@ class Scores:
             standardised_nll=nll - math.log(scale),
         )
 
+    def joined(self, other: "Scores") -> "Scores":
+        """Of the rows of both."""
+        rows = self.rows + other.rows
+        share = other.rows / rows
+
+        def mean(one: float, more: float) -> float:
+            return one + share * (more - one) if math.isfinite(one) and math.isfinite(more) else one + more
+
+        return Scores(
+            rows=rows,
+            rmse=math.sqrt(mean(self.rmse**2, other.rmse**2)),
+            nll=mean(self.nll, other.nll),
+            coverage=mean(self.coverage, other.coverage),
+            standardised_rmse=math.sqrt(mean(self.standardised_rmse**2, other.standardised_rmse**2)),
+            standardised_nll=mean(self.standardised_nll, other.standardised_nll),
+        )
+
     def lines(self, unit: str) -> Sequence[tuple[str, str]]:
         """(name, text) pairs for people."""
         return [

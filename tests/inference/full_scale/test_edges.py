@@ -31,6 +31,8 @@ def saved(path: Path, *, repeats: bool = False) -> ApproximatePosterior:
 def test_a_file_gives_back_every_answer(tmp_path: Path, *, repeats: bool) -> None:
     before = saved(tmp_path / "m.safetensors", repeats=repeats)
     after, z = fgp.load(tmp_path / "m.safetensors"), data(7, seed=5)[0]
+    assert after.lost.seconds is not None
+    assert "twice the neighbours would take" in str(after.lost)
     assert isinstance(after, ApproximatePosterior)
     for name in ("mean", "variance"):
         assert torch.equal(getattr(after.predict(z), name), getattr(before.predict(z), name))

@@ -114,12 +114,23 @@ def test_a_description_that_does_not_fit_is_refused(tmp_path: Path, name: str, c
         fgp.load(path)
 
 
+def indefinite(gram: torch.Tensor) -> torch.Tensor:
+    """The same with its smallest eigenvalue turned to -0.9, so that I + gram still has a factor."""
+    values, vectors = torch.linalg.eigh(gram)
+    values[0] = -0.9
+    found = vectors * values @ vectors.mT
+    return (found + found.mT) / 2
+
+
 @pytest.mark.parametrize(
     ("where", "change"),
     [
         ("gram", lambda s: {"sums": dataclasses.replace(s.sums, gram=s.sums.gram[:-1, :-1])}),
         ("gram", lambda s: {"sums": dataclasses.replace(s.sums, gram=s.sums.gram.tril())}),
-        ("inducing", lambda s: {"sums": dataclasses.replace(s.sums, gram=-1e6 * s.sums.gram)}),
+        ("gram", lambda s: {"sums": dataclasses.replace(s.sums, gram=-1e6 * s.sums.gram)}),
+        ("gram", lambda s: {"sums": dataclasses.replace(s.sums, gram=-1e-3 * s.sums.gram)}),  # I + gram has a factor
+        ("gram", lambda s: {"sums": dataclasses.replace(s.sums, gram=indefinite(s.sums.gram))}),
+        ("projected", lambda s: {"sums": dataclasses.replace(s.sums, projected=1e3 * s.sums.projected)}),
         ("projected", lambda s: {"sums": dataclasses.replace(s.sums, projected=s.sums.projected.float())}),
         ("inducing", lambda s: {"inducing": s.inducing[:0]}),
         ("inducing", lambda s: {"inducing": s.inducing.to(torch.int64)}),

@@ -267,3 +267,18 @@ def test_no_inducing_points_are_none() -> None:
     x, y, _ = table(40)
     with pytest.raises(DomainError, match="at least 1"):
         read(model(), x, y, x[:0])
+
+
+def test_of_no_rows_the_posterior_is_the_prior() -> None:
+    """As exact inference has it; a fit of none is refused as every fit."""
+    x, y = data(5)
+    gp = model()
+    exact, found = gp.condition(x[:0], y[:0]), gp.condition(x[:0], y[:0], approximation="sparse", inducing=3)
+    assert found.count == 0
+    assert torch.equal(found.predict(x).mean, exact.predict(x).mean)
+    assert torch.equal(found.predict(x).variance, exact.predict(x).variance)
+    assert of_kind(found.report.events, EventKind.NO_DATA)
+    with pytest.raises(fgp.ShapeError, match="at least one row"):
+        fgp.fit(gp, x[:0], y[:0], approximation="sparse")
+    with pytest.raises(fgp.ShapeError, match="inducing"):
+        gp.condition(x[:0], y[:0], approximation="sparse", inducing=torch.zeros(3, 7))

@@ -14,9 +14,7 @@ from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, E
 from flashgp.pairwise.torch.tiles import TorchTiles
 
 F64 = torch.float64
-FEW_ROWS = StochasticSettings(
-    first_rows=150, min_draws=30, doubled_rows=0
-)  # exact gradients end early
+FEW_ROWS = StochasticSettings(first_rows=150, min_draws=30, doubled_rows=0)  # exact gradients end early
 SETTINGS = FitSettings(stochastic=FEW_ROWS)
 
 

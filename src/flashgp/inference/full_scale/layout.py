@@ -6,6 +6,7 @@ Source: Burt, Rasmussen & van der Wilk (2020), Convergence of sparse variational
 regression, for pivots as inducing points.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +18,13 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.approximate_prices import Sizes
+from flashgp.processes.group import ALONE, Group
+from flashgp.processes.shares import Shares
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourhoods
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "pivot_points", "scaled_points"]
+__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points"]
 
 F64 = torch.float64
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
@@ -70,15 +73,37 @@ def layout_of(prior: Prior, x: Tensor, noise: Tensor, sizes: Sizes, seed: int, p
 
 
 @torch.no_grad()
-def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: int) -> Tensor:
+def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: int, group: Group = ALONE) -> Tensor:
     """At most so many of the rows x, (n, d), as inducing points, (m, d): pivots among 20 times as many random rows.
+
+    With a group x and noise are of this rank's rows, and the points those of all rows, the same on every rank and for
+    any number of ranks.
 
     Cost: 20 m^2 evaluations, 20 m^3 flops.
     """
-    rows, theta, n = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()], x.shape[-2]
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * inducing]
-    part = order.sort().values.to(x.device)
-    operator = CovarianceOperator(PairProblem(prior.kernel.form, theta, rows.take(part)), F64)
-    system = CovarianceSystem(operator, noise.expand(n)[part])
+    shares = group.shares(len(x)) if group.size > 1 else Shares((len(x),))
+    order = torch.randperm(shares.total, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * inducing]
+    part = order.sort().values
+    noise = rows_of_all(noise.expand(len(x)), part, shares, group)
+    x = rows_of_all(x, part, shares, group)
+    rows, theta = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()]
+    system = CovarianceSystem(CovarianceOperator(PairProblem(prior.kernel.form, theta, rows), F64), noise)
     limit = min(inducing, len(part))
-    return x[part[partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots]]
+    return of_first(x[partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots], group)
+
+
+def rows_of_all(own: Tensor, index: Tensor, shares: Shares, group: Group) -> Tensor:
+    """Some of the rows of all ranks, (k, ...), on every rank. Args: index, of the joined rows, ascending."""
+    starts = torch.tensor([*shares.starts, shares.total])
+    cuts = torch.searchsorted(index, starts).tolist()
+    start, end = cuts[group.rank], cuts[group.rank + 1]
+    found = own[(index[start:end] - shares.starts[group.rank]).to(own.device)]
+    return group.gather_rows(found, Shares(tuple(b - a for a, b in itertools.pairwise(cuts))))
+
+
+def of_first(points: Tensor, group: Group) -> Tensor:
+    """Rank 0's points, which another processor may round to others."""
+    if group.size == 1:
+        return points
+    count = int(group.from_first(torch.tensor([len(points)], device=points.device)))
+    return group.from_first(points if group.rank == 0 else points.new_empty(count, *points.shape[1:]))

@@ -13,8 +13,10 @@ from torch import Tensor
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.state import FullScaleState, Lost
+from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditioning_problem, resources_of
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, left_out_moments
-from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.approximate import ApproximatePlan, plan_approximate
+from flashgp.planner.fit_stages import StageSettings
 from flashgp.solvers.preconditioners.near_rows import (
     Neighbourhoods,
     nearest_earlier_rows,
@@ -70,11 +72,21 @@ def lost(state: FullScaleState) -> Lost:
     Kept by the state. Cost: a factor of 8 times the neighbours for each of up to 32 blocks, once.
     """
     if (known := state.__dict__.get("lost")) is None:
-        plan = state.report.plan
-        seconds = plan.more_seconds if isinstance(plan, ApproximatePlan) else None
-        known = state.__dict__["lost"] = dataclasses.replace(_lost(state), seconds=seconds)
+        known = state.__dict__["lost"] = dataclasses.replace(_lost(state), seconds=_seconds_of_more(state))
     found: Lost = known
     return found
+
+
+def _seconds_of_more(state: FullScaleState) -> float:
+    """What a fit with twice the neighbours takes, by the state's plan, or one that is made here: for a state that came
+    from a file, or that rows have joined."""
+    plan = state.report.plan
+    if not isinstance(plan, ApproximatePlan):
+        n, d = state.x.shape
+        problem = conditioning_problem(state.prior, RowCounts(n, d, state.distinct), StageSettings())
+        settings = PlanSettings(device=state.x.device, deterministic=state.settings.deterministic)
+        plan = plan_approximate("full_scale", problem, state.sizes, resources_of(settings))
+    return plan.more_seconds
 
 
 def _lost(state: FullScaleState) -> Lost:

@@ -33,8 +33,7 @@ class Lost:
     """What an approximation loses against the exact model, by an estimate.
 
     Fields: nats, of each row, an estimate of the divergence from the exact model; standard_error of that; rows, that it
-    was estimated from; seconds, that the same fit with twice the neighbours would take by its plan, None where it has
-    none, as after loading.
+    was estimated from; seconds, that the same fit with twice the neighbours would take by a plan.
     """
 
     nats: float

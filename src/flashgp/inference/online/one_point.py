@@ -39,7 +39,7 @@ def appended_row(state: State, x: Any, y: Any) -> State | None:
     """
     started = time.perf_counter()
     prior, factor = state.numpy_prior, state.factor
-    if prior is None or factor is None:
+    if prior is None or factor is None or state.settings.group.size > 1:
         return None
     given, panels = _row(state, x, y), PanelFactor.of(factor)
     if given is None or panels.dtype != F64 or not panels.takes_vectors:

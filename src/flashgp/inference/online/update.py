@@ -187,6 +187,12 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 def check_updatable(state: AnyState) -> None:
     """Raises: DomainError for a posterior that cannot learn online."""
+    if state.settings.group.size > 1:
+        raise DomainError(
+            f"`posterior` must be of one process to learn online, got one of {state.settings.group.size} ranks: rows "
+            "that come to one rank would be unknown to the others. Condition again with all rows, or save the "
+            "posterior and load it in one process"
+        )
     if state.differentiable:
         raise DomainError(
             "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"

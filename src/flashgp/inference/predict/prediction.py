@@ -4,6 +4,7 @@ It asks a predictor for the latent function and the likelihood for observations,
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Float64
@@ -42,6 +43,10 @@ class Prediction:
         self._mean: Tensor | None = None
         self._variance: Variance | None = None
         self._graph = False  # whether what is kept carries gradients
+
+    def asking(self, function: Callable[[Predictor], Predictor]) -> "Prediction":
+        """The same prediction by what a function makes of its predictor."""
+        return Prediction(function(self._predictor), self._x, self._likelihood, self._outputs)
 
     @property
     def report(self) -> Report:

@@ -32,6 +32,8 @@ from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.gradient_shares import sum_together
+from flashgp.processes.group import ALONE, Group
 
 __all__ = [
     "BoundSums",
@@ -93,6 +95,13 @@ class BoundSums:
         """w, the mean of the whitened inducing values, (m, p)."""
         return torch.cholesky_solve(self.projected, self.inner)
 
+    def repeated(self, times: float) -> "BoundSums":
+        """Where every row came so many times: what a random part of the rows says of all of them, (M-240)."""
+        return BoundSums(
+            round(times * self.count), times * self.gram, times * self.projected, times * self.squares,
+            times * self.logs, times * self.noise_logs, times * self.left, times * self.scale,
+        )  # fmt: skip
+
     def with_more_noise(self, factor: float) -> "BoundSums":
         """The same rows where every noise variance is so many times as large: log(s + d_i) grows by at most log(factor)
         then, so that the bound stays one, (M-175)."""
@@ -152,6 +161,8 @@ class StreamedBound:
         points: features of the inducing points.
         count: of all rows.
         workspace: where the pairs are computed.
+        group: of ranks whose rows are added up; gradients by points and theta stay this rank's shares.
+        times: that every row counts, (M-240).
     Fields: basis, A as a function of rows; floor, below which rounding decides a noise variance, (M-148); after a
         second pass by_points and by_theta.
     Raises: NotPositiveDefiniteError.
@@ -159,8 +170,10 @@ class StreamedBound:
         n m^2 flops.
     """
 
-    def __init__(self, prior: Prior, points: Rows, count: int, workspace: Workspace) -> None:
-        self.prior, self.count, self.workspace = prior, count, workspace
+    def __init__(
+        self, prior: Prior, points: Rows, count: int, workspace: Workspace, group: Group = ALONE, times: float = 1.0
+    ) -> None:
+        self.prior, self.count, self.workspace, self.group, self.times = prior, count, workspace, group, times
         theta = [t.detach().to(points.device) for t in prior.kernel.theta()]
         self.form, self.theta = prior.kernel.form, theta
         self.basis = Basis.of(self.form, theta, points, workspace, pairs_of(count, points.count))
@@ -171,9 +184,11 @@ class StreamedBound:
     def sums(self, blocks: Iterable[Inputs]) -> BoundSums:
         """The first pass over residuals (b, p), rows and noise variances, (b,) or (1,): (M-160)."""
         found = added(self.basis, self.floor, blocks)
+        if self.group.size > 1:
+            found = _over_ranks(found, self.basis, self.prior.outputs or 1, self.group)
         assert found is not None
         assert found.count == self.count
-        return found
+        return found if self.times == 1.0 else found.repeated(self.times)
 
     def gradients(self, blocks: Iterable[Inputs], sums: BoundSums) -> Iterator[Slopes]:
         """The second pass, eqs. (M-162) and (M-163): what each block says about its own rows; the rest adds up.
@@ -183,7 +198,7 @@ class StreamedBound:
             by A = (h w^T - p A M^-1 + p e A) / sqrt(s),   by r = -h / sqrt(s),   by diag(K) = -p e / (2 s)
             by s = (|h|^2 + p diag(A M^-1 A^T) - p e) / (2 s)
         """
-        weights, p = sums.weights, sums.projected.shape[1]
+        weights, p, times = sums.weights, sums.projected.shape[1], self.times
         one = torch.eye(len(sums.gram), dtype=F64, device=sums.gram.device)
         inverse = torch.cholesky_solve(one, sums.inner)
         # A^T h w^T and A^T A M^-1 of all rows are known: what is left to add up is A^T e A.
@@ -194,22 +209,23 @@ class StreamedBound:
             h = white.residual.addmm_(a, weights, alpha=-1.0)
             share = variance / (variance + white.left)
             slope = a @ inverse
-            by_noise = h.square().sum(-1) + p * (torch.einsum("ij,ij->i", slope, a) - share)
+            by_noise = times * (h.square().sum(-1) + p * (torch.einsum("ij,ij->i", slope, a) - share))
             scaled = a * share.unsqueeze(-1)
             add_symmetric(spread, a, scaled)
-            slope.mul_(-p).add_(scaled, alpha=p).addmm_(h, weights.mT).mul_(root)
+            slope.mul_(-p).add_(scaled, alpha=p).addmm_(h, weights.mT).mul_(times * root)
             del white, a, scaled  # a block each
             across = self.basis.pull_across(rows, slope)
-            by_diagonal = -0.5 * p * share / variance
+            by_diagonal = -0.5 * times * p * share / variance
             along = TorchTiles().diagonal_gradient(PairProblem(self.form, self.theta, rows), by_diagonal)
             self._add(across.cols, across.theta)
             self._add([None] * len(self.by_points), along.theta)
             by_noise = torch.where(noise < self.floor, 0.0, 0.5 * by_noise / variance)
             by_noise = by_noise if len(noise) == rows.count else by_noise.sum(0, keepdim=True)
-            yield Slopes(-h * root, by_noise, summed(across.rows, along.rows))
-        spread = spread.tril() + spread.tril(-1).mT
+            yield Slopes(-times * h * root, by_noise, summed(across.rows, along.rows))
+        spread = times * (spread.tril() + spread.tril(-1).mT)
         solved = torch.cholesky_solve(sums.gram, sums.inner)
-        inner = (sums.projected - sums.gram @ weights) @ weights.mT - p * solved.mT + p * spread
+        inner = (sums.projected - sums.gram @ weights) @ weights.mT - p * solved.mT
+        inner = inner.div_(self.group.size).add_(spread, alpha=p)  # what all ranks know is split evenly
         own: PairGradient = self.basis.pull_among(inner)
         self._add(own.rows, own.theta)
 
@@ -249,6 +265,19 @@ def added(basis: Basis, floor: float, blocks: Iterable[Inputs], before: BoundSum
         before.count + count, before.gram + gram, before.projected + projected, before.squares + squares,
         before.logs + logs, before.noise_logs + noise_logs, before.left + left, before.scale + scale,
     )  # fmt: skip
+
+
+def _over_ranks(own: BoundSums | None, basis: Basis, outputs: int, group: Group) -> BoundSums:
+    """The sums of all ranks' rows, by one all-reduce of m x m + m p + 6 numbers, (M-221). Args: own, None of none."""
+    m, device = basis.rank, basis.lower.device
+    if own is None:
+        zeros = torch.zeros(m, m, dtype=F64, device=device), torch.zeros(m, outputs, dtype=F64, device=device)
+        own = BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0)
+    numbers = [float(own.count), own.squares, own.logs, own.noise_logs, own.left, own.scale]
+    few = torch.tensor(numbers, dtype=F64, device=device)
+    gram, projected, few = sum_together(group, (own.gram, own.projected, few))
+    count, *others = few.tolist()
+    return BoundSums(int(count), gram, projected, *others)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,9 @@ networks inside kernels train with any optimiser; between them and the value sta
 the gradient by hand, eqs. (M-162) and (M-163). Nothing of n x m numbers is kept.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +23,12 @@ from flashgp.inference.streamed import bound as bounds
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.kernels.warped import collapsed_features
+from flashgp.processes.gradient_shares import summed_parameters, unwrapped_names
+from flashgp.processes.group import ALONE, Group
 
-__all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable"]
+__all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable", "evaluated"]
+
+Value = TypeVar("Value")
 
 Evaluation = tuple[float, Sequence[Tensor | None]]
 
@@ -31,18 +36,13 @@ Evaluation = tuple[float, Sequence[Tensor | None]]
 class Inputs:
     """What a bound is a function of, each differentiable.
 
-    Fields: x, y; residual (n, p); noise (1,); rows and points, features; theta, of the profile; events, of networks
-    whose features have collapsed, which are warnings too.
+    Fields: x, y; count, of rows on all ranks; residual (n, p); noise (1,); rows and points, features; theta, of the
+    profile; events, of networks whose features have collapsed, which are warnings too.
     Raises: ShapeError, DomainError for rows, points and models that have no such bound.
     """
 
-    def __init__(self, prior: Prior, x: Any, y: Any, inducing: Any) -> None:
-        x = check_points(x, "x")
-        y = check_targets(y, "y", x, prior.outputs)
-        refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
-        if not len(x):
-            raise ShapeError("`x` must have at least one row, got none; leave out empty batches")
-        self.x, self.y, self.inducing = x, y, _checked_points(inducing, x)
+    def __init__(self, prior: Prior, x: Tensor, y: Tensor, inducing: Tensor, count: int) -> None:
+        self.x, self.y, self.inducing, self.count = x, y, inducing, count
         self.noise = prior.sites(y).variance
         if self.noise.numel() != 1:
             raise DomainError(
@@ -63,6 +63,41 @@ class Inputs:
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
 
 
+def evaluated(
+    prior: Prior, x: Any, y: Any, inducing: Any, group: Group, function: Callable[[Prior, Inputs], Value]
+) -> Value:
+    """A function of the inputs; with a group of all ranks' rows, and each rank's gradients are its share, (M-220).
+
+    Raises: as `Inputs`; RankMismatchError where ranks have other columns, points or parameters.
+    """
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, prior.outputs)
+    refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
+    if group.size == 1 and not len(x):
+        raise ShapeError("`x` must have at least one row, got none; leave out empty batches")
+    inducing = _checked_points(inducing, x)
+    count = len(x)
+    if group.size > 1:
+        group.check_device(x.device)
+        known = dict(prior.named_parameters())
+        group.compare(
+            columns=x.shape[-1], model=prior.title, inducing=_mark(inducing),
+            parameters=_mark(*(known[name] for name in unwrapped_names(prior))),
+        )  # fmt: skip
+        count = group.shares(len(x)).total
+        if inducing.requires_grad and torch.is_grad_enabled():
+            (inducing,) = summed_parameters(group, (inducing,), x.device)
+    return prior.sharing(group, x.device, lambda own: function(own, Inputs(own, x, y, inducing, count)))
+
+
+def _mark(*tensors: Tensor) -> str:
+    """What tells tensors from others."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy(force=True).tobytes())
+    return digest.hexdigest()[:12]
+
+
 def _checked_points(inducing: Any, x: Tensor) -> Tensor:
     if isinstance(inducing, str | int | float):
         raise DomainError(
@@ -75,20 +110,27 @@ def _checked_points(inducing: Any, x: Tensor) -> Tensor:
     return points
 
 
-def collapsed_bound(prior: Prior, x: Any, y: Any, inducing: Any, block: int | None = None) -> Tensor:
+def collapsed_bound(
+    prior: Prior, x: Any, y: Any, inducing: Any, block: int | None = None, group: Group = ALONE
+) -> Tensor:
     """See `GP.collapsed_bound`, eq. (M-160). Args: block, rows of a block."""
-    inputs = Inputs(prior, x, y, inducing)
+    with group.together():
+        return evaluated(prior, x, y, inducing, group, lambda own, inputs: _collapsed(own, inputs, block, group))
+
+
+def _collapsed(prior: Prior, inputs: Inputs, block: int | None, group: Group) -> Tensor:
     n, m = len(inputs.x), len(inputs.inducing)
-    if m > n:
-        raise DomainError(f"`inducing` must be at most the {n:,} rows, got {m:,} points; pass fewer")
+    if m > inputs.count:
+        raise DomainError(f"`inducing` must be at most the {inputs.count:,} rows, got {m:,} points; pass fewer")
     residual, rows, noise = inputs.residual.detach(), inputs.rows.detach(), inputs.noise.detach()
     wanted, size = inputs.wanted, block or block_rows(m)
 
     def blocks() -> list[bounds.Inputs]:
-        return [bounds.Inputs(residual[i : i + size], rows.part(i, i + size), noise) for i in range(0, n, size)]
+        starts = range(0, max(n, 1), size)  # a block without rows where a rank has none
+        return [bounds.Inputs(residual[i : i + size], rows.part(i, i + size), noise) for i in starts]
 
     def evaluate() -> Evaluation:
-        bound = StreamedBound(prior, inputs.points.detach(), n, Workspace())
+        bound = StreamedBound(prior, inputs.points.detach(), inputs.count, Workspace(), group)
         sums = bound.sums(blocks())
         if not wanted:
             return sums.lower, ()
@@ -107,17 +149,21 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def chosen_points(prior: Prior, x: Any, count: int, seed: int) -> Tensor:
+def chosen_points(prior: Prior, x: Any, count: int, seed: int, group: Group = ALONE) -> Tensor:
     """See `GP.inducing_points`."""
-    x = check_points(x, "x").detach()
-    if x.dim() != 2 or count > len(x):
-        raise ShapeError(f"`x` must be of shape (n, d) with at least {count:,} rows, got {tuple(x.shape)}; pass more")
-    noise = prior.additive_noise(x.device).detach().reshape(-1)
-    if noise.numel() != 1:
-        raise DomainError(
-            f"`likelihood` must have one noise variance, got {noise.numel()}; pass Gaussian(..., shared=True)"
-        )
-    return pivot_points(prior, x, noise, count, seed)
+    with group.together():
+        x = check_points(x, "x").detach()
+        group.compare(columns=x.shape[-1], count=count, seed=seed)
+        if x.dim() != 2 or count > group.shares(len(x)).total:
+            raise ShapeError(
+                f"`x` must be of shape (n, d) with at least {count:,} rows, got {tuple(x.shape)}; pass more"
+            )
+        noise = prior.additive_noise(x.device).detach().reshape(-1)
+        if noise.numel() != 1:
+            raise DomainError(
+                f"`likelihood` must have one noise variance, got {noise.numel()}; pass Gaussian(..., shared=True)"
+            )
+        return pivot_points(prior, x, noise, count, seed, group)
 
 
 @autocast_disabled

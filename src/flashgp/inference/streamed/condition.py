@@ -16,12 +16,13 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
-from flashgp.inference.full_scale.layout import pivot_points
+from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of
+from flashgp.inference.streamed.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.streamed.rows import (
     inputs_of,
     noise_of,
@@ -33,6 +34,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.history import TimeUp
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -50,9 +52,12 @@ def condition(prior: Prior, rows: RowSource, asked: Approximation, settings: Con
         solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
         progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
     )  # fmt: skip
-    prior, rows = row_variances_apart(prior, rows, fitting=False)
-    survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline)
-    return condition_on(prior, survey, asked, settings)
+    group = settings.solve.group
+    with group.together():
+        check_alike(group, prior, asked, settings.solve.seed, settings.deadline)
+        prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=group.size > 1)
+        survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline, group=group)
+        return condition_on(prior, survey, asked, settings)
 
 
 def condition_on(
@@ -78,7 +83,7 @@ def condition_on(
     if survey.cut or sample.count < survey.count:
         warn(str(event))
         state.report.events.append(event)
-    state = replace(state, inducing=state.inducing.to(survey.dtype))
+    state = replace(state, inducing=state.inducing.to(survey.dtype), ranks=survey.group.size)
     return state if isinstance(survey.source, Held) else replace(state, prior=state.prior_of_rows, held=None)
 
 
@@ -99,26 +104,31 @@ def _state(
     sums: BoundSums | None,
 ) -> StreamedState:
     """The state of all rows. Raises: TimeUp."""
-    began = time.perf_counter()
+    began, sent = time.perf_counter(), survey.group.bytes_sent
     device, prior = chosen_device(settings.device, survey.x), prior.held()
     wanted = PlanSettings(settings.memory, device, deterministic=settings.solve.deterministic)
     limit, read = settings.deadline.limit, not isinstance(survey.source, Held)
-    rows = RowCounts(survey.count, survey.width)
-    plan = approximate_plan(prior, rows, asked, wanted, limit, training=False, read=read)
+    rows, group = RowCounts(survey.count, survey.width), survey.group
+    plan = planned_over(
+        group, lambda one: approximate_plan(prior, rows, one, wanted, limit, training=False, read=read), asked
+    )
     inducing = plan.inducing
     x = survey.x.to(device)
     points = asked.points_like(x) if points is None else points
     if points is None:
         points = pivot_points(prior, x, noise_of(prior, survey.sample).to(device), inducing, settings.solve.seed)
+        points = of_first(points, group)
     points = points.to(survey.dtype)  # which is what a state holds
     workspace = Workspace(deadline=settings.deadline)
-    bound = StreamedBound(prior, prior.kernel.rows(points.to(torch.float64)), survey.count, workspace)
+    bound = StreamedBound(prior, prior.kernel.rows(points.to(torch.float64)), survey.count, workspace, group)
     if sums is None:
         blocks = blocks_of(survey, len(points), settings.deadline)
         sums = bound.sums(inputs_of(prior, blocks, device))
     assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.solve.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points), read=read))
+    if group.size > 1:
+        events.append(Event(EventKind.RANKS, ranks=group.size, sent=group.bytes_sent - sent))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
     events += collapsed_features(prior.kernel, x)
@@ -127,8 +137,10 @@ def _state(
         peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
         events=events, plan=plan,
     )  # fmt: skip
-    held = survey.source if isinstance(survey.source, Held) else None
-    prior = row_variances_back(prior, survey.source)
+    held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
+    prior = prior if held is None else row_variances_back(prior, held)
     # Answers come later, of few points: they have no deadline, and wait for no compile.
     function = replace(bound.basis, workspace=Workspace(), pairs=CpuTiles())
-    return StreamedState(prior, points, function, sums, survey.sample, report, settings.solve, held)
+    return StreamedState(
+        prior, points, function, sums, survey.sample, report, replace(settings.solve, group=ALONE), held, group.size
+    )

@@ -3,29 +3,35 @@
 400 to 2,000 rows    exact, of a sample (training/stages.py)
 the sample, all      Fisher scoring on the collapsed bound, (M-160); inducing points are chosen anew at its optimum
                      while that gains (training/linear_stages.py)
+minibatches          in place of all, where the time limit allows too few passes (minibatch_search.py)
 """
 
+import dataclasses
 import time
 from pathlib import Path
 
 import numpy
 import torch
+from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.errors import FitInterrupted
-from flashgp.foundations.events import StopReason
+from flashgp.foundations.errors import FitInterrupted, warn
+from flashgp.foundations.events import Event, EventKind, MinibatchReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.full_scale.layout import pivot_points
+from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.streamed.condition import at_most, condition_on
+from flashgp.inference.streamed.minibatch import condition_on_values
+from flashgp.inference.streamed.minibatch_search import RUN, LearnedValues, MinibatchSearch, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
+from flashgp.inference.streamed.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.streamed.rows import (
     noise_of,
     prior_of_rows,
@@ -34,14 +40,15 @@ from flashgp.inference.streamed.rows import (
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
-from flashgp.inference.training.history import Recorder
+from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -55,16 +62,29 @@ MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample,
 @deterministic_where(lambda prior, rows, asked, options: options.deterministic)
 def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
     """See `flashgp.fit`."""
-    began = time.perf_counter()
+    with options.group.together():
+        return _fit(prior, rows, asked, options)
+
+
+def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
+    began, group = time.perf_counter(), options.group
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    prior, rows = row_variances_apart(prior, rows, fitting=True)
-    whole = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, options.deadline)
+    check_alike(
+        group, prior, asked, options.seed, options.deadline, starts=options.starts, initial=options.initial,
+        priors=options.priors, max_iterations=options.max_iterations, checkpoint=options.checkpoint is not None,
+    )  # fmt: skip
+    prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=True)
+    clock = options.deadline.clock
+    reading = clock()
+    whole = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, options.deadline, group)
+    reading = clock() - reading
     survey = whole.of_sample if whole.cut else whole
     asked = at_most(asked, survey.count) if whole.cut else asked
     prior, target = prior.released(), chosen_device(options.device, survey.x)
     counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
-    plan = approximate_plan(prior, counts, asked, plan_settings(options, target), options.deadline.limit, read=read)
+    wanted, limit = plan_settings(options, target), options.deadline.limit
+    plan = planned_over(group, lambda one: approximate_plan(prior, counts, one, wanted, limit, read=read), asked)
     asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     of_sample = prior_of_rows(prior, survey.sample)
@@ -72,8 +92,12 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     path = None if options.checkpoint is None else Path(options.checkpoint)
     beside = (asked.kind, plan.inducing, asked.points_like(survey.x), survey.count, survey.checksum)
     mark = "" if path is None else mark_of(problem, options, beside)
-    log = EvaluationLog(path, mark, options.settings.seconds_between_writes)
+    log = log_over(group, path, mark, options.settings.seconds_between_writes)
+    # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
+    chosen = None if whole.cut or group.size > 1 else minibatches_chosen(plan, survey, options, reading, log)
     searching = options.deadline.before(reserved_seconds(plan, options))
+    if chosen is not None:
+        searching = options.deadline.share(options.settings.minibatches.share)
     recorder = Recorder(log, options.progress, searching, began=began)
     recorder.expect(plan.fit_step_seconds, survey.count)
 
@@ -81,13 +105,24 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
 
     def objective(size: int, theta: numpy.ndarray) -> StreamedLogJoint:
         """Of all rows, or of the sample, with inducing points chosen at a vector."""
-        return _objective(problem, survey if size == survey.count else sample, theta, asked, options)
+        points = _points(problem, survey if size == survey.count else sample, theta, asked, options)
+        if size == survey.count:
+            return StreamedLogJoint(problem, survey, points)
+        return StreamedLogJoint(problem, sample, points, None if chosen is None else survey.count)
 
     def parts(first: int) -> list[int]:
         size = len(survey.x)
+        if chosen is not None:
+            return [size] if size < survey.count else []
         return [size] if size >= MIN_GROWTH * first and survey.count >= MIN_GROWTH * size else []
 
-    stages = LinearStages(problem, survey.count, parts, objective, options, recorder, comparable=True)
+    steps = MinibatchSearch(problem, survey, recorder, options.settings.minibatches, options.seed)
+
+    def by_minibatches(theta: numpy.ndarray) -> numpy.ndarray:
+        return steps.run(theta, _points(problem, survey, theta, asked, options))
+
+    last = None if chosen is None else by_minibatches
+    stages = LinearStages(problem, survey.count, parts, objective, options, recorder, comparable=True, last=last)
     trained = stages.run()
     points = sums = None
     if isinstance(stages.best, StreamedLogJoint):
@@ -95,12 +130,19 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
     report = Report()
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance), memory=options.memory,
+        SolveSettings(options.seed, options.deterministic, options.tolerance, group=group), memory=options.memory,
         device=options.device, deadline=options.deadline,
     )  # fmt: skip
     try:
-        state = condition_on(prior, whole, asked, settings, points, sums)
+        if chosen is None:
+            state = condition_on(prior, whole, asked, settings, points, sums)
+        else:
+            points = _points(problem, survey, trained.theta, asked, options)
+            state, said = _learned(prior, survey, points, steps, settings)
+            report.events += [chosen, said]
     except KeyboardInterrupt as stop:
+        if group.size > 1:
+            raise  # of all ranks
         raise FitInterrupted(
             "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
             "gp.condition(rows, inducing=...) goes on from there",
@@ -108,25 +150,83 @@ def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: F
             history=recorder.history,
         ) from stop
     report_answer(report, recorder, state, plan, direct.workspace)
-    report.events.append(state.bound.event)
+    if chosen is None:
+        report.events.append(state.bound.event)
+    else:
+        report.predicted_seconds = min(plan.fit_seconds, options.deadline.limit or plan.fit_seconds)
     objective_found = trained.objective
     assert isinstance(objective_found, LogJoint)
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
     log_prior = objective_found.log_prior(trained.theta)
     interrupted = trained.stop is not StopReason.GOAL
-    prior = row_variances_back(prior, rows)
+    prior = row_variances_back(prior, rows) if group.size == 1 else prior
     return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
 
 
-def _objective(
+def minibatches_chosen(
+    plan: ApproximatePlan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog
+) -> Event | None:
+    """That minibatches take the place of passes over all rows, and why; None for passes.
+
+    Args: reading, seconds of the first pass; log, of the checkpoint, whose way is kept.
+    """
+    deadline, least = options.deadline, options.settings.minibatches.min_evaluations
+    seconds, reason = max(plan.fit_step_seconds, 2.0 * reading), None
+    if survey.sample.row_variance is not None:  # a minibatch has one noise variance
+        return None
+    if any(log.has(str(run)) for run in (RUN, Run(Stage.MINIBATCHES, len(survey.x)))):
+        reason = MinibatchReason.CHECKPOINT
+    elif any(log.has(str(Run(Stage.APPROXIMATE, number))) for number in (0, 1)):
+        return None
+    elif plan.by_minibatches(deadline.limit, least):
+        reason = MinibatchReason.PLANNED
+    elif deadline.passed(2.0 * least * reading) and least:
+        reason = MinibatchReason.READING
+    if reason is None:
+        return None
+    return Event(EventKind.MINIBATCHES_CHOSEN, rows=survey.count, seconds=seconds, reason=reason, limit=deadline.limit)
+
+
+def _learned(
+    prior: Prior, survey: Survey, points: Tensor, steps: MinibatchSearch, settings: ConditionSettings
+) -> tuple[StreamedState, Event]:
+    """The posterior of as many random rows as the time allows, and how far from the optimum it all stopped."""
+    seed, tuning = settings.solve.seed, steps.settings
+    found = learned_values(prior, survey, points, seed, settings.deadline, tuning.batch_rows(len(points)))
+    state = condition_on_values(prior, found.q, dataclasses.replace(settings, device=None))
+    held = survey.source if isinstance(survey.source, Held) else None
+    state = dataclasses.replace(state, inducing=points.to(survey.dtype), sample=survey.sample, held=held)
+    event = _minibatch_event(found, steps)
+    errors, column = found.shift
+    if errors > tuning.max_shift:
+        names = survey.source.columns or [f"column {j} of x" for j in range(survey.width)]
+        shifted = Event(
+            EventKind.ROWS_NOT_RANDOM, column=names[column] if column < survey.width else "the target", errors=errors
+        )
+        warn(str(shifted))
+        state.report.events.append(shifted)
+    return state, event
+
+
+def _minibatch_event(found: LearnedValues, steps: MinibatchSearch) -> Event:
+    walk, brought = steps.walk, {}
+    if walk is not None and walk.windows > 1:
+        brought = {"window": steps.settings.window, "gain": walk.gain, "gain_error": walk.gain_error}
+    return Event(
+        EventKind.MINIBATCH_FIT, steps=0 if walk is None else walk.batches, batch=steps.batch, seen=found.q.seen,
+        rows=found.q.count, whole=found.whole, bound=found.bound, bound_error=found.error, gap=found.gap, **brought,
+    )  # fmt: skip
+
+
+def _points(
     problem: Problem, survey: Survey, theta: numpy.ndarray, asked: Approximation, options: FitOptions
-) -> StreamedLogJoint:
+) -> Tensor:
+    """The inducing points at a vector, which the problem's parameters then are at: as a state holds them."""
     ParameterVector(problem.prior, problem.roles).assign(theta)
     points = asked.points_like(problem.x)
-    if points is not None:
-        points = points.to(survey.dtype).to(torch.float64)  # as a state holds them
-    else:
+    if points is None:
         noise = noise_of(problem.prior, survey.sample).detach().to(problem.x.device)
         inducing = min(asked.sizes(survey.count).inducing, problem.rows)
         points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
-    return StreamedLogJoint(problem, survey, points)
+        points = of_first(points, survey.group)
+    return points.to(survey.dtype).to(torch.float64)

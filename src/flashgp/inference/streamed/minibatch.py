@@ -32,12 +32,14 @@ from flashgp.inference.approximation import refuse_exact
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound, add_symmetric, block, summed
-from flashgp.inference.streamed.collapsed import Evaluation, Inputs, differentiable
+from flashgp.inference.streamed.collapsed import Evaluation, Inputs, differentiable, evaluated
 from flashgp.inference.streamed.condition import ROUTE
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.gradient_shares import sum_together
+from flashgp.processes.group import ALONE, Group
 from flashgp.sources.survey import Block
 
 __all__ = ["InducingValues", "MinibatchBound", "RowMeans", "condition_on_values", "minibatch_bound"]
@@ -145,15 +147,22 @@ class MinibatchBound:
 
 
 def minibatch_bound(
-    prior: Prior, x: Any, y: Any, count: Any, inducing: Any, q: InducingValues | None
+    prior: Prior, x: Any, y: Any, count: Any, inducing: Any, q: InducingValues | None, group: Group = ALONE
 ) -> MinibatchBound:
     """See `GP.minibatch_bound`."""
-    inputs = Inputs(prior, x, y, inducing)
-    count = check_count(count, "count", len(inputs.x))
+    with group.together():
+        group.compare(count=count, seen=None if q is None else (type(q), getattr(q, "seen", None)))
+        return evaluated(
+            prior, x, y, inducing, group, lambda own, inputs: _minibatch(own, inputs, count, q, group)
+        )  # fmt: skip
+
+
+def _minibatch(prior: Prior, inputs: Inputs, count: Any, q: InducingValues | None, group: Group) -> MinibatchBound:
+    count = check_count(count, "count", inputs.count)
     if q is not None:
         _check(q, inputs, count)
     with torch.no_grad():
-        part = _Part(prior, inputs, count)
+        part = _Part(prior, inputs, count, group)
         step = _step_of(q, part)
         means = part.means if q is None else q.means.moved(part.means, step.share)
         before = means.sums(count, part.noise) if q is None else q.sums
@@ -163,9 +172,9 @@ def minibatch_bound(
     if q is not None:
         bound = value.item() if q.bound is None else q.bound + step.share * (value.item() - q.bound)
     following = InducingValues(
-        count, len(inputs.x) + (0 if q is None else q.seen), inputs.inducing.detach().clone(), step.share,
+        count, inputs.count + (0 if q is None else q.seen), inputs.inducing.detach().clone(), step.share,
         step.remembered, step.scatter, step.drift, means, part.noise, bound, part.place,
-        Block(*(t.detach()[:SAMPLE_ROWS].to(F64, copy=True) for t in (inputs.x, inputs.y))),
+        _sample_of(inputs, group) if q is None or group.size == 1 else q.sample,
     )  # fmt: skip
     return MinibatchBound(value, following, inputs.events)
 
@@ -208,6 +217,13 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
         seconds=time.perf_counter() - began, events=events,
     )  # fmt: skip
     return StreamedState(prior, q.inducing, bound.basis, sums, q.sample, report, settings.solve)
+
+
+def _sample_of(inputs: Inputs, group: Group) -> Block:
+    """Some of the rows, the same on every rank."""
+    own = [t.detach()[: -(-SAMPLE_ROWS // group.size)].to(F64, copy=True) for t in (inputs.x, inputs.y)]
+    shares = group.shares(len(own[0]))
+    return Block(*(group.gather_rows(t, shares) for t in own))
 
 
 def _check(q: Any, inputs: Inputs, count: int) -> None:
@@ -256,35 +272,38 @@ def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
 
 
 class _Part:
-    """A batch under the present parameters.
+    """A batch under the present parameters; with a group that of all ranks, whose rows each has a part of.
 
     Fields: size, of it; count, of all rows; noise, s; clamped, whether rounding decides it; a, A (b, m); left, d (b,);
     means, what it says; place, what a change of the parameters is known by.
     """
 
-    def __init__(self, prior: Prior, inputs: Inputs, count: int) -> None:
+    def __init__(self, prior: Prior, inputs: Inputs, count: int, group: Group) -> None:
         self.residual, self.rows, self.count = inputs.residual.detach(), inputs.rows.detach(), count
+        self.group = group
         points, residual = inputs.points.detach(), self.residual
         self.bound, noise = StreamedBound(prior, points, count, Workspace()), float(inputs.noise.detach())
-        self.size, self.noise = len(residual), max(noise, self.bound.floor)
+        self.size, self.noise = inputs.count, max(noise, self.bound.floor)
         self.clamped = noise < self.bound.floor
         self.place = tuple(t.clone() for t in (*points.tensors, *self.bound.theta, prior.mean_at(inputs.inducing)))
         self.a, self.left = block(self.bound.basis, self.rows)
-        gram = _mirrored(self.a, self.a).div_(self.size)
-        self.means = RowMeans(
-            gram, self.a.mT @ residual / self.size, float(residual.square().sum()) / self.size,
-            float((self.noise + self.left).log().mean()), float(self.left.mean()),
-        )  # fmt: skip
+        lengths = self.a.square().sum(-1)
+        own = torch.stack([
+            residual.square().sum(), (self.noise + self.left).log().sum(), self.left.sum(),
+            (lengths.square() + lengths * residual.square().sum(-1)).sum(),
+        ])  # fmt: skip
+        sums = sum_together(group, (_mirrored(self.a, self.a), self.a.mT @ residual, own))
+        gram, projected, numbers = (part / self.size for part in sums)
+        squares, logs, left, self._lengths = numbers.tolist()
+        self.means = RowMeans(gram, projected, squares, logs, left)
 
     @property
     def scatter(self) -> float:
         """v, the variance of what one row says, in A^T A and A^T r together, eq. (M-194)."""
-        lengths = self.a.square().sum(-1)
-        squares = float((lengths.square() + lengths * self.residual.square().sum(-1)).mean())
         if self.size == 1:
-            return squares
+            return self._lengths
         mean = float(self.means.gram.square().sum() + self.means.projected.square().sum())
-        return max(0.0, (squares - mean) * self.size / (self.size - 1))
+        return max(0.0, (self._lengths - mean) * self.size / (self.size - 1))
 
     def evaluate(self, sums: BoundSums, wanted: bool) -> Evaluation:
         """The bound at the q(u) of some sums, eq. (M-190), and its gradient by everything else, eq. (M-191)."""
@@ -293,16 +312,17 @@ class _Part:
         m = len(covariance)
         spread = a @ covariance
         h = self.residual.addmm(a, weights, alpha=-1.0)
-        squares = float(h.square().sum()) + p * float((spread * a).sum())
+        own = h.square().sum() + p * (spread * a).sum()  # of this rank's rows
+        squares = float(self.group.sum(own))
         logs = self.size * self.means.logs
         explained = -0.5 * scale * (p * (self.size * LOG_2PI + logs) + squares / s)
         determinant = 2.0 * float(sums.inner.diagonal().log().sum())
         divergence = 0.5 * (p * (float(covariance.trace()) - m + determinant) + float(weights.square().sum()))
         value = explained - divergence
-        return value, self._gradients(weights, spread, h, squares) if wanted else ()
+        return value, self._gradients(weights, spread, h, float(own)) if wanted else ()
 
     def _gradients(self, weights: Tensor, spread: Tensor, h: Tensor, squares: float) -> Sequence[Tensor | None]:
-        """Eq. (M-191); `spread`, A S, is overwritten."""
+        """Eq. (M-191), of this rank's rows, as `squares` is; `spread`, A S, is overwritten."""
         bound, rows, s, p, scale = self.bound, self.rows, self.noise, h.shape[1], self.count / self.size
         c = 1.0 / (s + self.left)
         slope = spread.mul_(-p * scale / s).addmm_(h, weights.mT, alpha=scale / s)

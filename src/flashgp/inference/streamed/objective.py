@@ -1,6 +1,7 @@
 """The log joint with the collapsed bound in place of the likelihood: two passes over rows that are read."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy
 import torch
@@ -12,9 +13,14 @@ from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.training.history import TimeUp
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
+from flashgp.processes.agreement import late
+from flashgp.processes.gradient_shares import sum_together
+from flashgp.processes.group import Group
 from flashgp.sources.survey import Block, Survey
 
 __all__ = ["StreamedLogJoint", "block_rows", "blocks_of"]
+
+F64 = torch.float64
 
 BLOCK_NUMBERS = 2**21  # of one buffer of a block: 16 MiB
 MIN_BLOCK = 256  # rows, below which calls weigh as much as arithmetic
@@ -26,7 +32,14 @@ def block_rows(inducing: int) -> int:
 
 
 def blocks_of(survey: Survey, inducing: int, deadline: Deadline) -> Iterator[Block]:
-    """A pass in blocks. Raises: TimeUp before the first batch or block after the deadline."""
+    """A pass in blocks; of several ranks, this one's rows.
+
+    Raises: TimeUp before the first batch or block after the deadline; of several ranks at the beginning, on all.
+    """
+    if survey.group.size > 1:
+        if late(survey.group, deadline):
+            raise TimeUp
+        return survey.blocks(block_rows(inducing))
 
     def check() -> None:
         if deadline.passed():
@@ -42,14 +55,15 @@ class StreamedLogJoint(LogJoint):
         problem: of the sample of the rows, whose priors and parameters are taken.
         survey: the rows.
         points: inducing points (m, d), which stay.
+        stand_for: rows that those of the survey are a random part of: each counts as often, (M-240); None for itself.
     Cost: two passes over the rows; (bound.py).
     """
 
-    def __init__(self, problem: Problem, survey: Survey, points: Tensor) -> None:
+    def __init__(self, problem: Problem, survey: Survey, points: Tensor, stand_for: int | None = None) -> None:
         super().__init__(problem)
         load_autograd()
         self._small = None
-        self.survey, self.points, self.rows = survey, points, survey.count
+        self.survey, self.points, self.rows = survey, points, stand_for or survey.count
         self._sums: BoundSums | None = None
         self._best: tuple[float, Array, BoundSums] | None = None
 
@@ -57,8 +71,16 @@ class StreamedLogJoint(LogJoint):
     def cost_power(self) -> int:
         return 1
 
+    @property
+    def cost_rows(self) -> int:
+        return self.survey.count
+
     def __call__(self, theta: Array) -> Evaluation:
-        evaluation = super().__call__(theta)
+        group, evaluation = self.survey.group, None
+        with group.together(), contextlib.suppress(TimeUp):  # which comes on all ranks
+            evaluation = from_first(group, super().__call__(theta))
+        if evaluation is None:
+            raise TimeUp
         assert evaluation.value is not None
         assert self._sums is not None
         if self._best is None or evaluation.value < self._best[0]:
@@ -76,7 +98,9 @@ class StreamedLogJoint(LogJoint):
         prior = self.problem.prior
         with torch.no_grad():
             points = prior.kernel.rows(self.points).detach()
-            bound = StreamedBound(prior, points, self.survey.count, self.problem.direct.workspace)
+            survey, workspace = self.survey, self.problem.direct.workspace
+            times = self.rows / survey.count
+            bound = StreamedBound(prior, points, survey.count, workspace, survey.group, times=times)
             sums = bound.sums(inputs_of(prior, self._blocks(), self.points.device))
         return bound, sums
 
@@ -98,10 +122,10 @@ class StreamedLogJoint(LogJoint):
                 yield block.detached()
 
         with torch.no_grad():
-            for slopes in bound.gradients(blocks(), sums):
+            for of_block in bound.gradients(blocks(), sums):
                 residual, rows, noise, log_scale = taped.pop()
-                pairs: list[tuple[Tensor, Tensor | None]] = [(residual, slopes.residual), (noise, slopes.noise)]
-                pairs += zip(rows.tensors, slopes.rows, strict=True)
+                pairs: list[tuple[Tensor, Tensor | None]] = [(residual, of_block.residual), (noise, of_block.noise)]
+                pairs += zip(rows.tensors, of_block.rows, strict=True)
                 if log_scale is not None:
                     pairs.append((log_scale, torch.ones_like(log_scale)))
                 outputs = [(t, slope) for t, slope in pairs if t.requires_grad and slope is not None]
@@ -112,8 +136,21 @@ class StreamedLogJoint(LogJoint):
         with torch.enable_grad():
             points = prior.kernel.rows(self.points)
             theta = [t.to(self.points.device) for t in prior.kernel.theta()]
-            extra, rest = self.pull((*points.tensors, *theta), (*bound.by_points, *bound.by_theta))
+            inputs = (*points.tensors, *theta)
+            slopes: tuple[Tensor | None, ...] = (*bound.by_points, *bound.by_theta)
+            if self.survey.group.size > 1:
+                total, slopes = self._over_ranks(total, inputs, slopes)
+            extra, rest = self.pull(inputs, slopes)
         return sums.lower + extra, total + rest
+
+    def _over_ranks(
+        self, total: Array, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None]
+    ) -> tuple[Array, tuple[Tensor | None, ...]]:
+        """Sums over ranks of the shares of a gradient, (M-220): by the flat vector, and by inputs that all have."""
+        device = self.points.device
+        shares = [torch.zeros_like(t, dtype=F64) if s is None else s for t, s in zip(inputs, slopes, strict=True)]
+        of_rows, *sums = sum_together(self.survey.group, [torch.from_numpy(total).to(device), *shares])
+        return of_rows.numpy(force=True), tuple(sums)
 
     def log_scale(self) -> None:
         """None: the bound has it, of all rows."""
@@ -121,3 +158,12 @@ class StreamedLogJoint(LogJoint):
 
     def _blocks(self) -> Iterator[Block]:
         return blocks_of(self.survey, len(self.points), self.problem.direct.workspace.deadline)
+
+
+def from_first(group: Group, evaluation: Evaluation) -> Evaluation:
+    """Rank 0's, so that searches on all ranks go the same way, whatever their processors round to."""
+    if group.size == 1:
+        return evaluation
+    assert evaluation.value is not None
+    value, *gradient = group.from_first(torch.tensor([evaluation.value, *evaluation.gradient])).tolist()
+    return Evaluation(value, numpy.array(gradient))

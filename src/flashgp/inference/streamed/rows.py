@@ -13,8 +13,10 @@ from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.bound import Inputs
 from flashgp.likelihoods import Gaussian
+from flashgp.processes.group import ALONE, Group
+from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held, RowSource
-from flashgp.sources.survey import Block, Survey, surveyed
+from flashgp.sources.survey import Block, Survey
 
 __all__ = [
     "inputs_of",
@@ -101,11 +103,12 @@ def survey_of(
     seed: int,
     least: int = SAMPLE_ROWS,
     deadline: Deadline = NO_DEADLINE,
+    group: Group = ALONE,
 ) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
     kind = "sparse" if prior.likelihood.rows_alike else "full_scale"  # rows that are known one by one come in order
     refuse_unfit(prior, kind, batch=False)
-    survey = surveyed(source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
+    survey = surveyed_over(group, source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
     refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
     prior_of_rows(prior, survey.sample)  # which may be refused
     return survey

@@ -71,7 +71,7 @@ class RowsKept:
 class StreamedState:
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
     all rows; sample, some of them, float64; report; settings; held, the rows where the caller holds them, else None;
-    online, how many rows joined since conditioning.
+    ranks, of which each has read a part of the rows; online, how many rows joined since conditioning.
     """
 
     prior: Prior
@@ -82,6 +82,7 @@ class StreamedState:
     report: Report
     settings: SolveSettings = field(default_factory=SolveSettings)
     held: Held | None = None
+    ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
     differentiable: ClassVar[bool] = False
     by_solves: ClassVar[bool] = False

@@ -1,6 +1,7 @@
 """The checkpoint of `fit`: a log of every evaluation. L-BFGS-B is deterministic, so replaying the log resumes exactly.
 
-One safetensors file: for each run the vectors, values and gradients in order, and a fingerprint of data and model.
+One safetensors file: for each run the vectors, values and gradients in order, and a fingerprint of data and model. A
+search that its evaluations alone do not determine, such as one by minibatches, keeps its state beside them.
 Written whole or not at all, so that a kill at any moment leaves a whole file.
 """
 
@@ -10,13 +11,16 @@ import time
 from pathlib import Path
 
 import numpy
+import torch
 
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.fingerprint import PYTHON
+from flashgp.processes.group import Group
 
-__all__ = ["EvaluationLog"]
+__all__ = ["EvaluationLog", "log_over"]
 
+STATE = "state"  # no run has this name
 FORMAT_VERSION = 3  # until 2, models that differed in code alone were taken for each other
 
 
@@ -36,6 +40,7 @@ class EvaluationLog:
         self.path, self.mark, self.seconds_between_writes = path, mark, seconds_between_writes
         self.entries: list[tuple[str, numpy.ndarray, float, numpy.ndarray]] = []
         self.replayed = 0
+        self.state: dict[str, numpy.ndarray] = {}
         self._cursor: dict[str, int] = {}
         self._written = time.monotonic()
         self._warned = False  # that the file cannot be written
@@ -46,7 +51,11 @@ class EvaluationLog:
                 "where you may write"
             )
         if path is not None and path.exists():
-            self._old = self._read(path)
+            self.take(path.read_bytes(), path)
+
+    def take(self, stored: bytes, path: Path) -> None:
+        """Replay what a file has. Raises: DomainError, as the constructor."""
+        self._old = self._read(stored, path)
 
     def recall(self, run: str, theta: numpy.ndarray) -> tuple[float, numpy.ndarray] | None:
         """The logged evaluation that comes next in a run, if it is of this very vector."""
@@ -56,16 +65,40 @@ class EvaluationLog:
             return None
         logged, value, gradient = old[at]
         if not numpy.array_equal(logged, theta):
-            self._old.clear()  # another version took other steps: the rest is of no use
+            self.forget()
             return None
         self._cursor[run] = at + 1
         self.replayed += 1
         return value, gradient
 
-    def add(self, run: str, theta: numpy.ndarray, value: float, gradient: numpy.ndarray) -> None:
-        """Log one evaluation, in one step that nothing can split."""
+    def has(self, run: str) -> bool:
+        """Whether the file has evaluations of a run that were not recalled yet."""
+        return self._cursor.get(run, 0) < len(self._old.get(run, ()))
+
+    def replay(self, run: str) -> list[tuple[numpy.ndarray, float, numpy.ndarray]]:
+        """All evaluations of a run that the file has and that were not recalled yet."""
+        found = self._old.get(run, [])[self._cursor.get(run, 0) :]
+        self._cursor[run] = len(self._old.get(run, ()))
+        self.replayed += len(found)
+        return found
+
+    def forget(self) -> None:
+        """What was not recalled is of no use: another version took other steps."""
+        self._old.clear()
+        self.state = {}
+
+    def add(
+        self,
+        run: str,
+        theta: numpy.ndarray,
+        value: float,
+        gradient: numpy.ndarray,
+        state: dict[str, numpy.ndarray] | None = None,
+    ) -> None:
+        """Log one evaluation, in one step that nothing can split. Args: state, of the search after it."""
         if self.path is None:
             return
+        self.state = self.state if state is None else state
         self.entries.append((run, theta.copy(), value, gradient.copy()))
         if time.monotonic() - self._written > self.seconds_between_writes:
             try:
@@ -88,7 +121,7 @@ class EvaluationLog:
         runs: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
         for run, theta, value, gradient in self.entries:
             runs.setdefault(run, []).append((theta, value, gradient))
-        arrays = {}
+        arrays = {f"{STATE}/{name}": array.copy() for name, array in self.state.items()}
         for run, entries in runs.items():
             arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
             arrays[f"{run}/value"] = numpy.array([e[1] for e in entries])
@@ -97,14 +130,17 @@ class EvaluationLog:
         write_whole(self.path, save(arrays, {"flashgp_checkpoint": json.dumps(header)}))
         self._written = time.monotonic()
 
-    def _read(self, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:
-        from safetensors import SafetensorError, safe_open
+    def _read(self, stored: bytes, path: Path) -> dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
 
         try:
-            with safe_open(path, framework="numpy") as file:
-                header = json.loads((file.metadata() or {})["flashgp_checkpoint"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            size = int.from_bytes(stored[:8], "little")  # of the header, which `load` reads again and checks
+            header = json.loads(json.loads(stored[8 : 8 + size])["__metadata__"]["flashgp_checkpoint"])
+            arrays = load(stored)
             mark, version, python = header["mark"], header["version"], header.get("python", PYTHON)
+            kept = [name for name in arrays if name.startswith(f"{STATE}/")]
+            state = {name.removeprefix(f"{STATE}/"): arrays.pop(name) for name in kept}
             runs = sorted({name.split("/")[0] for name in arrays})
             logs = {
                 run: [
@@ -130,4 +166,21 @@ class EvaluationLog:
                 f"`checkpoint` {path} belongs to other data, another model or other settings{by}; delete it to start "
                 "afresh, or name another file"
             )
+        self.state = state
         return logs
+
+
+def log_over(group: Group, path: Path | None, mark: str, seconds_between_writes: float) -> EvaluationLog:
+    """The checkpoint that rank 0 writes, and that all ranks go on from. Raises: as `EvaluationLog`; RankMismatchError
+    where ranks have other data or models."""
+    if group.size == 1 or path is None:
+        return EvaluationLog(path, mark, seconds_between_writes)
+    group.compare(checkpoint=mark)
+    with group.together():
+        log = EvaluationLog(path if group.rank == 0 else None, mark, seconds_between_writes)
+    mine = [path.read_bytes()] if group.rank == 0 and path.exists() else []
+    there = int(group.max(torch.tensor(len(mine))))
+    stored = group.gather_bytes(b"".join(mine))[0]
+    if there:
+        log.take(stored, path)
+    return log

@@ -36,13 +36,14 @@ from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent
+from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import check_plan, planned_device
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
@@ -87,7 +88,8 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     y = check_targets(y, "y", x, prior.outputs)
     x, y = contiguous_copy(x), contiguous_copy(y)
     group = equal_rows(prior, x, y)
-    prior, plan = prior.released(), _plan(prior, x, y, group, options)
+    ranks = options.group
+    prior, plan = prior.released(), agreed_plan(_plan(prior, x, y, group, options), ranks)
     # Of the exact gradient's factor; estimated gradients round their products only.
     dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
     workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=deadline)
@@ -98,14 +100,14 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     path = None if options.checkpoint is None else Path(options.checkpoint)
     mark = "" if path is None else mark_of(problem, options, (plan.dtype, plan.training))
     searching = deadline.before(settings.time.reserved(plan, deadline.left))
-    log = EvaluationLog(path, mark, settings.seconds_between_writes)
-    recorder = Recorder(log, options.progress, searching, began=began)
+    log = log_over(ranks, path, mark, settings.seconds_between_writes)
+    recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
     recorder.expect(plan.fit_step_seconds, problem.rows)
     estimate = None
     if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
         estimate = EstimateOptions(
-            stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
-            rank=plan.training_rank, deadline=searching,
+            stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes * ranks.size or None,
+            rank=plan.training_rank, deadline=searching, group=ranks,
         )  # fmt: skip
     try:
         trained = train(problem, options, recorder, estimate)
@@ -119,7 +121,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     report_search(report, recorder, trained, options)
     interrupts: list[Event] = []
     conditioning = ConditionSettings(
-        SolveSettings(seed, options.deterministic, options.tolerance), deadline=deadline, plan=plan,
+        SolveSettings(seed, options.deterministic, options.tolerance, group=ranks), deadline=deadline, plan=plan,
         device=options.device, jitter=options.jitter, float32_factor=not trained.rough_factors,
         interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=settings.time,
         cores=recorder.free_cores,

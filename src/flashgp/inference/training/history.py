@@ -16,6 +16,7 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.processes.group import ALONE, Group
 
 __all__ = ["HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Solving", "Stage", "TimeUp"]
 
@@ -26,14 +27,15 @@ FACTORED_ROWS = 2000
 
 
 class Stage(enum.Enum):
-    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all; and all by a
-    likelihood in place of the exact one."""
+    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all; all by a
+    likelihood in place of the exact one; and all by minibatches of them."""
 
     SUBSET = "subset"
     FIRST_ROWS = "middle"
     PART = "part"
     ALL_ROWS = "start"
     APPROXIMATE = "approximate"
+    MINIBATCHES = "minibatches"
 
 
 class Reset(enum.Enum):
@@ -128,7 +130,7 @@ class Recorder:
 
     Fields: expected, evaluations by their rows, roughly; best, (value, vector) of each run; counts, evaluations of each
     run; failures, vectors without one; phase; rows, of the stage that runs; reached, where the last finished stage
-    ended; events, for the report.
+    ended; events, for the report; group, whose ranks search together.
     """
 
     evaluations: EvaluationLog
@@ -143,6 +145,7 @@ class Recorder:
     phase: str = ""
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
+    group: Group = ALONE
     free_cores: FreeCores = field(init=False)
     rows: int = field(init=False, default=0)
     _work: float = field(init=False, default=0.0)  # of all evaluations so far
@@ -210,10 +213,19 @@ class Recorder:
         self.failures += 1
 
     def record(
-        self, run: Run, theta: numpy.ndarray, value: float, gradient: numpy.ndarray, measure: Measure = "log joint"
+        self,
+        run: Run,
+        theta: numpy.ndarray,
+        value: float,
+        gradient: numpy.ndarray,
+        measure: Measure = "log joint",
+        state: dict[str, numpy.ndarray] | None = None,
     ) -> None:
-        """One evaluation: logged before anything can interrupt, then reported. Raises: TimeUp."""
-        self.evaluations.add(str(run), theta, value, gradient)
+        """One evaluation: logged before anything can interrupt, then reported. Args: state, as of `EvaluationLog.add`.
+
+        Raises: TimeUp.
+        """
+        self.evaluations.add(str(run), theta, value, gradient, state)
         norm = float(numpy.abs(gradient).max(initial=0.0))
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)

@@ -30,6 +30,7 @@ from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, best_found
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.fit_stages import Search, fit_stages
+from flashgp.processes.agreement import deadline_of
 
 __all__ = ["LinearStages", "plan_settings", "report_answer", "reserved_seconds"]
 
@@ -54,6 +55,7 @@ class LinearStages:
         objective: of so many rows, chosen at a vector.
         options, recorder: as of every fit.
         comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
+        last: what takes the place of the stages of all rows: from a vector to the one found.
     Fields: best, the objective of all rows that had the best value, where that counts.
     """
 
@@ -64,6 +66,7 @@ class LinearStages:
     options: FitOptions
     recorder: Recorder
     comparable: bool = False
+    last: Callable[[numpy.ndarray], numpy.ndarray] | None = None
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
     _tried: dict[Run, LogJoint] = dataclasses.field(init=False, default_factory=dict)
@@ -92,10 +95,12 @@ class LinearStages:
             )
             theta = starts[0]  # where there is no time for an evaluation
             with quiet_openblas():
-                optimum = runs.run(starts)
+                optimum = self._agreed(lambda: runs.run(starts))
                 recorder.reached = optimum
                 self._run_linear(optimum, of(runs.last))
         except KeyboardInterrupt:
+            if self.options.group.size > 1:
+                raise  # of all ranks
             stop = StopReason.INTERRUPT
         except TimeUp:
             stop = StopReason.TIME
@@ -111,9 +116,28 @@ class LinearStages:
                 jitters=problem.direct.jitters,
             )
         theta = theta if best is None else best
+        theta = self._first(theta)
         exact.parameters.assign(theta)
         exact.rows = n  # of the search that it stands for
         return Trained(theta, exact, stop, estimated=False, rough_factors=False)
+
+    def _agreed(self, search: Callable[[], numpy.ndarray]) -> numpy.ndarray:
+        """What a search of the sample finds, which every rank does by itself: rank 0's. From here on ranks ask the
+        deadline together. Raises: TimeUp on all ranks where it is up on one."""
+        group, up, found = self.options.group, False, numpy.zeros(0)
+        try:
+            found = search()
+        except TimeUp:
+            up = True
+        if float(group.max(torch.tensor(float(up)))):
+            raise TimeUp
+        self.recorder.deadline = deadline_of(group, self.recorder.deadline)
+        return self._first(found)
+
+    def _first(self, theta: numpy.ndarray) -> numpy.ndarray:
+        """Rank 0's."""
+        found: numpy.ndarray = self.options.group.from_first(torch.from_numpy(theta)).numpy()
+        return found
 
     def _run_linear(self, theta: numpy.ndarray, first: LogJoint) -> None:
         """The stages of the other likelihood, from the optimum of the first rows."""
@@ -122,14 +146,16 @@ class LinearStages:
         curvature = log_joint_curvature(first, theta, n, settings, options.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        sizes = [*self.parts(first.rows), *[n] * (ROUNDS if n > first.rows else 1)]
+        rounds = 0 if self.last is not None else ROUNDS if n > first.rows else 1
+        sizes = [*self.parts(first.rows), *[n] * rounds]
         gained = numpy.inf
         for number, size in enumerate(sizes):
             if size == n and gained <= settings.negligible_gain * n:
                 break
             recorder.begin(size)
             last = size == n and number and sizes[number - 1] == n
-            run = Run(Stage.APPROXIMATE, number) if size == n else Run(Stage.PART, size)
+            part = Stage.PART if self.last is None else Stage.MINIBATCHES
+            run = Run(Stage.APPROXIMATE, number) if size == n else Run(part, size)
             objective = self._tried[run] = self.objective(size, trend.theta)
             search = GradientSearch(objective, run, recorder, limits, (-free, free))
             try:
@@ -142,6 +168,8 @@ class LinearStages:
                 gained = values[0] - min(values) if last else numpy.inf
             trend.add(descent.theta, size)
             curvature, recorder.reached = descent.curvature, descent.theta
+        if self.last is not None:
+            recorder.reached = self.last(trend.theta)
 
 
 # -- what fits of approximations have in common ---------------------------------------------------------------------

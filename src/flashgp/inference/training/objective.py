@@ -126,6 +126,11 @@ class Objective(ABC):
         """The power of the rows by which the cost of an evaluation grows."""
         return 3
 
+    @property
+    def cost_rows(self) -> int:
+        """The rows that an evaluation goes through, where they stand for others."""
+        return self.rows
+
     @abstractmethod
     def __call__(self, theta: Array) -> Evaluation:
         """The evaluation at a vector, (p,). Raises: NotPositiveDefiniteError where there is none."""

@@ -13,10 +13,11 @@ from flashgp.foundations.errors import DomainError
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
-from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.inference.training.settings import MinibatchSettings, SearchSettings, StochasticSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
+from flashgp.processes.group import ALONE, Group
 
 __all__ = ["FitOptions", "FitSettings"]
 
@@ -33,6 +34,7 @@ class FitSettings:
             None for that of `LogJoint`; another objective needs one there.
         time: how a time limit is kept.
         seconds_between_writes: of the checkpoint.
+        minibatches: of rows whose passes take longer than the time limit.
     """
 
     search: SearchSettings = field(default_factory=SearchSettings)
@@ -41,6 +43,7 @@ class FitSettings:
     estimated: Callable[[Problem, StochasticSettings, EstimateOptions], EstimatedLogJoint] | None = None
     time: TimeSettings = field(default_factory=TimeSettings)
     seconds_between_writes: float = 1.0
+    minibatches: MinibatchSettings = field(default_factory=MinibatchSettings)
 
     def estimated_gradients(self, problem: Problem, options: EstimateOptions) -> EstimatedLogJoint:
         """The objective of many rows. Raises: DomainError where `objective` is another one and none is given."""
@@ -55,7 +58,7 @@ class FitSettings:
 @dataclass(frozen=True)
 class FitOptions:
     """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, with a deadline for its time limit
-    and a solver as `GP.condition`.
+    and a solver as `GP.condition`; group, whose ranks each have rows of their own.
 
     Raises: DomainError for values of the wrong kind.
     """
@@ -77,6 +80,7 @@ class FitOptions:
     progress: Callable[[Progress], None] | None = None
     settings: FitSettings = field(default_factory=FitSettings)
     solver: str | None = None
+    group: Group = ALONE
 
     @property
     def stages(self) -> StageSettings:

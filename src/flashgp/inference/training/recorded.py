@@ -4,12 +4,25 @@ import dataclasses
 import math
 
 import numpy
+import torch
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.inference.training.history import Recorder, Run, Solving
 from flashgp.inference.training.objective import Evaluation, Objective
+from flashgp.processes.group import Group
 
 __all__ = ["recalled_or_computed"]
+
+
+def _of_first(evaluation: Evaluation, group: Group) -> Evaluation:
+    """Rank 0's evaluation, which every rank goes on from: a last bit could send a search another way."""
+    if group.size == 1:
+        return evaluation
+    value = evaluation.value
+    own = numpy.append(evaluation.gradient, 0.0 if value is None else value)
+    numbers = group.from_first(torch.from_numpy(own)).numpy()
+    value = None if value is None else float(numbers[-1])
+    return dataclasses.replace(evaluation, value=value, gradient=numbers[:-1])
 
 
 def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
@@ -27,7 +40,9 @@ def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, r
     try:
         if known is None:
             workspace = objective.problem.direct.workspace
-            evaluation = recorder.evaluate(objective, theta, objective.rows, objective.cost_power, workspace)
+            with recorder.group.together() as group:
+                evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
+            evaluation = _of_first(evaluation, group)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("no gradient there, as the checkpoint says")
         else:

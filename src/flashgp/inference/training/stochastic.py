@@ -136,7 +136,7 @@ class StochasticFit:
             return math.inf
         assert after is not None
         assert earlier is not None
-        return (after - earlier) / objective.rows
+        return self.recorder.group.number_of_first((after - earlier) / objective.rows)
 
     def _warn(self, event: Event) -> None:
         self.recorder.note(event)

@@ -39,13 +39,16 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
+from flashgp.inference.group_system import GroupRows
 from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving, TimeUp
 from flashgp.inference.training.objective import Estimate, Evaluation, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator
+from flashgp.operators.sharing import shared_operator, summed_gradient
 from flashgp.pairwise.problem import PairProblem
+from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.contract import Goal, Limits, System
 from flashgp.solvers.iterative.cholesky_solver import CholeskySolver
 from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradients
@@ -76,6 +79,7 @@ class EstimateOptions:
         rank: of the preconditioner at most; None for that of the settings.
         deadline: of all work.
         probes: None for as many as the number of rows suggests.
+        group: of ranks that share solves and the pairs of a gradient; factors are each rank's own.
     """
 
     stored: bool
@@ -84,6 +88,7 @@ class EstimateOptions:
     rank: int | None = None
     deadline: Deadline = NO_DEADLINE
     probes: int | None = None
+    group: Group = ALONE
 
 
 @dataclass
@@ -221,22 +226,35 @@ class EstimatedLogJoint(LogJoint):
         with torch.no_grad():
             _, noise, rows, values = self.problem.prior.likelihood_inputs(self.problem.x, self.problem.y)
             noise = noise[..., self._index] if self.problem.prior.separate else noise
-            return self._low_rank(self._system(rows, values, noise, stored=False), None)
+            return self._low_rank(self._rows_here(self._system(rows, values, noise, stored=False)), None)
 
     def _note(self, kind: EventKind, **fields: Any) -> None:
         self.problem.direct.workspace.note(Event(kind, **fields))
 
-    def _operator(self, rows: Rows, theta: Sequence[Tensor]) -> CovarianceOperator:
+    def _operator(self, rows: Rows, theta: Sequence[Tensor], group: Group = ALONE) -> CovarianceOperator:
+        """K, of which the ranks of a group evaluate a share each."""
         form, workspace = self.problem.prior.kernel.form, self.problem.direct.workspace
-        return CovarianceOperator(PairProblem(form, theta, rows), torch.float32, workspace)
+        return shared_operator(CovarianceOperator(PairProblem(form, theta, rows), torch.float32, workspace), group)
 
     def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> CovarianceSystem:
-        operator, workspace = self._operator(rows, theta), self.problem.direct.workspace
+        workspace, operator = self.problem.direct.workspace, self._operator(rows, theta, self.options.group)
         return CovarianceSystem(operator, noise.expand(rows.count), workspace=workspace, stored=stored)
+
+    def _rows_here(self, system: CovarianceSystem) -> System:
+        """The part of a system that this rank solves."""
+        group = self.options.group
+        return system if group.size == 1 else GroupRows(system, group)
+
+    @staticmethod
+    def _count(system: System) -> int:
+        """Rows of all ranks."""
+        return system.space.count(system.noise)
 
     def _low_rank(self, system: System, pivots: Tensor | None) -> PartialCholesky:
         settings = self._limits.solving.low_rank
-        limit = min(settings.max_rank if self.options.rank is None else self.options.rank, max(1, system.count // 4))
+        limit = min(
+            settings.max_rank if self.options.rank is None else self.options.rank, max(1, self._count(system) // 4)
+        )
         seed = self._seed
         return partial_cholesky(system, limit=limit, seed=seed, pivots=pivots, settings=settings)
 
@@ -251,15 +269,15 @@ class EstimatedLogJoint(LogJoint):
         residual, noise, *rest = tensors
         split = len(rows.tensors)
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
-        probes_solved = None
+        solved = None
         if not self.solving.by_factor:
-            probes_solved = self._by_iteration(rows, theta, noise, residual)
-            if probes_solved is None:  # a factor takes no longer than the iterations so far, whatever the spectrum
+            solved = self._by_iteration(rows, theta, noise, residual)
+            if solved is None:  # a factor takes no longer than the iterations so far, whatever the spectrum
                 self.solve_by()
                 self._note(EventKind.GRADIENTS_BY_FACTORS)
-        if probes_solved is None:
-            probes_solved = self._by_factor(rows, theta, noise, residual)
-        return None, self._slopes(rows, theta, residual.shape[-1], probes_solved)
+        if solved is None:
+            solved = self._by_factor(rows, theta, noise, residual)
+        return None, self._slopes(rows, theta, residual.shape[-1], *solved)
 
     @property
     def _seed(self) -> int:
@@ -270,18 +288,23 @@ class EstimatedLogJoint(LogJoint):
         """The same numbers whatever the parameters: only then is the estimate a smooth function of them."""
         return torch.Generator().manual_seed(self._seed)
 
-    def _by_iteration(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor | None:
-        """Solves for residual and probes; P^-1 of the probes, or None where a factor would have been quicker."""
-        system = self._system(rows, theta, noise, stored=self.options.stored)
-        matrix = self._matrix
+    def _by_iteration(
+        self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """K^-1 of residual and probes and P^-1 of the probes, or None where a factor would have been quicker."""
+        products = self._system(rows, theta, noise, stored=self.options.stored)
+        system = self._rows_here(products)
+        matrix, space = self._matrix, system.space
         partial, matrix.ready = matrix.ready or self._low_rank(system, matrix.pivots), None
-        level = system.noise + partial.left.mean()  # what P leaves out is spread over its diagonal: (M-102)
+        level = system.noise + partial.trace / self._count(
+            system
+        )  # what P leaves out is spread over its diagonal: (M-102)
         low = LowRank(partial, system.noise, self._limits.solving.low_rank)
         spread = low.with_noise(partial, level)
         probes = spread.sample(self._generator(), self.probes)
         probes_solved = spread.solve(probes)
         del spread
-        rhs = torch.cat([residual, probes], dim=-1)
+        rhs = torch.cat([space.local(residual), probes], dim=-1)
         before = self.iterations
         began_with = matrix.full_scale == "kept"
         solving, candidate = self._limits.solving, None
@@ -302,7 +325,8 @@ class EstimatedLogJoint(LogJoint):
                 return None
             self._check(stopped)
             self.solve_by(Solving.ROUGH_ITERATIONS)
-        return probes_solved
+        assert matrix.solution is not None
+        return space.everywhere(matrix.solution), space.everywhere(probes_solved)
 
     def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int, making: float) -> None:
         """What the solves of a gradient, in so many iterations, say about full scale for the next ones.
@@ -330,10 +354,11 @@ class EstimatedLogJoint(LogJoint):
             self._matrix.full_scale = "untried"
             self._note(EventKind.GRADIENTS_NO_FULL_SCALE)
 
-    def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> Tensor:
+    def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
         self._matrix.ready = None
-        system = self._system(rows, theta, noise, stored=False)
+        operator, workspace = self._operator(rows, theta), self.problem.direct.workspace
+        system = CovarianceSystem(operator, noise.expand(rows.count), workspace=workspace)
         method = self._prepared(system)
         factor = method.preconditioner
         assert isinstance(factor, CholeskyPreconditioner)
@@ -349,7 +374,8 @@ class EstimatedLogJoint(LogJoint):
             self.corrections = self.iterations - before
             if self.corrections > self._limits.double_after:
                 self._use_double(self.corrections)
-        return probes_solved
+        assert self._matrix.solution is not None
+        return self._matrix.solution, probes_solved
 
     def _prepared(self, system: CovarianceSystem) -> PreparedConjugateGradients:
         """Solves with a factor: in float32 while that is of the matrix itself, then in float64, or, where that does not
@@ -371,9 +397,12 @@ class EstimatedLogJoint(LogJoint):
 
     def _solve(self, method: PreparedConjugateGradients, rhs: Tensor, iterations: int) -> StopReason:
         """A^-1 rhs to the error of (M-106), from the last solution."""
-        goal = Goal(relative=self._limits.residual_goal, energy=self._limits.solve_error * math.sqrt(len(rhs)))
-        limits = Limits(deadline=self.options.deadline, iterations=iterations)
-        solution = method.solve(rhs, goal, start=self._matrix.solution, limits=limits)
+        error = self._limits.solve_error * math.sqrt(self._count(method.system))
+        goal = Goal(relative=self._limits.residual_goal, energy=error)
+        limits, start = Limits(deadline=self.options.deadline, iterations=iterations), self._matrix.solution
+        if start is not None and len(start) != len(rhs):  # of this rank's rows, before factors of all took over
+            start = None
+        solution = method.solve(rhs, goal, start=start, limits=limits)
         self._matrix.solution = solution.value
         self.iterations += solution.iterations
         self.passes += solution.passes
@@ -397,13 +426,13 @@ class EstimatedLogJoint(LogJoint):
         if self.residual > self._limits.rough_residual:
             self._note(EventKind.GRADIENTS_ROUGH, reason=stopped, residual=self._limits.rough_residual)
 
-    def _slopes(self, rows: Rows, theta: Sequence[Tensor], p: int, probes_solved: Tensor) -> list[Tensor | None]:
+    def _slopes(
+        self, rows: Rows, theta: Sequence[Tensor], p: int, solution: Tensor, probes_solved: Tensor
+    ) -> list[Tensor | None]:
         """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102); p columns of r."""
-        solution = self._matrix.solution
-        assert solution is not None
-        a, u = solution[:, :p], solution[:, p:]
-        operator = self._operator(rows, theta)
+        a, u, group = solution[:, :p], solution[:, p:], self.options.group
+        operator = self._operator(rows, theta, group)
         left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, probes_solved], dim=-1)
         slope = (left * right).sum(-1)
-        pulled = operator.pulled_back(left.to(operator.dtype), right.to(operator.dtype))
+        pulled = summed_gradient(operator.pulled_back(left.to(operator.dtype), right.to(operator.dtype)), group)
         return [-a, slope, *pulled.rows, *pulled.theta]

@@ -72,6 +72,8 @@ def train(
             if estimated is not None:
                 StochasticFit(estimated, of(first.last), parts, recorder, iterations).run(optimum)
     except KeyboardInterrupt:
+        if recorder.group.size > 1:
+            raise  # on all ranks
         stop = StopReason.INTERRUPT
     except TimeUp:
         stop = StopReason.TIME

@@ -122,15 +122,16 @@ class Progress:
     def at_rounding(self, rows: int, roundings: float) -> bool:
         """Whether no open column has a backward error |r| / (|A| |x|) above so many rounding units of float64, by a
         lower bound of |A| from so many rows, (M-123): then no method in float64 is to be expected to leave less."""
-        columns, system = self.open, self.system
+        columns, system, space = self.open, self.system, self.space
         diagonal = system.diagonal() + system.noise
-        some = torch.linspace(0, len(diagonal) - 1, min(len(diagonal), rows)).long().to(diagonal.device)
+        count = space.count(diagonal)
+        some = torch.linspace(0, count - 1, min(count, rows)).long().to(diagonal.device)
         if not len(columns) or not len(some):
             return False
-        squares = system.columns(some, F64).square().sum(0) / diagonal[some]
+        squares = space.sum(system.columns(some, F64).square()) / space.take(diagonal, some)
         largest = float(squares.max())
-        allowed = roundings * torch.finfo(F64).eps * largest * self.space.norm(self.value[:, columns])
-        return bool((self.space.norm(self.residual[:, columns]) <= allowed).all())
+        allowed = roundings * torch.finfo(F64).eps * largest * space.norm(self.value[:, columns])
+        return bool((space.norm(self.residual[:, columns]) <= allowed).all())
 
     @property
     def open(self) -> Tensor:

@@ -66,7 +66,7 @@ class LowRank(Preconditioner):
         other._set_noise(noise)
         if not (_is_uniform(self.noise, self.space) and _is_uniform(other.noise, self.space)):
             return LowRank(partial, noise, self.settings)
-        ratio = self._deviation[:1, 0] / other._deviation[:1, 0] if len(noise) else 1.0
+        ratio = self.space.max(self._deviation) / self.space.max(other._deviation) if self.space.count(noise) else 1.0
         other.inner, other._singular = self.inner * ratio, self._singular * ratio
         other._update_eigenvalues()
         return other

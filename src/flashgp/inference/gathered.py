@@ -1,0 +1,132 @@
+"""The table of a group: every rank's rows joined on every rank, and what must be equal on all of them.
+
+Ranks bring rows of their own, any number of them. Inputs, targets and what the likelihood knows row by row are gathered
+in the order of the ranks: n (d + outputs) numbers, which the features of products need on every rank in any case. What
+takes more, pairs, preconditioners and solves, is shared anew, evenly, whatever rows a rank brought.
+"""
+
+import hashlib
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points, check_targets
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.machine import available_bytes
+from flashgp.inference.prior import Prior
+from flashgp.planner.plan import Plan
+from flashgp.processes.group import Group
+from flashgp.processes.shares import Shares
+
+__all__ = ["GatheredTable", "agreed_memory", "agreed_plan", "compare_models", "gathered", "shared_event", "tensor_mark"]
+
+
+@dataclass(frozen=True, eq=False)
+class GatheredTable:
+    """Fields: prior, whose likelihood knows all rows; x (n, d) and y (n,) or (n, outputs), all rows; shares, how many
+    rows each rank brought."""
+
+    prior: Prior
+    x: Tensor
+    y: Tensor
+    shares: Shares
+
+
+class _GatheredRows(torch.autograd.Function):
+    """All rows; every rank computes the same with them, so that a rank's own rows keep their part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Group, shares: Shares) -> Tensor:
+        ctx.rows = shares.slice(group.rank)
+        return group.gather_rows(own, shares)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.rows], None, None
+
+
+def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> GatheredTable:
+    """This rank's rows x, (rows, d), and y, (rows,) or (rows, outputs), joined with those of the others.
+
+    Gradients by x and y reach this rank's own rows.
+
+    Args: equal: what else must be the same on every rank, by name.
+    Raises: ShapeError, DomainError for what is no table of one model; RankMismatchError for columns, dtypes, a model or
+        options that differ; BackendUnavailableError where the group cannot send tensors of x's device. The same error
+        on every rank, if called within `group.together()`.
+    Cost: n (d + outputs) numbers on every rank, sent once.
+    """
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, prior.outputs)
+    if prior.is_batch(x, y):
+        raise DomainError(
+            "`group` shares the rows of one model, got a batch of models or tables; give each rank models of its own, "
+            "without a group"
+        )
+    group.check_device(x.device)
+    compare_models(
+        prior, group, columns=x.shape[-1], dtypes=f"{x.dtype} and {y.dtype}", targets=tuple(y.shape[1:]),
+        device=x.device.type, **equal,
+    )  # fmt: skip
+    shares = group.shares(len(x))
+
+    def all_rows(own: Tensor) -> Tensor:
+        if len(own) != len(x):
+            raise ShapeError(
+                f"`likelihood` must have one number for each of this rank's {len(x):,} rows, got shape "
+                f"{tuple(own.shape)}; pass row_variance= and row_weight= of these rows"
+            )
+        return group.gather_rows(own.to(x.device), shares).to(own.device)
+
+    likelihood = prior.likelihood.by_rows(all_rows)
+    prior = prior if likelihood is prior.likelihood else prior.with_likelihood(likelihood)
+    return GatheredTable(prior, _GatheredRows.apply(x, group, shares), _GatheredRows.apply(y, group, shares), shares)
+
+
+def compare_models(prior: Prior, group: Group, **equal: object) -> None:
+    """Raises: RankMismatchError where ranks have other kernels, parameters or options."""
+    parameters = {name: f"{tensor.requires_grad} {tensor_mark(tensor)}" for name, tensor in prior.named_parameters()}
+    group.compare(
+        model=prior.title, covariance=_digest(repr(prior.kernel.form.profile.key)),
+        outputs=prior.outputs, **{f"parameter {name}": mark for name, mark in parameters.items()}, **equal,
+    )  # fmt: skip
+
+
+def tensor_mark(tensor: Tensor) -> str:
+    """What tells tensors from others: the number itself, or shape and digest of many."""
+    plain = tensor.detach().cpu()
+    if plain.numel() == 1:
+        return repr(plain.item())
+    shape = "x".join(map(str, plain.shape))
+    return f"{plain.dtype} {shape} {_digest(plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())}"
+
+
+def _digest(data: "bytes | str") -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:12]
+
+
+def agreed_memory(memory: str | int | None, device: torch.device, group: Group) -> str | int:
+    """The budget of every rank: what was asked for, else the least of what is free, divided among ranks of one host."""
+    if memory is not None:
+        return memory
+    hosts = [host.decode() for host in group.gather_bytes(socket.gethostname().encode())]
+    here = Counter(hosts)[hosts[group.rank]] if device.type == "cpu" else 1
+    free = torch.tensor([-(available_bytes(device) // here)], dtype=torch.int64, device=device)
+    return -int(group.max(free))
+
+
+def agreed_plan(plan: Plan, group: Group) -> Plan:
+    """Rank 0's plan; each rank has made one, so that what does not fit is an error on all of them."""
+    return plan if group.size == 1 else Plan.from_json(group.text_of_first(plan.to_json()))
+
+
+def shared_event(group: Group, shares: Shares) -> Event:
+    """Of a report: whose rows were joined, and what has been sent since the group was given."""
+    return Event(
+        EventKind.SHARED, ranks=group.size, rows=shares.total, counts=list(shares.counts), sent=group.bytes_sent
+    )

@@ -1,0 +1,215 @@
+"""Posterior of a group: `gp.condition(x, y, group=)` and what it answers, the same on every rank.
+
+Every rank has all rows of x and y, and the factor where there is one; what solves take is shared. All ranks ask for the
+same things in the same order: points and options are compared before work begins, and an error on one rank is raised by
+all of them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.report import Report
+from flashgp.inference.decision import counts_of
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, shared_event, tensor_mark
+from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.plan_settings import PlanSettings, chosen_device
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.importance import Importance
+from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.predict.paths import Paths
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.training.fit import Fitted, fit_prior
+from flashgp.inference.training.options import FitOptions
+from flashgp.planner.products import ProductPlan
+from flashgp.processes.group import Group
+
+__all__ = ["GroupPosterior", "condition_group", "fit_group"]
+
+
+class GroupPosterior(Posterior):
+    """A posterior that the ranks of a group have in common. Made by `gp.condition` and `fgp.fit` with `group=`.
+
+    All of `Posterior`, but for learning online; fields as there: x, y and weights are those of all rows, in the order
+    of the ranks. Ask all ranks the same. `fgp.save` on rank 0 writes a file that one process loads.
+
+    Fields: group.
+    """
+
+    def __init__(self, state: AnyState, units: str = "") -> None:
+        super().__init__(state, units)
+        self.group: Group = state.settings.group
+
+    def in_units(self, units: str) -> "GroupPosterior":
+        return GroupPosterior(self.state, units)
+
+    @property
+    def by_output(self) -> "tuple[Posterior, ...]":
+        parts = self.state.parts if isinstance(self.state, OutputStates) else ()
+        return tuple(GroupPosterior(part, self.units) for part in parts)
+
+    def predict(
+        self,
+        x_test: Any,
+        *,
+        variance: str = "auto",
+        plan: ProductPlan | None = None,
+        memory: str | int | None = None,
+        deterministic: bool = False,
+    ) -> Prediction:
+        with self.group.together() as group:
+            points = check_points(x_test, "x_test", like=self.state.x)
+            options = f"variance={variance!r} deterministic={deterministic!r} gradients={torch.is_grad_enabled()}"
+            group.compare(x_test=tensor_mark(points), options=options)
+            memory = agreed_memory(memory, points.device, group) if plan is None else memory
+            prediction = super().predict(
+                x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic
+            )
+            return prediction.asking(lambda predictor: _Together(predictor, group))
+
+    def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> Paths:
+        with self.group.together() as group:
+            if seed is None:  # one draw for all ranks, of rank 0's generator
+                seed = int(group.from_first(torch.randint(2**62, ())))
+            group.compare(count=count, features=features, seed=seed)
+            return super().paths(count, features=features, seed=seed)
+
+    def log_marginal_likelihood(self) -> Float64[Tensor, "*batch"]:
+        with self.group.together() as group:
+            return group.from_first(super().log_marginal_likelihood())
+
+    def leave_one_out(self) -> LeaveOneOut:
+        with self.group.together():
+            return super().leave_one_out()
+
+    def importance(self, *arguments: Any, **options: Any) -> Importance:
+        with self.group.together():
+            return super().importance(*arguments, **options)
+
+    def _of(self, state: AnyState) -> "GroupPosterior":
+        return self if state is self.state else GroupPosterior(state, self.units)
+
+
+class _Together(Predictor):
+    """A predictor whose errors all ranks share. Args: predictor, of every rank; group."""
+
+    def __init__(self, predictor: Predictor, group: Group) -> None:
+        self._predictor, self._group = predictor, group
+        self.deterministic, self.differentiable = predictor.deterministic, predictor.differentiable
+        self.separate = predictor.separate
+
+    @property
+    def report(self) -> Report:  # type: ignore[override]
+        return self._predictor.report
+
+    def mean(self, x: Tensor) -> Tensor:
+        with self._group.together():
+            return self._predictor.mean(x)
+
+    def variance(self, x: Tensor) -> Variance:
+        with self._group.together():
+            return self._predictor.variance(x)
+
+    def covariance(self, x: Tensor) -> Tensor:
+        with self._group.together():
+            return self._predictor.covariance(x)
+
+    def paths(self, count: int, features: int, seed: int | None) -> Any:
+        with self._group.together():
+            return self._predictor.paths(count, features, seed)
+
+    def rounding(self, x: Tensor) -> Tensor:
+        return self._predictor.rounding(x)
+
+    def forget(self) -> None:
+        self._predictor.forget()
+
+
+def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> GroupPosterior:
+    """`GP.condition` with a group of several ranks. Raises: as it, the same error on every rank."""
+    with settings.solve.group.together() as group:
+        refuse_time_limit(settings.deadline.limit)
+        if settings.differentiable:
+            raise DomainError(
+                "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
+                "gp.log_marginal_likelihood(x, y, group=) has gradients by parameters, x and y"
+            )
+        table = gathered(prior, x, y, group, **_asked(settings))
+        prior, x, y = table.prior, table.x.detach(), table.y.detach()
+        plan = settings.plan
+        if plan is None:
+            wanted = PlanSettings(
+                agreed_memory(settings.memory, x.device, group), chosen_device(settings.device, x), settings.dtype,
+                solver=settings.solver, deterministic=settings.solve.deterministic,
+                factored=settings.jitter is not None,
+            )  # fmt: skip
+            plan = conditioning_plan(prior, counts_of(prior, x, y), wanted)
+        plan = agreed_plan(plan, group)
+        settings = replace(settings, plan=plan, memory=None, device=plan.device)
+        state = condition(prior, x, y, settings)
+        state.report.events.append(shared_event(group, table.shares))
+        return GroupPosterior(agreed_state(state, group))
+
+
+def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnyState]:
+    """`fgp.fit` with a group of several ranks. Raises: as it, the same error on every rank.
+
+    Few rows are fitted by every rank alike; all rows by factors of every rank, or by estimated gradients that are
+    shared. Every evaluation is rank 0's.
+    """
+    with options.group.together() as group:
+        refuse_time_limit(options.deadline.limit)
+        table = gathered(prior, x, y, group, **_fit_asked(options))
+        memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
+        fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), replace(options, memory=memory))
+        agreed_state(fitted.state, group)
+        fitted.report.events.append(shared_event(group, table.shares))
+        return fitted
+
+
+def agreed_state(state: AnyState, group: Group) -> AnyState:
+    """The state, which must have come about in the same way on every rank. Raises: RankMismatchError."""
+    kinds = sorted({event.kind.name for event in state.report.events})
+    group.compare(route=state.report.route, jitter=state.report.jitter is not None, events=kinds)
+    return state
+
+
+def refuse_time_limit(limit: float | None) -> None:
+    """Raises: DomainError."""
+    if limit is not None:
+        raise DomainError(
+            f"`time_limit` cannot be kept by a group, whose ranks have clocks of their own, got {limit:g} s; leave it "
+            "out, and choose tolerance= or max_iterations="
+        )
+
+
+def _asked(settings: ConditionSettings) -> dict[str, object]:
+    """What all ranks must have asked for."""
+    solve, plan = settings.solve, settings.plan
+    return {
+        "solver": settings.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": settings.memory,
+        "deterministic": solve.deterministic, "dtype": settings.dtype, "jitter": settings.jitter,
+        "plan": None if plan is None else plan.route, "progress": settings.progress is not None,
+    }  # fmt: skip
+
+
+def _fit_asked(options: FitOptions) -> dict[str, object]:
+    """The same of a fit."""
+    plan = options.plan
+    return {
+        "starts": options.starts, "initial": options.initial, "priors": options.priors, "seed": options.seed,
+        "max_iterations": options.max_iterations, "memory": options.memory, "dtype": options.dtype,
+        "tolerance": options.tolerance, "jitter": options.jitter, "deterministic": options.deterministic,
+        "solver": options.solver, "plan": None if plan is None else f"{plan.route}, {plan.training}",
+        "checkpoint": options.checkpoint is not None,
+    }  # fmt: skip

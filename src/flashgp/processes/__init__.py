@@ -1,0 +1,9 @@
+"""Several processes that work on one problem, each with rows of its own, on `torch.distributed`.
+
+    group.py     Group: the collectives that the library uses, each with a time limit, and errors that all ranks share
+    shared_errors.py  an exception as bytes, and back
+    shares.py    Shares: which rows each rank has
+    gradient_shares.py  gradients of sums over ranks, also of networks that wrappers reduce
+
+A group is what the caller made: by torchrun, SLURM, Ray or Lightning. Nothing here starts or ends a process.
+"""

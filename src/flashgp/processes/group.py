@@ -1,0 +1,402 @@
+"""Group: the collectives of `torch.distributed` that the library uses, and errors that all ranks share.
+
+Every collective is preceded by a flag: what each rank is about to do, or that it has failed. A rank that raises inside
+`with group.together():` tells the others with the flag of the collective that they wait in, and every rank raises the
+same error; the group can be used afterwards. Ranks that took different branches are told so, instead of waiting for
+each other. A rank that has died, or does not answer within the time limit, is a ProcessGroupError on all others; after
+it the group cannot be used.
+
+Does not do: start processes, choose devices, differentiate.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, ProcessGroupError, RankMismatchError
+from flashgp.processes.shared_errors import packed, unpacked
+from flashgp.processes.shares import Shares
+
+__all__ = ["ALONE", "Group", "GroupSettings"]
+
+FIT = "torch.distributed.init_process_group()"
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """Args: time_limit, seconds that a rank waits in one collective, beside the group's own `timeout`, if shorter."""
+
+    time_limit: float = 300.0
+
+
+class Group:
+    """The ranks that share one problem; all of them call the same methods in the same order.
+
+    Args:
+        process_group: of `torch.distributed`; None for this process alone, where every collective is the identity.
+        settings: time limits.
+    Fields: rank; size; bytes_sent, by this rank, at least: what the usual ring algorithms send.
+
+    Example:
+        >>> group = Group.of(None)
+        >>> group.rank, group.size, group.sum(torch.ones(2)).tolist()
+        (0, 1, [1.0, 1.0])
+    """
+
+    def __init__(self, process_group: Any = None, settings: GroupSettings | None = None) -> None:
+        self._process_group, self._settings = process_group, settings or GroupSettings()
+        self.rank, self.size = 0, 1
+        self.bytes_sent = 0
+        self._shared: BaseException | None = None  # the error that all ranks are raising
+        self._broken = ""  # what left the group out of step
+        if process_group is not None:
+            self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
+            self._devices = _devices_of(process_group)
+
+    @classmethod
+    def of(cls, group: Any, settings: GroupSettings | None = None) -> "Group":
+        """From what a caller gave: None, a ProcessGroup, a DeviceMesh of one dimension, or a Group.
+
+        Raises: DomainError for anything else, and where this process is no member; ProcessGroupError where
+            torch.distributed is not initialised.
+        """
+        if isinstance(group, Group):
+            return group
+        if group is None:
+            return cls(None, settings)
+        if not dist.is_available():
+            raise BackendUnavailableError("`group` needs torch.distributed, which this build of torch lacks")
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if isinstance(group, DeviceMesh):
+            if group.ndim != 1:
+                raise DomainError(
+                    f"`group` must be a DeviceMesh of one dimension, got {group.ndim}; name the dimension that rows "
+                    'are split over, mesh["rows"]'
+                )
+            group = group.get_group()
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise DomainError("`group` must have this process as a member; call from its members alone")
+        if not isinstance(group, dist.ProcessGroup):
+            raise DomainError(
+                "`group` must be None, a ProcessGroup or a DeviceMesh of one dimension, got "
+                f"{type(group).__name__}; pass torch.distributed.group.WORLD"
+            )
+        if not dist.is_initialized():
+            raise ProcessGroupError(f"`group` belongs to torch.distributed, which is not initialised; call {FIT} first")
+        try:
+            return cls(group, settings)
+        except ValueError as error:
+            raise ProcessGroupError(f"`group` is not in use any more ({error}); pass one that is initialised") from None
+
+    def __deepcopy__(self, memo: Any) -> "Group":
+        return self  # the same ranks
+
+    def __reduce__(self) -> Any:
+        return Group, ()  # another process is no member
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+    @contextmanager
+    def together(self) -> Iterator["Group"]:
+        """What all ranks do; an error of one of them is raised by all, at its end or in a collective before that."""
+        try:
+            yield self
+        except BaseException as error:
+            if error is self._shared or self._broken or self.size == 1:
+                raise
+            shared = self._tell(error)
+            if shared is error:
+                raise
+            raise shared from error
+        else:
+            self.agree("the end of a step")
+
+    def agree(self, what: str = "a step") -> None:
+        """All ranks have come here without an error. Raises: that of the first rank that has one."""
+        if self.size > 1:
+            self._flag(what)
+
+    def _tell(self, error: BaseException) -> BaseException:
+        """Join the others' next flag with an error; what all of them raise, theirs if several ranks have one."""
+        data = packed(error, self.rank)
+        return self._raised_by(self._exchange_flag(self.size - self.rank, 0), data, error)
+
+    def _flag(self, what: str, *shape: object) -> None:
+        """Before a collective: that all ranks are about to do the same, none with an error."""
+        if self._broken:
+            raise ProcessGroupError(f"the group cannot be used after an earlier failure: {self._broken}")
+        digest = hashlib.sha256(json.dumps([what, *map(str, shape)]).encode()).digest()
+        mark = int.from_bytes(digest[:7], "big")
+        flag = self._exchange_flag(0, mark)
+        if flag[0]:
+            raise self._raised_by(flag)
+        if flag[1] != -flag[2]:
+            self._broken = "ranks took different branches"
+            raise ProcessGroupError(
+                f"the ranks do different things: rank {self.rank} is at {what!r}, others are not; every rank must "
+                "make the same calls in the same order, with equal arguments",
+                operation=what,
+            )
+
+    def _exchange_flag(self, failed: int, mark: int) -> list[int]:
+        flag = torch.tensor([failed, mark, -mark], dtype=torch.int64, device=self._devices[0])
+        self._wait("a flag", lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._process_group, async_op=True))
+        return flag.tolist()
+
+    def _raised_by(self, flag: list[int], data: bytes = b"", error: BaseException | None = None) -> BaseException:
+        """The error of the first rank that has one, on every rank; this rank's own object where that is its type."""
+        source = self.size - flag[0]
+        data = self._broadcast_bytes(data, source)
+        shared = unpacked(data)
+        if source == self.rank and type(error) is type(shared):
+            assert error is not None
+            shared = error
+        shared.add_note(f"raised on rank {source} of {self.size}")
+        self._shared = shared
+        return shared
+
+    def _broadcast_bytes(self, data: bytes, source: int) -> bytes:
+        device = self._devices[0]
+        length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+        self._broadcast(length, source)
+        text = torch.zeros(int(length), dtype=torch.uint8, device=device)
+        if source == self.rank:
+            text.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._broadcast(text, source)
+        return bytes(text.tolist())
+
+    # -- what must be equal --------------------------------------------------------------------------------------
+    def compare(self, **parts: object) -> None:
+        """Whether every rank was given the same, by its text. Cost: one gather of these texts.
+
+        Raises: RankMismatchError, the same on every rank, with what differs, on which ranks.
+        """
+        if self.size == 1:
+            return
+        texts = {name: str(value) for name, value in parts.items()}
+        every = [json.loads(data) for data in self.gather_bytes(json.dumps(texts).encode(errors="surrogatepass"))]
+        lines, names, ranks = [], [], set()
+        for name in sorted({name for one in every for name in one}):
+            values = [one.get(name, "nothing") for one in every]
+            if len(set(values)) > 1:
+                usual = max(values, key=lambda v: (values.count(v), -values.index(v)))
+                ranks |= {rank for rank, value in enumerate(values) if value != usual}
+                names.append(name)
+                lines.append(f"{name} is " + ", ".join(_by_rank(values)))
+        if names:
+            raise self._all_raise(
+                RankMismatchError(
+                    f"ranks of `group` were given different arguments: {'; '.join(lines)}. Pass the same on every rank",
+                    names=names,
+                    ranks=sorted(ranks),
+                )
+            )
+
+    def _all_raise(self, error: BaseException) -> BaseException:
+        """An error that every rank has found from the same numbers."""
+        self._shared = error
+        return error
+
+    def shares(self, rows: int) -> Shares:
+        """How many rows each rank has. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
+        counts = self.gather_rows(torch.tensor([rows]), Shares((1,) * self.size)).tolist()
+        if self.size > 1 and sum(counts) < self.size:
+            raise self._all_raise(
+                DomainError(
+                    f"`group` must have no more ranks than there are rows, got {self.size} ranks and {sum(counts)} "
+                    "rows; start fewer processes"
+                )
+            )
+        return Shares(tuple(counts))
+
+    def check_device(self, device: torch.device) -> None:
+        """Raises: BackendUnavailableError where the group has no backend for tensors of a device."""
+        if self.size > 1 and device.type not in {d.type for d in self._devices}:
+            known = ", ".join(sorted({d.type for d in self._devices}))
+            raise BackendUnavailableError(
+                f"`group` has no backend for tensors on {device.type}, only for {known}; initialise it with one, "
+                'init_process_group("cpu:gloo,cuda:nccl"), or move x and y'
+            )
+
+    # -- collectives -------------------------------------------------------------------------------------------------
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, entry by entry, of tensors of one shape."""
+        return self._reduced(tensor, dist.ReduceOp.SUM, "sum")
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """The largest over ranks, entry by entry, of tensors of one shape."""
+        return self._reduced(tensor, dist.ReduceOp.MAX, "max")
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor, of the same shape and dtype on every rank."""
+        if self.size == 1:
+            return tensor
+        self._flag("broadcast", tensor.shape, tensor.dtype)
+        out = _plain(tensor, copy=True).to(self._near(tensor))
+        self._broadcast(out, 0)
+        return out.to(tensor).reshape(tensor.shape)
+
+    def number_of_first(self, number: float) -> float:
+        """Rank 0's number: what a branch depends on, and a last bit could decide."""
+        return number if self.size == 1 else float(self.from_first(torch.tensor(float(number), dtype=torch.float64)))
+
+    def text_of_first(self, text: str) -> str:
+        """Rank 0's text."""
+        if self.size == 1:
+            return text
+        self._flag("broadcast of text")
+        return self._broadcast_bytes(text.encode(errors="surrogatepass"), 0).decode(errors="surrogatepass")
+
+    def gather_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
+        """All rows, (total, ...), from (counts[rank], ...) on each rank. Cost: (size - 1) copies of the largest."""
+        if self.size == 1:
+            return tensor
+        assert len(tensor) == shares.counts[self.rank]
+        self._flag("gather", tensor.shape[1:], tensor.dtype, shares.counts)
+        longest, rest = max(shares.counts), tensor.shape[1:]
+        own = _padded(tensor, longest).to(self._near(tensor))
+        out = own.new_empty(self.size * longest, *rest)
+        if out.numel():
+            self._wait("gather", lambda: _all_gather_single(out, own, self._process_group))
+        self._count(own, self.size - 1)
+        if len(set(shares.counts)) > 1:
+            parts = out.reshape(self.size, longest, *rest)
+            out = torch.cat([part[:count] for part, count in zip(parts, shares.counts, strict=True)])
+        return out.to(tensor)
+
+    def sum_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
+        """This rank's rows, (counts[rank], ...), of the sum over ranks of tensors (total, ...)."""
+        if self.size == 1:
+            return tensor
+        assert len(tensor) == shares.total
+        self._flag("reduce-scatter", tensor.shape, tensor.dtype, shares.counts)
+        longest, rest = max(shares.counts), tensor.shape[1:]
+        if len(set(shares.counts)) == 1:
+            whole = tensor.contiguous()
+        else:
+            whole = tensor.new_zeros(self.size * longest, *rest)
+            for rank, count in enumerate(shares.counts):
+                whole[rank * longest : rank * longest + count] = tensor[shares.slice(rank)]
+        out = tensor.new_empty(longest, *rest)
+        if out.numel():
+            self._wait("reduce-scatter", lambda: _reduce_scatter_single(out, whole, self._process_group))
+        self._count(out, self.size - 1)
+        return out[: shares.counts[self.rank]]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank has to say."""
+        if self.size == 1:
+            return [data]
+        one = Shares((1,) * self.size)
+        device = self._devices[0]
+        lengths = self.gather_rows(torch.tensor([len(data)], device=device), one)
+        shares = Shares(tuple(lengths.tolist()))
+        text = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+        whole = self.gather_rows(text.to(device), shares)
+        return [bytes(whole[shares.slice(rank)].tolist()) for rank in range(self.size)]
+
+    # -- running them ------------------------------------------------------------------------------------------------
+    def _reduced(self, tensor: Tensor, operation: Any, name: str) -> Tensor:
+        if self.size == 1:
+            return tensor
+        self._flag(name, tensor.shape, tensor.dtype)
+        out = _plain(tensor, copy=True).to(self._near(tensor))
+        if out.numel():
+            self._wait(name, lambda: dist.all_reduce(out, operation, group=self._process_group, async_op=True))
+        self._count(out, 2.0 * (self.size - 1) / self.size)
+        return out.to(tensor)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> None:
+        if tensor.numel():
+            self._wait(
+                "broadcast",
+                lambda: dist.broadcast(tensor, group=self._process_group, async_op=True, group_src=source),
+            )
+        if source == self.rank:
+            self._count(tensor, self.size - 1)
+
+    def _wait(self, name: str, start: Callable[[], Any]) -> None:
+        """Run one collective to its end within the time limit."""
+        self._broken = f"{name} did not end"  # also by a KeyboardInterrupt in the midst of it
+        try:
+            start().wait(timedelta(seconds=self._settings.time_limit))
+        except RuntimeError as error:
+            self._broken = f"{name}: {error}"
+            raise ProcessGroupError(
+                f"a collective ({name}) over the {self.size} ranks of `group` failed on rank {self.rank}: {error}. "
+                f"A rank has died, or did not answer within {self._settings.time_limit:g} s; see its own error",
+                operation=name,
+            ) from error
+        self._broken = ""
+
+    def _near(self, tensor: Tensor) -> torch.device:
+        """Where a tensor is sent from: its own device, or one that the group has a backend for."""
+        known = any(device.type == tensor.device.type for device in self._devices)
+        return tensor.device if known else self._devices[0]
+
+    def _count(self, tensor: Tensor, times: float) -> None:
+        self.bytes_sent += int(times * tensor.numel() * tensor.element_size())
+
+
+ALONE = Group()
+
+
+def _plain(tensor: Tensor, *, copy: bool = False) -> Tensor:
+    """Contiguous, without a graph, of a dtype that every backend knows."""
+    out = tensor.detach()
+    out = out.to(torch.uint8) if out.dtype == torch.bool else out
+    return out.clone(memory_format=torch.contiguous_format) if copy else out.contiguous()
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    plain = _plain(tensor)
+    if len(plain) == rows:
+        return plain
+    out = plain.new_zeros(rows, *plain.shape[1:])
+    out[: len(plain)] = plain
+    return out
+
+
+def _all_gather_single(out: Tensor, own: Tensor, group: Any) -> Any:
+    """The name since torch 2.13, or the one before."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(out, own, group=group, async_op=True)
+
+
+def _reduce_scatter_single(out: Tensor, whole: Tensor, group: Any) -> Any:
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return scatter(out, whole, group=group, async_op=True)
+
+
+def _devices_of(process_group: Any) -> list[torch.device]:
+    """The devices whose tensors a group can send, the CPU first: "cpu:gloo,cuda:nccl"."""
+    pairs = [pair.split(":") for pair in str(dist.get_backend_config(process_group)).split(",")]
+    # gloo names an accelerator that this build of torch may lack
+    here = {"cpu"} | ({str(torch.accelerator.current_accelerator())} if torch.accelerator.is_available() else set())
+    names = [pair[0] for pair in pairs if pair[0] in here]
+    if not names:
+        raise BackendUnavailableError(
+            f"`group` has backends for {', '.join(pair[0] for pair in pairs)}, which this machine lacks; initialise it "
+            'with "gloo"'
+        )
+    return [torch.device(name) for name in sorted(names, key=lambda name: name != "cpu")]
+
+
+def _by_rank(values: Sequence[str]) -> list[str]:
+    """'3 on rank 0, 4 on ranks 1 and 2'."""
+    by_value: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        by_value.setdefault(value, []).append(rank)
+    out = []
+    for value, ranks in by_value.items():
+        shown = value if len(value) <= 60 else f"{value[:57]}..."
+        out.append(f"{shown} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}")
+    return out

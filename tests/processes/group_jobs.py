@@ -1,0 +1,177 @@
+"""What ranks do in tests of groups: each function runs on every rank and returns plain values."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ProcessGroupError, ShapeError
+from flashgp.processes.group import Group, GroupSettings
+from flashgp.processes.shares import Shares
+
+
+def own(shares: Shares, rank: int, *rest: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """This rank's rows of a table that is the same on every rank."""
+    whole = torch.arange(shares.total * max(1, torch.Size(rest).numel())).reshape(shares.total, *rest)
+    return whole[shares.slice(rank)].to(dtype)
+
+
+def collectives(process_group: Any, counts: tuple[int, ...]) -> dict[str, Any]:
+    """Every collective, on rows of these counts, against what one process computes from all of them."""
+    group, shares = Group.of(process_group), Shares(counts)
+    rank, size = group.rank, group.size
+    assert group.shares(counts[rank]) == shares
+    for dtype in (torch.float64, torch.float32, torch.int64, torch.bool):
+        for rest in ((), (3,), (2, 5)):
+            whole = torch.cat([own(shares, r, *rest, dtype=dtype) for r in range(size)])
+            gathered = group.gather_rows(own(shares, rank, *rest, dtype=dtype), shares)
+            assert gathered.dtype == dtype
+            assert torch.equal(gathered, whole), (dtype, rest)
+            if dtype == torch.bool:
+                continue
+            part = group.sum_rows(whole * (rank + 1), shares)
+            assert torch.equal(part, whole[shares.slice(rank)] * (size * (size + 1) // 2)), (dtype, rest)
+            assert torch.equal(group.sum(whole * rank), whole * (size * (size - 1) // 2))
+            assert torch.equal(group.max(whole + rank), whole + (size - 1))
+            assert torch.equal(group.from_first(whole + 7 * rank), whole)
+    strided = torch.arange(20.0).reshape(4, 5).mT
+    assert torch.equal(group.sum(strided), strided * size)
+    assert torch.equal(group.from_first(strided), strided)
+    asked = torch.ones(2, requires_grad=True)
+    assert size == 1 or not group.sum(asked).requires_grad
+    assert bool((asked == 1.0).all())
+    said = group.gather_bytes(b"x" * rank)
+    assert said == [b"x" * r for r in range(size)]
+    before = group.bytes_sent
+    group.sum(torch.zeros(1000, dtype=torch.float64))
+    return {"rank": rank, "size": size, "sent": group.bytes_sent - before}
+
+
+def mistakes(process_group: Any) -> list[Any]:
+    """What one rank does wrong, as every rank is told; and that the group works afterwards."""
+    group = Group.of(process_group)
+    last = group.size - 1
+
+    def shape() -> None:
+        if group.rank == last:
+            raise ShapeError("`x` is wrong")
+        group.sum(torch.ones(1))
+
+    def fields() -> None:
+        if group.rank == last:
+            raise NotPositiveDefiniteError("no", smallest_pivot=-1.0, jitters=(0.1, 0.2), indices=[(1, 2)])
+        group.gather_rows(torch.ones(1), Shares((1,) * group.size))
+
+    def of_python() -> None:
+        if group.rank == last:
+            raise OSError(28, "No space left on device")
+
+    def of_key() -> None:
+        if group.rank == last:
+            raise KeyError("name")
+
+    def foreign() -> None:
+        class StrangeError(Exception): ...
+
+        if group.rank == last:
+            raise StrangeError("what is this")
+        group.from_first(torch.ones(3))
+
+    def out_of_memory() -> None:
+        if group.rank == last:
+            raise torch.OutOfMemoryError("no bytes left")
+
+    def several() -> None:
+        raise (DomainError if group.rank else ShapeError)(f"rank {group.rank}")
+
+    def branches() -> None:
+        group.sum(torch.ones(2)) if group.rank == last else group.max(torch.ones(2))
+
+    def interrupt() -> None:
+        if group.rank == last:
+            raise KeyboardInterrupt
+
+    def nested() -> None:
+        try:
+            with group.together():
+                if group.rank == last:
+                    raise MemoryError("inner")
+        except MemoryError:  # the same on every rank, so every rank goes on
+            group.sum(torch.ones(1))
+            raise DomainError("handled") from None
+
+    def different() -> None:
+        group.compare(columns=3 if group.rank != last else 4, dtype="float64", seed=group.rank == 0)
+
+    out = []
+    for mistake in (
+        shape, fields, of_python, of_key, foreign, out_of_memory, several, interrupt, nested, different
+    ):  # fmt: skip
+        try:
+            with group.together():
+                mistake()
+        except BaseException as error:
+            kept = {name: value for name, value in vars(error).items() if name != "__notes__"}
+            out.append((type(error).__name__, str(error), kept, error.__notes__ if mistake is not different else []))
+        assert int(group.sum(torch.ones(1))) == group.size  # in step
+    group.compare(columns=3, kernel="same")
+    try:
+        with group.together():
+            group.shares(int(group.rank == 0) if group.size > 1 else 1)
+    except DomainError as error:
+        out.append(str(error))
+    try:
+        with group.together():
+            branches()
+    except ProcessGroupError as error:
+        out.append("the ranks do different things" in str(error))
+    try:
+        group.sum(torch.ones(1))
+    except ProcessGroupError as error:
+        out.append("earlier failure" in str(error))
+    return out
+
+
+def late(_: Any, seconds: float) -> tuple[str, str, bool]:
+    """A rank that does not come; the group is of no use afterwards."""
+    from torch import distributed as dist
+
+    fresh = dist.new_group(list(range(dist.get_world_size())))
+    group = Group.of(fresh, GroupSettings(time_limit=seconds))
+    group.sum(torch.ones(1))
+    if group.rank:
+        time.sleep(4.0 * seconds)
+        return "", "", False
+    try:
+        with group.together():
+            group.sum(torch.ones(1))
+    except ProcessGroupError as error:
+        kind, text = type(error).__name__, str(error)
+    try:
+        group.sum(torch.ones(1))
+    except ProcessGroupError as error:
+        return kind, text, "earlier failure" in str(error)
+    return kind, text, False
+
+
+def given(process_group: Any) -> list[str]:
+    """What may be given as a group, and what is said about the rest."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    size = dist.get_world_size(process_group)
+    out = []
+    mesh = DeviceMesh.from_group(process_group, "cpu")
+    assert Group.of(mesh).size == size
+    assert Group.of(Group.of(process_group)).rank == dist.get_rank(process_group)
+    for wrong in (dist.GroupMember.NON_GROUP_MEMBER, "world", 3):
+        try:
+            Group.of(wrong)
+        except DomainError as error:
+            out.append(str(error))
+    try:
+        Group.of(process_group).check_device(torch.device("cuda"))
+    except ImportError as error:
+        out.append(str(error))
+    return out

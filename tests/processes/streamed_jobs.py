@@ -1,0 +1,179 @@
+"""What ranks do in tests of inducing points over ranks, against one process with all rows."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+import flashgp as fgp
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.processes.group import Group
+from flashgp.processes.shares import Shares
+
+FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=60))
+
+
+def table(rows: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(rows, 2, generator=generator, dtype=torch.float64)
+    return x, torch.sin(5.0 * x[:, 0]) * x[:, 1] + 0.1 * torch.randn(rows, generator=generator, dtype=torch.float64)
+
+
+def model() -> fgp.GP:
+    kernel = 1.2 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((2,), 0.6, dtype=torch.float64))
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.02))
+
+
+def answers(post: Any) -> list[Tensor]:
+    x_test = torch.rand(9, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    p = post.predict(x_test)
+    paths = post.paths(3, features=64, seed=1)(x_test)
+    return [p.mean, p.variance, paths, torch.tensor([post.bound.lower, post.bound.upper]), post.inducing]
+
+
+def apart(one: list[Tensor], other: list[Tensor]) -> float:
+    assert [a.shape for a in one] == [b.shape for b in other]
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(one, other, strict=True))
+
+
+def conditioned(group: Any, counts: tuple[int, ...]) -> list[float]:
+    """Differences from one process: rows that are held, in batches, with known variances, of float32."""
+    shares = Shares(counts)
+    own = shares.slice(dist.get_rank(group))
+    x, y = table(shares.total)
+    known = 0.01 + 0.1 * x[:, 0]
+    out = []
+    for of in (
+        lambda rows, group: model().condition(x[rows], y[rows], approximation="sparse", inducing=12, group=group),
+        lambda rows, group: model().condition(x[rows], y[rows], approximation="sparse", inducing=x[:7], group=group),
+        lambda rows, group: model().condition([(x[rows], y[rows])] * bool(len(x[rows])), inducing=x[3:11], group=group),
+        lambda rows, group: model().condition(
+            [(x[rows][i : i + 9], y[rows][i : i + 9], known[rows][i : i + 9]) for i in range(0, len(x[rows]), 9)],
+            inducing=x[3:11], group=group,
+        ),
+        lambda rows, group: model().condition(
+            x[rows].float(), y[rows].float(), approximation="sparse", inducing=x[:9].float(), group=group
+        ),
+    ):  # fmt: skip
+        ours = of(own, group)
+        assert ours.count == shares.total
+        assert ours.report.events[-1 if ours.report.events[-1].kind.name == "RANKS" else -2].kind.name == "RANKS"
+        out.append(apart(answers(of(slice(None), None)), answers(ours)))
+    return out
+
+
+def fitted(group: Any, counts: tuple[int, ...], settings: dict[str, Any]) -> tuple[float, float, list[str]]:
+    """Difference of parameters and of answers from one process's fit, and the events."""
+    shares = Shares(counts)
+    own = shares.slice(dist.get_rank(group))
+    x, y = table(shares.total)
+    asked = {"approximation": "sparse", "inducing": 12, "settings": FEW, "progress": False, "starts": 2, **settings}
+    alone = fgp.fit(model(), x, y, **asked)
+    ours = fgp.fit(model(), x[own], y[own], group=group, **asked)
+    values = [torch.stack([p.detach().sum() for p in gp.parameters()]) for gp in (alone.gp, ours.gp)]
+    kinds = [event.kind.name for event in ours.report.events]
+    return apart(values[:1], values[1:]), apart(answers(alone.posterior), answers(ours.posterior)), kinds
+
+
+def resumed(group: Any, path: str) -> tuple[int, bool, bool]:
+    """A fit that goes on from the checkpoint of another: how many evaluations were replayed, and the same end."""
+    x, y = table(300)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    asked = {"approximation": "sparse", "inducing": 8, "settings": FEW, "progress": False, "starts": 1}
+    first = fgp.fit(model(), x[rank::size], y[rank::size], group=group, checkpoint=path, **asked)
+    dist.barrier(group)
+    there = Path(path).is_file()
+    again = fgp.fit(model(), x[rank::size], y[rank::size], group=group, checkpoint=path, **asked)
+    replayed = next(e.fields["evaluations"] for e in again.report.events if e.kind.name == "RESUMED")
+    same = all(torch.equal(a, b) for a, b in zip(first.gp.parameters(), again.gp.parameters(), strict=True))
+    return replayed - len(first.history), there, same
+
+
+def refused(group: Any) -> list[str]:
+    """What is said on every rank: bad rows on one, other models, other points, full scale, appending."""
+    rank = dist.get_rank(group)
+    x, y = table(40)
+    bad = y.clone()
+    bad[3] = torch.nan if rank else 0.0
+    short = {"approximation": "sparse", "inducing": 5, "group": group}
+    calls = [
+        lambda: model().condition(x, bad, **short),
+        lambda: model().condition(x[:, : 2 - rank], y, **short),
+        lambda: (model() if rank else fgp.GP(fgp.kernels.RBF())).condition(x, y, **short),
+        lambda: model().condition(x, y, **short | {"inducing": 5 + rank}),
+        lambda: model().condition(x, y, **short | {"inducing": 500}),
+        lambda: fgp.fit(model(), x, y, approximation="full_scale", group=group, progress=False),
+        lambda: fgp.fit(model(), x, bad, approximation="sparse", group=group, progress=False),
+        lambda: fgp.fit(model(), x, y, seed=rank, **short, progress=False),
+        lambda: model().condition([], inducing=5, group=group),
+        lambda: model().condition(x, y, **short).append(x[:2], y[:2]),
+        lambda: fgp.Stream(model().condition(x, y, **short)),
+        lambda: model().condition(x, y, **short, memory=1000 if rank else "1GiB"),
+    ]
+    out = []
+    for call in calls:
+        try:
+            call()
+            out.append("nothing")
+        except (ValueError, MemoryError, fgp.FlashGPError) as error:
+            out.append(f"{type(error).__name__}: {error}")
+    return out
+
+
+def limited(group: Any) -> list[Any]:
+    """A fit whose time is over at once on one rank: all have the same posterior of the sample."""
+    x, y = table(300)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    out = []
+    for limit in (1e-9, 0.3):
+        fit = fgp.fit(
+            model(), x[rank::size], y[rank::size], approximation="sparse", inducing=8, settings=FEW, progress=False,
+            group=group, time_limit=limit,
+        )  # fmt: skip
+        out.append([t.tolist() for t in answers(fit.posterior)])
+    return out
+
+
+def parquet(group: Any, pattern: str) -> list[Any]:
+    """Rows of files dealt to ranks, as they are and in standard units: differences from one process, rows of ranks."""
+    rows = fgp.data.parquet(pattern, target="y", columns=["a", "b"])
+    own = rows.dealt(Group.of(group))
+    found = [own.count, len(torch.cat([torch.as_tensor(y) for _, _, y, _ in own.batches()])) if own.count else 0]
+    out: list[Any] = [found]
+    alone, ours = model().condition(rows, inducing=9), model().condition(rows, inducing=9, group=group)
+    out.append(apart(answers(alone), answers(ours)))
+    one, other = fgp.data.standardised(rows), fgp.data.standardised(rows, group=group)
+    out.append(max(abs(a - b) for a, b in zip(one.scaling.x_shift, other.scaling.x_shift, strict=True)))
+    asked = {"inducing": 9, "settings": FEW, "progress": False, "starts": 1}
+    fits = fgp.fit(model(), one, **asked), fgp.fit(model(), other, group=group, **asked)
+    out.append(apart(*(answers(fit.posterior) for fit in fits)))
+    return out
+
+
+def table_model(group: Any, pattern: str, settings: dict[str, Any]) -> tuple[float, bool, list[str]]:
+    """A table with text, missing values and a target that is transformed, read by ranks."""
+    new = {"a": [0.2, 0.7], "b": [0.5, 0.1], "city": ["Ulm", "Bonn"]}
+    made = [
+        fgp.TableModel(starts=1, approximation="sparse", inducing=9, missing="drop", **settings).fit(
+            [pattern], "y", progress=False, group=of
+        )
+        for of in (None, group)
+    ]
+    one, other = (torch.from_numpy(model.predict(new).mean) for model in made)
+    return float((one - other).abs().max() / one.abs().max()), made[0].encoding == made[1].encoding, list(made[1].notes)
+
+
+def differing(group: Any, folder: str) -> list[str]:
+    """What is said where ranks name other files, or one of them is broken on one rank."""
+    out = []
+    for name in ("part-*", "part-{}*", "broken-{}"):
+        try:
+            rows = f"{folder}/{name.format(dist.get_rank(group))}.parquet"
+            fgp.TableModel(starts=1).fit([rows], "y", progress=False, group=group)
+            out.append("nothing")
+        except (ValueError, OSError) as error:
+            out.append(f"{type(error).__name__}: {error}")
+    return out

@@ -1,0 +1,60 @@
+"""Rows shared by ranks: spaces, products, gradients and solves equal those of one process, eqs. (M-200) and (M-201)."""
+
+import numpy
+import pytest
+
+from flashgp.operators.sharing import share_of_tiles
+from processes import space_jobs
+from processes.launch import Ranks
+
+COUNTS = [(201,), (100, 101), (101, 97, 3), (101, 97, 3, 0), (0, 2, 0, 3)]
+
+
+def test_spaces_equal_one_process(ranks: Ranks) -> None:
+    found = {counts: ranks.run(space_jobs.space_laws, len(counts), counts) for counts in COUNTS}
+    for counts, parts in found.items():
+        for part in parts:
+            for name, R in part.items():
+                assert numpy.array_equal(R, parts[0][name])  # the same bits on every rank
+                if sum(counts) == 201 and len(counts) > 1:  # and the same matrix on any number of them
+                    numpy.testing.assert_allclose(R, found[COUNTS[1]][0][name], rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["matern", "sum", "periodic"])
+def test_products_and_gradients_equal_one_process(ranks: Ranks, kernel: str) -> None:
+    n = 1100
+    for size in (2, 3, 4):
+        parts = ranks.run(space_jobs.products, size, kernel, n)
+        evaluated = [part["evaluated"] for part in parts]
+        assert n * (n + 1) / 2 <= sum(evaluated) <= 1.05 * n * (n + 1) / 2
+        assert max(evaluated) <= 1.05 * sum(evaluated) / size
+        assert [part["stored"] for part in parts] == evaluated
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["float64", "float32 products"])
+def test_solves_equal_one_process(ranks: Ranks, single: bool) -> None:
+    n = 700
+    one = space_jobs.solves(None, n, single)
+    for size in (2, 3, 4):
+        for part in ranks.run(space_jobs.solves, size, n, single):
+            assert part["rank"] == one["rank"]
+            assert part["stopped"] == one["stopped"]
+            assert abs(part["iterations"] - one["iterations"]) <= 1
+            assert part["residual"] <= 1e-9
+            for name in ("low", "slack", "determinant"):
+                assert part[name] == pytest.approx(one[name], rel=1e-9)
+            scale = numpy.abs(one["value"]).max()
+            numpy.testing.assert_allclose(part["value"], one["value"], rtol=0.0, atol=1e-7 * scale)
+            numpy.testing.assert_allclose(part["sample"], one["sample"], rtol=0.0, atol=1e-9)
+            assert part["sent"] > 0
+
+
+@pytest.mark.parametrize("n", [1, 5, 16, 200, 1000, 5000, 20_000])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_every_tile_is_in_one_share(n: int, size: int) -> None:
+    shares = [share_of_tiles(n, rank, size) for rank in range(size)]
+    every = numpy.concatenate([share.pairs for share in shares])
+    assert len(numpy.unique(every, axis=0)) == len(every)
+    assert sum(share.pair_count for share in shares) == n * n
+    if n >= 1000:
+        assert max(len(share.pairs) for share in shares) - min(len(share.pairs) for share in shares) <= 1
