@@ -11,6 +11,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.streamed.bound import BoundSums
+from flashgp.inference.streamed.bracket import bracket
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import prior_of_rows
 from flashgp.inference.training.objective import Problem
@@ -204,3 +205,61 @@ def test_points_that_repeat_and_no_noise_leave_it_finite() -> None:
     assert twice.lower == pytest.approx(once.lower, rel=1e-6)
     gp.likelihood = lik.Gaussian(None)
     assert numpy.isfinite(objective(gp, x, y, z).bound()[1].lower)
+
+
+@pytest.mark.parametrize("size", [1, 7, 25, 50])
+@pytest.mark.parametrize("known", [False, True])
+def test_the_tighter_upper_bound_is_that_of_dense_matrices(size: int, *, known: bool) -> None:
+    """(M-242), and above the likelihood, below (M-161)."""
+    (x, y), z = data(50), data(50)[0][:9]
+    gp = model()
+    if known:
+        gp = fgp.GP(gp.kernel, gp.mean, lik.Gaussian(gp.likelihood.noise_variance, VARIANCE))
+    post = gp.condition(x, y, approximation="sparse", inducing=z)
+    found = bracket(post.state, post.state.held, size)
+    with torch.no_grad():
+        noise = gp.likelihood.variance(x.device) + (VARIANCE if known else torch.zeros(50, dtype=F64))
+        at = gp.kernel.operator(z).to_dense()
+        at = at + 1e-8 * at.diagonal().mean() * torch.eye(9, dtype=F64)
+        low = gp.kernel.operator(x, z).to_dense() @ torch.linalg.solve(at, gp.kernel.operator(z, x).to_dense())
+        rest, r = gp.kernel.operator(x).to_dense() - low, gp.residual(x, y)[:, 0]
+        v = torch.linalg.solve(low + torch.diag(noise), r)
+        parts = [
+            float(v[i : i + size] @ rest[i : i + size, i : i + size] @ v[i : i + size]) for i in range(0, 50, size)
+        ]
+        whole = sum(part**0.5 for part in parts) ** 2 + float(v @ (low @ v + noise * v))
+        logs = float(torch.linalg.slogdet(low + torch.diag(noise)).logabsdet)
+        wanted = -0.5 * (50 * math.log(2 * math.pi) + logs + float(r @ v) ** 2 / whole)
+        exact = float(gp.log_marginal_likelihood(x, y))
+    assert found.lower == post.bound.lower
+    assert found.upper == pytest.approx(min(wanted, post.bound.upper), rel=1e-8)
+    assert found.lower <= exact <= found.upper <= post.bound.upper
+    if size == 50:
+        assert found.upper < post.bound.upper
+
+
+def test_how_wide_the_bounds_are() -> None:
+    """The docstring's figure: some half a nat a row from the sums, and less than half of it from pairs."""
+    x, y = data(2000)
+    gp = model()
+    post = gp.condition(x, y, approximation="sparse", inducing=60)
+    with torch.no_grad():
+        exact = float(gp.log_marginal_likelihood(x, y)) / 2000
+    assert 0.3 < post.bound.upper / 2000 - exact < 0.7
+    assert 0.0 <= post.bracket().upper / 2000 - exact < 0.25
+
+
+def test_the_rows_of_a_bracket_are_those_of_the_posterior() -> None:
+    x, y = data(60)
+    rows = list(zip(x.split(25), y.split(25), strict=True))
+    read, held = model().condition(rows, inducing=9), model().condition(x, y, approximation="sparse", inducing=9)
+    assert read.bracket(rows).upper == pytest.approx(held.bracket().upper, rel=1e-6)
+    with pytest.raises(fgp.DomainError, match="bracket"):
+        read.bracket()
+    with pytest.raises(fgp.DomainError, match="training rows"):
+        read.bracket(rows[:-1])
+    two = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
+    both = two.condition(x, torch.stack([y, y.cos()], 1), approximation="sparse", inducing=9)
+    with torch.no_grad():
+        exact = float(two.log_marginal_likelihood(x, torch.stack([y, y.cos()], 1)))
+    assert both.bracket().lower <= exact <= both.bracket().upper <= both.bound.upper
