@@ -65,12 +65,12 @@ def posterior_given(
         approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
         if approximation is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
-    if approximation is not None and approximation.kind == "sparse" and not check_points(x, "x").shape[-2]:
+    alone = settings.solve.group.size == 1  # other ranks may have rows
+    if alone and approximation is not None and approximation.kind == "sparse" and not check_points(x, "x").shape[-2]:
         approximation.points_of(check_points(x, "x").shape[-1])  # which may be refused
         approximation = None  # of no rows there is nothing to approximate: the posterior is the prior
     if approximation is None:
-        shared = settings.solve.group.size > 1
-        found = condition_group(prior, x, y, settings) if shared else Posterior(condition(prior, x, y, settings))
+        found = Posterior(condition(prior, x, y, settings)) if alone else condition_group(prior, x, y, settings)
     elif approximation.kind == "sparse":
         found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
     else:

@@ -86,7 +86,7 @@ def test_no_further_than_it_may() -> None:
 class Quadratic:
     """A made-up objective of which only gradients are known: a parabola around a minimum."""
 
-    rows, probes, solving, cost_power = 400, PROBES, Solving.ITERATIONS, 2
+    rows, probes, solving, cost_rows, cost_power = 400, PROBES, Solving.ITERATIONS, 400, 2
     problem = SimpleNamespace(direct=SimpleNamespace(workspace=Workspace()))
     parameters = SimpleNamespace(
         bounds=lambda: (-FAR, FAR),
