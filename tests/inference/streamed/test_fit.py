@@ -75,6 +75,18 @@ def test_few_points_are_fitted_by_their_bound_however_few_rows_there_are() -> No
         assert moved.bound.lower < found.posterior.bound.lower + 1.0
 
 
+def test_a_noise_that_few_rows_have_not_is_reset_for_few_points() -> None:
+    """Rows without noise, and one point that leaves much of them: seen red, at a bound thousands of nats below that of
+    a constant with noise, since steps from a noise of nothing were too many."""
+    x = torch.tensor([[0.0, 0.3], [1.0, -0.4], [0.2, 0.9]], dtype=torch.float64)
+    x, y = x.repeat(9, 1), torch.tensor([0.7, -1.1, 0.3], dtype=torch.float64).repeat(9)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(2)))
+    found = fgp.fit(gp, x, y, approximation="sparse", inducing=1, starts=1, max_iterations=25)
+    constant = torch.distributions.Normal(y.mean(), y.std(correction=0)).log_prob(y).sum()
+    assert found.posterior.bound.lower > float(constant) - 1.0
+    assert of_kind(found.report.events, EventKind.NOISE_RESET)
+
+
 def test_the_same_seed_gives_the_same_trajectory_and_batches_change_little() -> None:
     x, y = data(300)
     one, two = (fitted(x, y) for _ in range(2))

@@ -22,8 +22,9 @@ from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.fisher_scoring import Descent
 from flashgp.inference.training.gradient_search import GradientSearch
-from flashgp.inference.training.history import Recorder, Run, Stage, TimeUp
+from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stages import ExactStages
@@ -160,6 +161,8 @@ class LinearStages:
             search = GradientSearch(objective, run, recorder, limits, (-free, free))
             try:
                 descent = search.run(trend.theta, curvature) if last else search.follow(trend, curvature)
+                if not last:
+                    descent = self._with_noise_reset(search, trend.theta, descent)
             except NotPositiveDefiniteError as error:
                 recorder.note(Event(EventKind.ROWS_PASSED_OVER, rows=size, error=str(error)))
                 continue
@@ -170,6 +173,27 @@ class LinearStages:
             curvature, recorder.reached = descent.curvature, descent.theta
         if self.last is not None:
             recorder.reached = self.last(trend.theta)
+
+    def _with_noise_reset(self, search: GradientSearch, theta: numpy.ndarray, descent: Descent) -> Descent:
+        """A descent from the same vector with a noise of nothing reset, if it ends better. Few rows may have no noise
+        where an approximation has to call noise what it leaves, and steps from there are too many."""
+        objective, recorder, share = search.objective, self.recorder, self.options.settings.search.reset_noise
+        begun, count = objective.parameters.with_noise_reset(theta, share)
+        if not count:
+            return descent
+        run, free = dataclasses.replace(search.name, reset=Reset.NOISE), numpy.full_like(theta, numpy.inf)
+        again = GradientSearch(objective, run, recorder, search.settings, (-free, free))
+        assert isinstance(objective, LogJoint)
+        self._tried[run] = objective
+        try:
+            found = again.run(begun, descent.curvature)
+        except NotPositiveDefiniteError:
+            return descent
+        gain = recorder.best[search.name][0] - recorder.best[run][0]
+        if gain <= 0.0:
+            return descent
+        recorder.note(Event(EventKind.NOISE_RESET, gain=gain))
+        return dataclasses.replace(found, theta=recorder.best[run][1])
 
 
 # -- what fits of approximations have in common ---------------------------------------------------------------------
