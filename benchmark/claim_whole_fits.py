@@ -7,8 +7,8 @@ lengthscale 0.5 sqrt(8) in 8 columns (read) and 0.1 in 3 (exact); observations h
 has a lengthscale for each column, a variance, a constant mean and a noise variance, none of which are told it.
 
     read     `fgp.fit(gp, fgp.data.parquet(...))` of four files: inducing points and their collapsed bound
-    exact    `fgp.fit(gp, x, y, approximation="full_scale", exact_posterior=True)`: parameters by the approximation, then
-             the exact mean by conjugate gradients, with its bound
+    exact    `fgp.fit(gp, x, y, approximation="full_scale", exact_posterior=True)`: parameters by the approximation,
+             then the exact mean by conjugate gradients, with its bound
 
 Beside seconds and the operating system's peak stand the RMSE of the mean to the function at 10,000 points, and the
 mean negative log density of new observations there, whose least value, by the true parameters and the function itself,
