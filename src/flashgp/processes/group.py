@@ -107,6 +107,14 @@ class Group:
     def __reduce__(self) -> Any:
         return Group, ()  # another process is no member
 
+    @property
+    def backends(self) -> dict[str, str]:
+        """The backend for each kind of device that this machine has; nothing for this process alone."""
+        if self._process_group is None:
+            return {}
+        pairs = [pair.split(":") for pair in str(dist.get_backend_config(self._process_group)).split(",")]
+        return {device: backend for device, backend in pairs if device in {d.type for d in self._devices}}
+
     # -- errors ------------------------------------------------------------------------------------------------------
     @contextmanager
     def together(self) -> Iterator["Group"]:
