@@ -8,6 +8,7 @@ Ranks are processes of this machine over gloo. The cells are
                  by conjugate gradients: largest difference to one process, relative to the largest answer
     product/R    K V and the gradient of sum(U K V) of all rows, eight columns, Matern-3/2 ARD: one process of two
                  threads, two ranks of one; seconds of both together, and the pairs that were evaluated
+    sparse/R     the bound of inducing points and its gradient: one process of two threads, two ranks of one
     memory/R     conditioning by conjugate gradients that keep K in tiles: the peak of a rank
     kills        a fit by torchrun with a checkpoint, a random rank of which is killed at random moments: how many end
                  with the answer of an undisturbed one
@@ -45,6 +46,7 @@ from flashgp.processes.shares import Shares
 
 D, COLUMNS_OF_V, F64 = 8, 8, torch.float64
 MAX_ERROR, MIN_SPEED, MAX_PAIRS, KILL_ERROR = 1e-10, 0.9, 1.05, 1e-8  # what was to be reached
+MIN_SPARSE_SPEED, MAX_SPARSE_ERROR = 0.95, 1e-10
 COLUMNS = [
     {"key": "what", "title": "what"},
     {"key": "found", "title": "found", "format": "text"},
@@ -107,6 +109,28 @@ def _product(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"seconds": statistics.median(seconds), "pairs": int((lengths[0] * lengths[1]).sum())}
 
 
+def _sparse(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sums over rows and their gradient, two passes of the rows that a rank has."""
+    group = ALONE if process_group is None else Group.of(process_group)
+    x, y = _rows(given["n"], process_group)
+    gp, z = _model(), smooth_data(given["inducing"], D, F64)[0]
+
+    def both() -> float:
+        gp.zero_grad()
+        value = gp.collapsed_bound(x, y, inducing=z, group=process_group)
+        value.backward()
+        return value.item()
+
+    both()  # compiles
+    seconds = []
+    for _ in range(given["repeats"]):
+        group.agree("a repetition")
+        began = time.perf_counter()
+        value = both()
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(seconds), "value": value}
+
+
 def _memory(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     x, y = _rows(given["n"], process_group)
     with warnings.catch_warnings(), PeakMeter() as meter:
@@ -126,7 +150,7 @@ def _fit(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"theta": theta, "evaluations": len(fit.history)}
 
 
-JOBS = {"answers": _answers, "product": _product, "memory": _memory, "fit": _fit}
+JOBS = {"answers": _answers, "product": _product, "sparse": _sparse, "memory": _memory, "fit": _fit}
 
 
 def _run_rank(job: str, given: Mapping[str, Any], folder: Path) -> None:
@@ -186,6 +210,12 @@ def _product_cell(cell: Cell) -> Entry:
     return {"seconds": max(one["seconds"] for one in found), "pairs": sum(one["pairs"] for one in found)}
 
 
+def _sparse_cell(cell: Cell) -> Entry:
+    size = cell["ranks"]
+    found = _ranks("sparse", size, n=cell["n"], inducing=cell["inducing"], repeats=cell["repeats"], threads=2 // size)
+    return {"seconds": max(one["seconds"] for one in found), "value": found[0]["value"]}
+
+
 def _memory_cell(cell: Cell) -> Entry:
     found = _ranks("memory", cell["ranks"], n=cell["n"], threads=2 // cell["ranks"])
     return {"bytes": max(one["bytes"] for one in found), "sent": max(one["sent"] for one in found)}
@@ -224,7 +254,10 @@ def _under_torchrun(n: int, kill_after: float | None, victim: int = 0) -> tuple[
         return json.loads((folder / "found0.json").read_text()), time.perf_counter() - began, 2
 
 
-CELLS = {"answers": _answers_cell, "product": _product_cell, "memory": _memory_cell, "kills": _kills_cell}
+CELLS = {
+    "answers": _answers_cell, "product": _product_cell, "sparse": _sparse_cell, "memory": _memory_cell,
+    "kills": _kills_cell,
+}  # fmt: skip
 
 
 def run_cell(cell: Cell) -> Entry:
@@ -249,6 +282,12 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
             speed, pairs = one["seconds"] / entry["seconds"], entry["pairs"] / (entry["n"] * (entry["n"] + 1) / 2)
             row["found"] += f"; {speed:.2f} of the speed of one process, {pairs:.3f} of the pairs"
             row |= {"target": f"{MIN_SPEED:g}, {MAX_PAIRS:g}", "met": speed >= MIN_SPEED and pairs <= MAX_PAIRS}
+        elif entry["kind"] == "sparse" and one is not None and entry["ranks"] > 1:
+            speed, error = one["seconds"] / entry["seconds"], abs(entry["value"] / one["value"] - 1.0)
+            row["found"] += f"; {speed:.2f} of the speed of one process, value to {error:.1e}"
+            row |= {
+                "target": f"{MIN_SPARSE_SPEED:g}", "met": speed >= MIN_SPARSE_SPEED and error <= MAX_SPARSE_ERROR
+            }  # fmt: skip
         elif entry["kind"] == "memory" and one is not None and entry["ranks"] > 1:
             row["found"] += f"; {entry['bytes'] / one['bytes']:.2f} of one process's"
             row["target"] = f"{1.0 / entry['ranks']:.2f} and what every rank has"
@@ -265,7 +304,7 @@ def _same(entry: Entry) -> bool:
 def line(entry: Entry) -> str:
     if entry["kind"] == "answers":
         return f"factor {entry['cholesky_error']:.1e}, iterations {entry['cg_error']:.1e}"
-    if entry["kind"] == "product":
+    if entry["kind"] in ("product", "sparse"):
         return readable_seconds(entry["seconds"])
     if entry["kind"] == "memory":
         return f"{readable_bytes(entry['bytes'])} a rank, {readable_bytes(entry['sent'])} sent"
@@ -278,6 +317,8 @@ CLAIM = Claim("ranks", "claim_ranks", "Several processes with rows of their own"
 def main(argv: Sequence[str] | None = None) -> int:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--n", type=int, default=20_000, metavar="ROWS", help="of a product")
+        parser.add_argument("--sparse-n", type=int, default=200_000, metavar="ROWS", help="of inducing points")
+        parser.add_argument("--inducing", type=int, default=512, metavar="POINTS")
         parser.add_argument("--memory-n", type=int, default=40_000, metavar="ROWS", help="of conditioning")
         parser.add_argument("--fit-n", type=int, default=1500, metavar="ROWS", help="of a fit that is killed")
         parser.add_argument("--kills", type=int, default=20, metavar="N")
@@ -286,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
     if options.toy:
         options.n, options.memory_n, options.fit_n, options.kills, options.repeats = 300, 300, 60, 1, 1
+        options.sparse_n, options.inducing = 400, 10
     found = [
         Cell(f"answers/{size}", {"kind": "answers", "ranks": size, "n": 201}, 30.0)
         for size in ((3,) if options.toy else (1, 2, 3, 4))
@@ -295,6 +337,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found += [
             Cell(f"{kind}/{size}", {"kind": kind, "ranks": size, "n": n, **more_values}, 120.0) for size in (1, 2)
         ]
+    sizes = {"n": options.sparse_n, "inducing": options.inducing, "repeats": options.repeats}
+    found += [Cell(f"sparse/{size}", {"kind": "sparse", "ranks": size, **sizes}, 120.0) for size in (1, 2)]
     found.append(Cell("kills", {"kind": "kills", "n": options.fit_n, "kills": options.kills}, 60.0 * options.kills))
     return main_of(CLAIM, found, options)
 

@@ -67,6 +67,9 @@ def operator(kernel: str, n: int, d: int, dtype: torch.dtype = F64) -> Covarianc
     one = {
         "matern": lambda: 1.3 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.linspace(0.3, 0.5, d)),
         "sum": lambda: fgp.kernels.SquaredExponential(0.4) + 0.5 * fgp.kernels.Linear(),
+        "custom": lambda: fgp.kernels.Custom(
+            lambda x, z, scale: scale * torch.minimum(x[..., 0], z[..., 0]), scale=torch.tensor(1.3)
+        ),
         "periodic": lambda: fgp.kernels.Periodic(0.7) * fgp.kernels.RationalQuadratic(0.9),
     }[kernel]()
     x = points(n, d)

@@ -1,12 +1,13 @@
 """Groups of ranks: collectives equal what one process computes, and one rank's error is every rank's."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
 
 from flashgp.foundations import errors
-from flashgp.foundations.errors import DomainError, ProcessGroupError
+from flashgp.foundations.errors import DomainError, FlashGPWarning, ProcessGroupError
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
@@ -113,3 +114,14 @@ def test_every_error_of_this_package_is_the_same_on_another_rank(name: str) -> N
     assert (type(again), str(again)) == (kind, "text")
     plain = {name: value for name, value in vars(error).items() if name not in ("gp", "history")}
     assert {name: value for name, value in vars(again).items() if name in plain} == plain
+
+
+def test_a_launched_process_without_a_group_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(FlashGPWarning, match="one of 2 processes of torchrun"):
+        assert Group.of(None).size == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Group.of(None).size == 1

@@ -20,7 +20,7 @@ def test_spaces_equal_one_process(ranks: Ranks) -> None:
                     numpy.testing.assert_allclose(R, found[COUNTS[1]][0][name], rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", ["matern", "sum", "periodic"])
+@pytest.mark.parametrize("kernel", ["matern", "sum", "periodic", "custom"])
 def test_products_and_gradients_equal_one_process(ranks: Ranks, kernel: str) -> None:
     n = 1100
     for size in (2, 3, 4):

@@ -4,9 +4,12 @@ The only place that imports typer.
 """
 
 import gc
+import os
+import sys
 import time
 
 from .application import main
+from .ranks import launched
 
 __all__ = ["main", "process"]
 
@@ -15,4 +18,18 @@ def process() -> None:
     """`main` as all that a process does: its time limit counts from the start of the process, and its end does not look
     through what torch has loaded, which takes longest."""
     gc.freeze()
-    main(time.perf_counter() - time.process_time())  # to here one thread has imported, and nothing waited
+    began = time.perf_counter() - time.process_time()  # to here one thread has imported, and nothing waited
+    if not launched():
+        main(began)
+        return
+    code: object = 1
+    try:
+        main(began)
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if sys.exc_info()[0] is None:
+            # Threads of a process group that is taken apart as Python ends may abort it, with a code of their own.
+            os._exit(code if isinstance(code, int) else int(code is not None))

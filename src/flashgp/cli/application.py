@@ -38,12 +38,14 @@ from .options import (
     UpdateOptions,
 )
 from .paths import require_writable
+from .ranks import SilentConsole, launched, process_group
 
 __all__ = ["application", "main", "placed"]
 
 Work = Callable[[Console], dict[str, Any]]
 
 _BAD_INPUT = 2
+_OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor", "tuning:run_tune")  # which several ranks can do together
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
@@ -82,6 +84,10 @@ def _command(options: type, work: str) -> Callable[..., None]:
     def run(context: typer.Context, **given: Any) -> None:
         asked, common = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in kinds)
         began = context.find_root().obj or time.perf_counter()
+        if launched() and work not in _OVER_RANKS:
+            raise typer.BadParameter(
+                f"{context.info_name} is of one process, and torchrun has started several: run it by itself"
+            )
         place = placed(common.threads, common.cores, common.numa)
         module, _, function = work.partition(":")
         does = getattr(importlib.import_module(f".{module}", __package__), function)
@@ -217,8 +223,10 @@ def _run(
     if profiling is not None:
         as_json, work = as_json or profiling.json, profiling.around(work)
     console = Console(json=as_json, quiet=common.quiet, began=began)
+    if launched() and os.environ["RANK"] != "0":
+        console = SilentConsole(began)
     try:
-        with console.listening(), place:
+        with console.listening(), place, process_group() as console.group, console.group.together():
             result = work(console)
         console.finish(result)
     except KeyboardInterrupt as stop:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flashgp.processes.group import ALONE
+
 if TYPE_CHECKING:
     from flashgp.inference.fit import Progress
 
@@ -28,13 +30,14 @@ class Console:
 
     Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors; began: when the
         command began, by `time.perf_counter`, now by default.
-    Fields: notes and warnings said so far.
+    Fields: notes and warnings said so far; group, of the ranks that it speaks for.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, began: float | None = None) -> None:
         self.began = time.perf_counter() if began is None else began
         self.json = json
         self.quiet = quiet
+        self.group = ALONE
         self.notes: list[str] = []
         self.warnings: list[str] = []
 

@@ -13,7 +13,7 @@ __all__ = ["run_doctor"]
 
 def run_doctor(_options: DoctorOptions, console: Console) -> dict[str, Any]:
     """Look, and say it. Returns: the findings as JSON values; warnings among them are no failure of the command."""
-    diagnosis = doctor()
+    diagnosis = doctor(group=console.group)
     for line in str(diagnosis).splitlines():
         console.say(line)
     if console.quiet:

@@ -28,7 +28,7 @@ __all__ = ["run_fit"]
 
 def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     """Fit, score, write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
-    deadline = Deadline.after(options.time_limit, began=console.began)
+    deadline, group = Deadline.after(options.time_limit, began=console.began), console.group
     _check_outputs(options)
     prepared = prepare_table(options, console, deadline)
     console.pairs("how it is computed", plan_summary(prepared))
@@ -52,6 +52,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         if not done:
             what = "the time limit left no time for a fit: the parameters are those that the data suggest"
         console.warn(f"{what}{written}")
+    if group.rank:
+        return {}  # rank 0 writes and says what all have found
     if options.out is not None:
         model.save(options.out)  # before anything else can fail
     outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)

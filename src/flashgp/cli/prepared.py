@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flashgp.data.files import is_pattern
+from flashgp.data.files import is_parquet, is_pattern
 from flashgp.data.table_parts import ParquetParts
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
@@ -12,6 +12,7 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
+from flashgp.table.parts import TableParts, TableShare
 from flashgp.table_model.preparation import PreparedTable, prepare
 from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
 from flashgp.table_model.settings import TableSettings
@@ -46,8 +47,8 @@ def prepare_table(
         None if options.approximation == "none" else options.approximation,
         *("auto" if size is None else size for size in sizes),
     )  # fmt: skip
-    if is_pattern(options.table):
-        return _prepare_pattern(options, settings, console, deadline)
+    if is_pattern(options.table) or console.group.size > 1:
+        return _prepare_parts(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
     encoding = Encoding.learn(table, options.target, options.drop or (), options.missing)
     data = encoding.apply(table, need_target=True)
@@ -59,29 +60,34 @@ def prepare_table(
     return prepared
 
 
-def _prepare_pattern(
-    options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline
-) -> PreparedRows:
-    """Parquet files that are read in passes. Raises: FlashGPError."""
-    given = {
-        "--split": options.split, "--test-fraction": options.test_fraction, "--header": options.header,
-        "--delimiter": options.delimiter, "--decimal": options.decimal,
-    }  # fmt: skip
+def _prepare_parts(options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline) -> PreparedRows:
+    """Parquet files that are read in passes, or a table of which each rank has a part. Raises: FlashGPError."""
+    several, group = is_pattern(options.table), console.group
+    given = {"--split": options.split, "--test-fraction": options.test_fraction}
+    if several:
+        given |= {"--header": options.header, "--delimiter": options.delimiter, "--decimal": options.decimal}
     wrong = next((name for name, value in given.items() if value is not None), None)
+    what = f"the pattern {options.table!r}, whose files are read" if several else f"{group.size} processes"
     if wrong is not None:
-        raise DomainError(
-            f"`{wrong}` is of one table that is held, got it beside the pattern {options.table!r}, whose files are "
-            "read; leave it out"
-        )
+        raise DomainError(f"`{wrong}` is of one table that is held, got it beside {what}; leave it out")
     if options.approximation == "full_scale":
         raise DomainError(
-            f"`--approximation` full_scale needs one table that is held, got the pattern {options.table!r}, whose "
-            "files are read; leave it out for inducing points, or name one file"
+            f"`--approximation` full_scale needs one table that is held, got {what}; leave it out for inducing points, "
+            "or name one file in one process"
         )
-    parts = ParquetParts(options.table)
-    prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline)
+    parts: TableParts
+    if several or is_parquet(options.table):
+        parts = ParquetParts(options.table)
+        note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
+    else:
+        table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
+        for text in table.notes:
+            console.note(text)
+        parts, note = TableShare(table), "each process keeps its part of the rows"
+    prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline, group)
     _say_prepared(options, prepared, console)
-    console.note(f"{len(parts.paths):,} files are read in passes, and inducing points stand for their rows.")
+    over = "" if group.size == 1 else f" by {group.size} processes"
+    console.note(f"{note}{over}, and inducing points stand for the rows.")
     return prepared
 
 

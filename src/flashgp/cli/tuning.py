@@ -4,7 +4,10 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
+
+import torch
 
 from flashgp import plots
 from flashgp.foundations.accelerator import accelerator
@@ -19,10 +22,11 @@ from flashgp.foundations.profile_store import (
     tune_command,
     unused_accelerator,
 )
-from flashgp.foundations.quantities import readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import new_figure, require_matplotlib
+from flashgp.processes.rates import measured_rate
 
 from .console import Console
 from .options import TuneOptions
@@ -42,6 +46,8 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
             raise DomainError(f"`--out` must end in .png or .html, got {options.out!r}; choose one of them")
         require_writable(options.out, "--out")
         require_matplotlib("--out")
+    if console.group.size > 1:
+        return _collective(options, console)
     profiles = {os.path.basename(name): _profile_of(name) for name in options.profiles or ()}
     if len(profiles) < len(options.profiles or ()):
         profiles = {name: _profile_of(name) for name in options.profiles or ()}
@@ -61,6 +67,21 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
     else:
         result["profile"] = json.loads(profile.to_json())
     return result
+
+
+def _collective(options: TuneOptions, console: Console) -> dict[str, Any]:
+    """Of several ranks: how quick their collectives are. The rates of one machine are measured by one process."""
+    if options.show or options.profiles or options.out is not None:
+        raise DomainError("`--show` and `--out` are of one process, got several: run flashgp tune without torchrun")
+    rates = {device: measured_rate(console.group, torch.device(device)) for device in console.group.backends}
+    for device, rate in rates.items():
+        console.pairs(
+            f"an all-reduce of {console.group.size} ranks on {device}",
+            [("of one number", readable_seconds(rate.seconds)),
+             ("a rank sends", f"{readable_bytes(rate.bytes_per_second)} a second")],
+        )  # fmt: skip
+    console.note("the rates of one machine are measured by `flashgp tune` in one process; these are not kept.")
+    return {"command": "tune", "ranks": console.group.size, "collectives": {d: asdict(r) for d, r in rates.items()}}
 
 
 def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile:

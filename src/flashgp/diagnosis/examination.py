@@ -6,6 +6,7 @@ imported for its version.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from flashgp.diagnosis.accelerators import accelerator_findings, precision_findings
 from flashgp.diagnosis.findings import Diagnosis, Finding
@@ -17,6 +18,8 @@ from flashgp.diagnosis.processor import (
     processor_findings,
     thread_findings,
 )
+from flashgp.diagnosis.ranks import rank_findings
+from flashgp.processes.group import Group
 
 __all__ = ["CHECKS", "doctor", "examine"]
 
@@ -37,8 +40,11 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def doctor() -> Diagnosis:
+def doctor(*, group: Any = None) -> Diagnosis:
     """Look at this installation and this machine, and say what to do: `fgp.doctor`, `flashgp doctor`.
+
+    Args:
+        group: as `flashgp.fit`: its ranks look at what is between them, too, all of them together.
 
     Returns:
         A Diagnosis, whose findings have a severity and advice; `print` it. Never raises: a check that fails is a
@@ -51,7 +57,9 @@ def doctor() -> Diagnosis:
         >>> isinstance(findings.advice, (list, tuple, str))
         True
     """
-    return Diagnosis(tuple(finding for topic, check in CHECKS.items() for finding in examine(topic, check)))
+    ranks = Group.of(group)
+    checks = {**CHECKS, "ranks": lambda: rank_findings(ranks)}
+    return Diagnosis(tuple(finding for topic, check in checks.items() for finding in examine(topic, check)))
 
 
 def examine(topic: str, check: Check) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.prior import Prior
 from flashgp.planner.plan import Plan
+from flashgp.processes.gradient_shares import unwrapped
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
@@ -90,7 +91,7 @@ def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> Gat
 
 def compare_models(prior: Prior, group: Group, **equal: object) -> None:
     """Raises: RankMismatchError where ranks have other kernels, parameters or options."""
-    parameters = {name: f"{tensor.requires_grad} {tensor_mark(tensor)}" for name, tensor in prior.named_parameters()}
+    parameters = {name: f"{tensor.requires_grad} {tensor_mark(tensor)}" for name, tensor in unwrapped(prior).items()}
     group.compare(
         model=prior.title, covariance=_digest(repr(prior.kernel.form.profile.key)),
         outputs=prior.outputs, **{f"parameter {name}": mark for name, mark in parameters.items()}, **equal,

@@ -71,7 +71,6 @@ class GroupPosterior(Posterior):
             points = check_points(x_test, "x_test", like=self.state.x)
             options = f"variance={variance!r} deterministic={deterministic!r} gradients={torch.is_grad_enabled()}"
             group.compare(x_test=tensor_mark(points), options=options)
-            memory = agreed_memory(memory, points.device, group) if plan is None else memory
             prediction = super().predict(
                 x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic
             )

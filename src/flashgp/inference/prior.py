@@ -19,7 +19,7 @@ from flashgp.kernels import Warped
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods.base import Likelihood, Sites
 from flashgp.means import REGISTRY, evaluate_mean, mean_of_output
-from flashgp.processes.gradient_shares import copied, summed_gradients, summed_parameters, unwrapped_names
+from flashgp.processes.gradient_shares import copied, summed_gradients, summed_parameters, unwrapped
 from flashgp.processes.group import Group
 
 __all__ = ["Prior", "conflicting"]
@@ -114,10 +114,10 @@ class Prior(nn.Module):
         """
         if group.size == 1 or not torch.is_grad_enabled():
             return function(self)
-        known, names = dict(self.named_parameters()), unwrapped_names(self)
-        values = summed_parameters(group, [known[name] for name in names], device) if names else ()
+        own = {name: p for name, p in unwrapped(self).items() if p.requires_grad}
+        values = summed_parameters(group, list(own.values()), device) if own else ()
         with summed_gradients(group):
-            return self.substituted(dict(zip(names, values, strict=True)), function)
+            return self.substituted(dict(zip(own, values, strict=True)), function)
 
     def held(self) -> Self:
         """A copy that carries no gradients; it remembers what was trainable, for `released`."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.fingerprint import NoFingerprintError, fingerprint
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["GroupDeadline", "deadline_of", "late", "mark_of_parts"]
+__all__ = ["GroupDeadline", "deadline_of", "late"]
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,3 @@ def late(group: Group, deadline: Deadline, seconds: float = 0.0) -> bool:
         return False
     passed = Deadline.passed(deadline, seconds)
     return bool(group.max(torch.tensor([float(passed)]))) if group.size > 1 else passed
-
-
-def mark_of_parts(**parts: object) -> str:
-    """A fingerprint, or the text of what has none."""
-    try:
-        return fingerprint(parts=parts)[:12]
-    except NoFingerprintError as error:
-        return str(error)

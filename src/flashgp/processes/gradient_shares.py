@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flashgp.foundations.errors import DomainError
 from flashgp.processes.group import Group
 
-__all__ = ["called", "copied", "sum_together", "summed_gradients", "summed_parameters", "unwrapped_names"]
+__all__ = ["called", "copied", "sum_together", "summed_gradients", "summed_parameters", "unwrapped"]
 
 _GROUP: ContextVar[Group | None] = ContextVar("flashgp_gradient_shares", default=None)
 Model = TypeVar("Model", bound=nn.Module)
@@ -65,10 +65,10 @@ def summed_parameters(group: Group, tensors: Sequence[Tensor], device: torch.dev
     return found
 
 
-def unwrapped_names(model: nn.Module) -> list[str]:
-    """The names of the trainable parameters that no wrapper reduces."""
+def unwrapped(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are in no wrapper, by name: nobody else keeps them equal on all ranks."""
     inside = {id(p) for wrapper in _wrappers(model) for p in wrapper.parameters()}
-    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
+    return {name: p for name, p in model.named_parameters() if id(p) not in inside}
 
 
 def copied(model: Model) -> Model:

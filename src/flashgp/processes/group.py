@@ -11,6 +11,7 @@ Does not do: start processes, choose devices, differentiate.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,20 +22,20 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, ProcessGroupError, RankMismatchError
+from flashgp.foundations.errors import BackendUnavailableError, DomainError, ProcessGroupError, RankMismatchError, warn
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
-FIT = "torch.distributed.init_process_group()"
+INIT = "torch.distributed.init_process_group()"
 
 
 @dataclass(frozen=True)
 class GroupSettings:
     """Args: time_limit, seconds that a rank waits in one collective, beside the group's own `timeout`, if shorter."""
 
-    time_limit: float = 300.0
+    time_limit: float = 600.0
 
 
 class Group:
@@ -71,6 +72,7 @@ class Group:
         if isinstance(group, Group):
             return group
         if group is None:
+            _warn_if_launched()
             return cls(None, settings)
         if not dist.is_available():
             raise BackendUnavailableError("`group` needs torch.distributed, which this build of torch lacks")
@@ -91,7 +93,9 @@ class Group:
                 f"{type(group).__name__}; pass torch.distributed.group.WORLD"
             )
         if not dist.is_initialized():
-            raise ProcessGroupError(f"`group` belongs to torch.distributed, which is not initialised; call {FIT} first")
+            raise ProcessGroupError(
+                f"`group` belongs to torch.distributed, which is not initialised; call {INIT} first"
+            )
         try:
             return cls(group, settings)
         except ValueError as error:
@@ -103,12 +107,21 @@ class Group:
     def __reduce__(self) -> Any:
         return Group, ()  # another process is no member
 
+    @property
+    def backends(self) -> dict[str, str]:
+        """The backend for each kind of device that this machine has; nothing for this process alone."""
+        if self._process_group is None:
+            return {}
+        pairs = [pair.split(":") for pair in str(dist.get_backend_config(self._process_group)).split(",")]
+        return {device: backend for device, backend in pairs if device in {d.type for d in self._devices}}
+
     # -- errors ------------------------------------------------------------------------------------------------------
     @contextmanager
     def together(self) -> Iterator["Group"]:
         """What all ranks do; an error of one of them is raised by all, at its end or in a collective before that."""
         try:
             yield self
+            self.agree("the end of a step")
         except BaseException as error:
             if error is self._shared or self._broken or self.size == 1:
                 raise
@@ -116,8 +129,6 @@ class Group:
             if shared is error:
                 raise
             raise shared from error
-        else:
-            self.agree("the end of a step")
 
     def agree(self, what: str = "a step") -> None:
         """All ranks have come here without an error. Raises: that of the first rank that has one."""
@@ -388,6 +399,16 @@ def _devices_of(process_group: Any) -> list[torch.device]:
             'with "gloo"'
         )
     return [torch.device(name) for name in sorted(names, key=lambda name: name != "cpu")]
+
+
+def _warn_if_launched() -> None:
+    """`torch.distributed.group.WORLD` is None until it is initialised: a program that meant it would work alone."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and ranks not in ("", "1") and not dist.is_initialized():
+        warn(
+            f"`group` is None in one of {ranks} processes of torchrun, and torch.distributed is not initialised: this "
+            f"process works alone, with its own rows. Call {INIT} first for torch.distributed.group.WORLD"
+        )
 
 
 def _by_rank(values: Sequence[str]) -> list[str]:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
 from ..processes.group import ALONE, Group
+from ..processes.shares import Shares
 from .columns import Column, Table, listed, quoted
 from .encoding import Encoding, Missing
 from .matching import complete, is_constant
 
-__all__ = ["TableParts", "learn_encoding"]
+__all__ = ["TableParts", "TableShare", "learn_encoding"]
 
 MAX_LEVELS = 2**16  # of text, in memory at once
 Keep = Callable[[Table], npt.NDArray[np.bool_]]
@@ -28,12 +29,14 @@ Keep = Callable[[Table], npt.NDArray[np.bool_]]
 class TableParts(ABC):
     """A table whose rows are read again and again, a part at a time.
 
-    Fields: path, what it is called in errors; names of its columns; count of rows, None where nobody knows.
+    Fields: path, what it is called in errors; names of its columns; count of rows, None where nobody knows;
+    header, whether the file names its columns.
     """
 
     path: str
     names: tuple[str, ...]
     count: int | None = None
+    header: bool = True
 
     def dealt(self, group: Group) -> "TableParts":
         """The part of a rank; this table itself where ranks have parts of their own."""
@@ -48,6 +51,35 @@ class TableParts(ABC):
         return self.parts()
 
 
+class TableShare(TableParts):
+    """A table that is held, of which each rank of a group takes a run of the rows. Args: table, the whole of it."""
+
+    def __init__(self, table: Table) -> None:
+        self.path, self.names, self.count, self.header = table.path, table.names, table.rows, table.header
+        self.table = table
+
+    def dealt(self, group: Group) -> "TableShare":
+        if group.size == 1 or self.table.part:
+            return self
+        own = Shares.even(self.table.rows, group.size).slice(group.rank)
+        columns = tuple(_cut(column, own) for column in self.table.columns)
+        line = None if self.table.first_line is None else self.table.first_line + own.start
+        rows, first = own.stop - own.start, self.table.first_row + own.start
+        return TableShare(replace(self.table, columns=columns, rows=rows, first_line=line, first_row=first, part=True))
+
+    def parts(self) -> Iterator[Table]:
+        yield self.table
+
+
+def _cut(column: Column, own: slice) -> Column:
+    """Some of the cells of a column."""
+    inexact = column.inexact
+    if inexact is not None and not own.start <= inexact[0] < own.stop:
+        inexact = None
+    values = np.ascontiguousarray(column.values[own])
+    return replace(column, values=values, inexact=None if inexact is None else (inexact[0] - own.start, inexact[1]))
+
+
 def learn_encoding(
     parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing, group: Group = ALONE
 ) -> tuple[Encoding, Table]:
@@ -57,7 +89,8 @@ def learn_encoding(
     Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
     Cost: a pass over the parts, and another one where rows with missing values are dropped.
     """
-    whole = Table(parts.path, tuple(Column(name, "number", np.empty(0)) for name in parts.names), 0, True, None, ())
+    empty = tuple(Column(name, "number", np.empty(0)) for name in parts.names)
+    whole = Table(parts.path, empty, 0, parts.header, None, ())
     dropped = {whole.names[whole.position(name, "drop")] for name in drop}
     summaries = _summaries(parts, dropped, None, group)
     table = _table(parts, summaries)
@@ -223,4 +256,4 @@ def _of_all_ranks(
 def _table(parts: TableParts, summaries: dict[str, _Summary]) -> Table:
     size = max(2, *(len(one.levels) for one in summaries.values()))
     columns = tuple(one.column(size) for one in summaries.values())
-    return _SummaryTable(parts.path, columns, size, True, None, ())
+    return _SummaryTable(parts.path, columns, size, parts.header, None, ())

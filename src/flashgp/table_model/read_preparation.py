@@ -173,7 +173,7 @@ class _InTime(TableParts):
     """The same table, within a deadline. Raises: DomainError where it passes before the end of a pass."""
 
     def __init__(self, parts: TableParts, deadline: Deadline) -> None:
-        self.path, self.names, self.count = parts.path, parts.names, parts.count
+        self.path, self.names, self.count, self.header = parts.path, parts.names, parts.count, parts.header
         self.deadline, self._parts = deadline, parts
 
     def parts(self) -> Iterator[Table]:

@@ -5,7 +5,6 @@ networks inside kernels train with any optimiser; between them and the value sta
 the gradient by hand, eqs. (M-162) and (M-163). Nothing of n x m numbers is kept.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,12 +17,13 @@ from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import refuse_unfit
 from flashgp.inference.full_scale.layout import pivot_points
+from flashgp.inference.gathered import compare_models, tensor_mark
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed import bound as bounds
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.kernels.warped import collapsed_features
-from flashgp.processes.gradient_shares import summed_parameters, unwrapped_names
+from flashgp.processes.gradient_shares import summed_parameters
 from flashgp.processes.group import ALONE, Group
 
 __all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable", "evaluated"]
@@ -79,23 +79,11 @@ def evaluated(
     count = len(x)
     if group.size > 1:
         group.check_device(x.device)
-        known = dict(prior.named_parameters())
-        group.compare(
-            columns=x.shape[-1], model=prior.title, inducing=_mark(inducing),
-            parameters=_mark(*(known[name] for name in unwrapped_names(prior))),
-        )  # fmt: skip
+        compare_models(prior, group, columns=x.shape[-1], inducing=tensor_mark(inducing))
         count = group.shares(len(x)).total
         if inducing.requires_grad and torch.is_grad_enabled():
             (inducing,) = summed_parameters(group, (inducing,), x.device)
     return prior.sharing(group, x.device, lambda own: function(own, Inputs(own, x, y, inducing, count)))
-
-
-def _mark(*tensors: Tensor) -> str:
-    """What tells tensors from others."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy(force=True).tobytes())
-    return digest.hexdigest()[:12]
 
 
 def _checked_points(inducing: Any, x: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.gathered import compare_models, tensor_mark
 from flashgp.inference.prior import Prior
 from flashgp.planner.approximate import ApproximatePlan
-from flashgp.processes.agreement import mark_of_parts
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource
 
@@ -23,12 +23,10 @@ def check_alike(
     if group.size == 1:
         return
     points = asked.inducing
-    sizes = points if isinstance(points, str | int) else mark_of_parts(points=torch.as_tensor(points))
-    values = mark_of_parts(values=[p.detach().cpu() for p in prior.parameters()])
-    group.compare(
-        model=prior.title, parameters=values, approximation=asked.kind, inducing=sizes, seed=seed,
-        time_limit=deadline.limit, **more,
-    )  # fmt: skip
+    inducing = points if isinstance(points, str | int) else tensor_mark(torch.as_tensor(points))
+    compare_models(
+        prior, group, approximation=asked.kind, inducing=inducing, seed=seed, time_limit=deadline.limit, **more
+    )
 
 
 def dealt(rows: RowSource, group: Group) -> RowSource:

@@ -1,0 +1,102 @@
+"""`torchrun -m flashgp`: the words and the exit code of one command, and a model of all rows, whatever the ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import flashgp as fgp
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("typer")
+TIMEOUT = 600.0  # measurements may stop all processes meanwhile
+SRC = Path(fgp.__file__).parents[1]
+
+
+def command(ranks: int, *words: object) -> tuple[list[int], list[str], list[str]]:
+    """Exit codes, standard outputs and errors of `flashgp` on every rank, started as torchrun starts them."""
+    port = 29500 + os.getpid() % 2000
+    processes = []
+    for rank in range(ranks):
+        own = {
+            "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "FLASHGP_PROFILE": "built-in",
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "flashgp", *map(str, words)], env=os.environ | own, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+    told = [process.communicate(timeout=TIMEOUT) for process in processes]
+    return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+
+
+@pytest.fixture(scope="module")
+def csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.rand(2, 301, generator=generator)
+    lines = [
+        f"{x:.6f},{('Ulm', 'Bonn')[i % 2]},{torch.sin(4 * x) + 0.3 * y + i % 2:.6f}"
+        for i, (x, y) in enumerate(zip(a, b, strict=True))
+    ]
+    path.write_text("a,city,y\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_a_fit_by_ranks_is_that_of_one(csv: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    words = ("fit", csv, "--target", "y", "--starts", 1, "--json")
+    codes, outs, errors = command(2, *words, "--out", two)
+    assert codes == [0, 0], errors
+    assert outs[1] == ""
+    assert "2 processes" in errors[0]
+    assert errors[1] == ""
+    result = json.loads(outs[0])
+    assert (result["rows"], result["rows_fitted"], result["approximation"]) == (301, 301, "sparse")
+    command(1, *words, "--approximation", "sparse", "--out", one)
+    new = {"a": [0.1, 0.6], "city": ["Ulm", "Bonn"]}
+    alone, ours = (fgp.load(path).predict(new) for path in (one, two))
+    assert ours.mean == pytest.approx(alone.mean, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("fit", "CSV", "--target", "nothing"), 2, "must name a column"),
+        (("fit", "CSV", "--target", "y", "--test-fraction", "0.1"), 2, "got it beside 2 processes"),
+        (("fit", "CSV", "--target", "y", "--approximation", "full_scale"), 2, "got 2 processes"),
+        (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
+        (("predict", "model", "CSV", "--out", "p.csv"), 2, "torchrun has started several"),
+    ],
+)  # fmt: skip
+def test_every_rank_ends_with_the_same_code(csv: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    codes, outs, errors = command(2, *(csv if word == "CSV" else word for word in words))
+    assert codes == [code, code]
+    assert outs[1] == ""
+    assert said in " ".join(errors[0].replace("│", " ").split())
+
+
+def test_doctor_knows_the_ranks() -> None:
+    codes, outs, _ = command(2, "doctor", "--json")
+    assert codes == [0, 0]
+    assert outs[1] == ""
+    findings = [one for one in json.loads(outs[0])["findings"] if one["topic"] == "ranks"]
+    assert findings[0]["values"]["size"] == 2
+    assert findings[0]["values"]["backends"] == {"cpu": "gloo"}
+    rates = findings[1]["values"]
+    assert rates["bytes_per_second"] > 0
+    assert rates["seconds"] > 0
+
+
+def test_tune_measures_what_is_between_ranks() -> None:
+    codes, outs, _ = command(2, "tune", "--json")
+    assert codes == [0, 0]
+    found = json.loads(outs[0])
+    assert found["ranks"] == 2
+    assert found["collectives"]["cpu"]["bytes_per_second"] > 0
