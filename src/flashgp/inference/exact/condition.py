@@ -275,7 +275,8 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         )
         solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor, tiles=job.tiles)
         stopping = mean_goal(solves.system, job.solve.tolerance)
-        patience = DEFAULTS.float64_patience if factor is None else 0
+        # Float64 tiles are kept where a clock says that they pay: every rank of a group has its own.
+        patience = DEFAULTS.float64_patience if factor is None and job.solve.group.size == 1 else 0
         if factor is not None and _float64_factor(plan) is not None:  # rough variances would need a solve each
             limits = replace(limits, iterations=min(limits.iterations, MAX_CORRECTIONS))
         with solves.system.keeping_float64(patience):
