@@ -14,7 +14,8 @@ right-hand sides:
 - sparse: two passes over the rows, the first ended by an all-reduce of m x m + m numbers, the second by one of
   m x m + m d, all float64. Rows come from files, which must deliver `read_rate`.
 
-What it leaves out: ranks of unequal speed, contention in the network, faults, and more iterations at more rows. The
+What it leaves out: ranks of unequal speed, contention in the network, faults, the flags that go before collectives, and
+more iterations at more rows. The
 record holds no machine and no date: the same records give the same figures, and a test compares.
 """
 
