@@ -187,7 +187,9 @@ def _ranks(job: str, size: int, **given: Any) -> list[dict[str, Any]]:
 
 
 def _environment(**more: str) -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if not name.startswith("TORCHELASTIC")} | more
+    """That of this process, with its paths and without what another torchrun has left."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | more
 
 
 def _answers_cell(cell: Cell) -> Entry:
