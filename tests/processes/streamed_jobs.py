@@ -12,6 +12,9 @@ from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
+from flashgp.sources.group_survey import surveyed_over
+from flashgp.sources.source import Held
+from flashgp.sources.survey import surveyed
 
 FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=60))
 
@@ -177,3 +180,13 @@ def differing(group: Any, folder: str) -> list[str]:
         except (ValueError, OSError) as error:
             out.append(f"{type(error).__name__}: {error}")
     return out
+
+
+def sampled(group: Any, counts: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether the sample and the checksum of a first pass are those of one process."""
+    shares, (x, y) = Shares(counts), table(sum(counts))
+    own = shares.slice(dist.get_rank(group))
+    alone = surveyed(Held(x, y), None, 10, 3)
+    ours = surveyed_over(Group.of(group), Held(x[own], y[own]), None, 10, 3)
+    same = torch.equal(alone.x, ours.x) and torch.equal(alone.y, ours.y)
+    return same, (alone.checksum, alone.count) == (ours.checksum, ours.count)

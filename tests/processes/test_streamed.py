@@ -18,6 +18,11 @@ SHARES = [(61, 40), (101, 97, 3), (151, 0, 5, 24)]
 
 
 @pytest.mark.parametrize("counts", SHARES)
+def test_a_sample_does_not_depend_on_ranks(ranks: Ranks, counts: tuple[int, ...]) -> None:
+    assert all(same and rows for same, rows in ranks.run(streamed_jobs.sampled, len(counts), counts))
+
+
+@pytest.mark.parametrize("counts", SHARES)
 def test_conditioning_equals_one_process(ranks: Ranks, counts: tuple[int, ...]) -> None:
     """(M-221), and moments and samples of all rows, (M-164)."""
     for found in ranks.run(streamed_jobs.conditioned, len(counts), counts):
