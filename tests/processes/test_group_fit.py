@@ -26,8 +26,9 @@ def test_a_fit_by_estimated_gradients_is_that_of_one_process(ranks: Ranks) -> No
             assert part["estimated"]
             assert part["route"] == one["route"]
             assert abs(part["evaluations"] - one["evaluations"]) <= 1
-            numpy.testing.assert_allclose(part["theta"], one["theta"], rtol=0.0, atol=2e-3)
-            numpy.testing.assert_allclose(part["mean"], one["mean"], rtol=0.0, atol=2e-3)
+            # The search ends where a step promises p / (4 S) nats, 0.02 of 6 parameters and 64 probes: far wider.
+            numpy.testing.assert_allclose(part["theta"], one["theta"], rtol=0.0, atol=1e-2)
+            numpy.testing.assert_allclose(part["mean"], one["mean"], rtol=0.0, atol=5e-3)
             for name in ("theta", "mean"):  # the same bits on every rank
                 assert numpy.array_equal(part[name], found[0][name])
 

@@ -3,7 +3,12 @@
 import numpy
 import pytest
 
+import flashgp as fgp
+from flashgp.foundations.profile import BUILT_IN
 from flashgp.operators.sharing import share_of_tiles
+from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.plan import Plan
+from flashgp.planner.problem import ConditioningProblem, Features, Resources
 from processes import space_jobs
 from processes.launch import Ranks
 
@@ -58,3 +63,17 @@ def test_every_tile_is_in_one_share(n: int, size: int) -> None:
     assert sum(share.pair_count for share in shares) == n * n
     if n >= 1000:
         assert max(len(share.pairs) for share in shares) - min(len(share.pairs) for share in shares) <= 1
+
+
+def test_a_plan_of_ranks_is_that_of_each_of_them() -> None:
+    """Tiles, the low rank and time are shared; what has all rows on every rank is not."""
+    form = fgp.kernels.Matern(nu=1.5).form
+
+    def plan(ranks: int) -> Plan:
+        problem = ConditioningProblem(form, 40_000, 8, Features(8), ranks=ranks)
+        return plan_conditioning(problem, Resources("64GiB", profile=BUILT_IN), route="stored")
+
+    one, four = plan(1), plan(4)
+    assert 0.25 * one.peak_bytes < four.peak_bytes < 0.3 * one.peak_bytes
+    assert four.seconds < 0.26 * one.seconds
+    assert "each of 4 ranks" in four.notes[0]

@@ -150,7 +150,7 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
             wanted = PlanSettings(
                 agreed_memory(settings.memory, x.device, group), chosen_device(settings.device, x), settings.dtype,
                 solver=settings.solver, deterministic=settings.solve.deterministic,
-                factored=settings.jitter is not None,
+                factored=settings.jitter is not None, ranks=group.size,
             )  # fmt: skip
             plan = conditioning_plan(prior, counts_of(prior, x, y), wanted)
         plan = agreed_plan(plan, group)

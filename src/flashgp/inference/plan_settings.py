@@ -53,7 +53,8 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What a plan is asked to keep to; the fields are arguments of `fgp.plan`, but for stages: of the fit."""
+    """What a plan is asked to keep to; the fields are arguments of `fgp.plan`, but for stages, of the
+    fit, and ranks, of a group."""
 
     memory: str | int | None = None
     device: str | torch.device | None = None
@@ -65,6 +66,7 @@ class PlanSettings:
     profile: MachineProfile | None = None
     deterministic: bool = False
     stages: StageSettings = field(default_factory=StageSettings)
+    ranks: int = 1
 
 
 @dataclass(frozen=True)

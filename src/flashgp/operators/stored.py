@@ -28,7 +28,7 @@ class StoredTiles:
         n, m = self.shape[-2:]
         batch = self.shape[:-2]
         step = STORED_ROWS
-        ranges = [] if problem.near is None else problem.near.runs(m)
+        ranges = [] if problem.near is None else problem.near.runs(m * step // problem.near.size)
         for start in range(0, n, step) if problem.near is None else ():
             i = slice(start, min(n, start + step))
             ranges.append((i, slice(start if self.symmetric else 0, m)))

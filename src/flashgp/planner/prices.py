@@ -82,10 +82,13 @@ def iterative_plans(priced: Priced, device: torch.device, available: int) -> lis
         rank, peak = preconditioned(
             priced, price.peak_bytes + kept, problem.columns, available, RANK_BUFFERS + problem.factors - 1
         )
-        tiles = stored_bytes(n, torch.float64) + 8 * n * min(n, STORED_ROWS)  # and a panel while it is made
+        tiles = stored_bytes(n, torch.float64) // problem.ranks + 8 * n * min(
+            n, STORED_ROWS
+        )  # and a panel while it is made
         fit = peak + tiles <= available
         notes = (f"{readable_bytes(tiles)} of the peak are for solves that float32 products lead nowhere",)
-        preparing = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64 + 40 * rates.call_seconds
+        making = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64
+        preparing = making / problem.ranks + 40 * rates.call_seconds
         seconds = problem.factors * (price.seconds + preparing)
         plan = _plan(priced, device, price.route, price.backend, peak + fit * tiles, seconds)
         plans.append(replace(plan, rank=rank, notes=notes if fit else ()))
@@ -98,16 +101,25 @@ def preconditioned(
     """(rank, peak bytes) beside the bytes of products with t right-hand sides, (M-98); buffers, of n x rank numbers."""
     n = priced.n
     beside = products + 8 * n * (VECTORS * t + 4 * priced.problem.numbers)
-    column = 8 * n * buffers
+    column = -(-8 * n * buffers // priced.problem.ranks)
     full = min(MAX_RANK, n // ROWS_PER_RANK)
     rank = max(min(full, MIN_RANK), min(full, (available - beside) // max(1, column)))
     return rank, beside + column * rank
 
 
 def products_of(priced: Priced, device: torch.device, t: int, passes: int) -> list[Candidate]:
-    """Float32 products with t right-hand sides, (M-55) to (M-58), on what answers so many pairs."""
+    """Float32 products with t right-hand sides, (M-55) to (M-58), on what answers so many pairs.
+
+    A rank of a group evaluates its share of the pairs, (M-201), and keeps no more tiles.
+    """
     n = priced.n
     prices = product_prices(priced.problem.products(t, passes), device, priced.profile)
     # Small problems do not wait for a compiler: portable tiles answer them.
     small = device.type == "cpu" and n * n < PORTABLE_PAIRS
-    return [p for p in prices if p.route != "dense" and not (small and p.backend != "torch")]
+    found = [p for p in prices if p.route != "dense" and not (small and p.backend != "torch")]
+    return found if priced.problem.ranks == 1 else [_of_rank(p, n, priced.problem.ranks) for p in found]
+
+
+def _of_rank(price: Candidate, n: int, ranks: int) -> Candidate:
+    tiles = stored_bytes(n) if price.route == "stored" else 0
+    return replace(price, peak_bytes=price.peak_bytes - tiles + tiles // ranks, seconds=price.seconds / ranks)

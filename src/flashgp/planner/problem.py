@@ -78,7 +78,8 @@ class ConditioningProblem:
     """Conditioning and fitting. Fields: form; n rows of d columns; features; distinct, of the n rows those that differ,
     whose price it is but for (M-89), None for all; outputs; batch, models; factors, covariance matrices of each model:
     1, or one for each output with noise of its own; parameters, numbers that a fit trains; own_modules, whether modules
-    of a user's own take part; stages, what decides those of a fit."""
+    of a user's own take part; stages, what decides those of a fit; ranks, of a group that shares iterative solves: what
+    is planned is what each of them takes."""
 
     form: Form
     n: int
@@ -91,6 +92,7 @@ class ConditioningProblem:
     own_modules: bool = False
     stages: StageSettings = field(default_factory=StageSettings)
     factors: int = 1
+    ranks: int = 1
 
     @property
     def columns(self) -> int:

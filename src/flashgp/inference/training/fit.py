@@ -106,7 +106,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     estimate = None
     if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
         estimate = EstimateOptions(
-            stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes * ranks.size or None,
+            stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
             rank=plan.training_rank, deadline=searching, group=ranks,
         )  # fmt: skip
     try:
@@ -155,7 +155,7 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
         asked = PlanSettings(
             options.memory, x.device if options.device is None else options.device, options.dtype,
             solver=options.solver, factored=options.jitter is not None or prior.is_batch(x, y),
-            deterministic=options.deterministic, stages=options.stages,
+            deterministic=options.deterministic, stages=options.stages, ranks=options.group.size,
         )  # fmt: skip
         plan = conditioning_plan(prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked)
     if plan.training_bytes > plan.available_bytes:
