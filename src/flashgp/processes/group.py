@@ -73,7 +73,7 @@ class Group:
             return group
         if group is None:
             _warn_if_launched()
-            return cls(None, settings)
+            return ALONE if settings is None else cls(None, settings)
         if not dist.is_available():
             raise BackendUnavailableError("`group` needs torch.distributed, which this build of torch lacks")
         from torch.distributed.device_mesh import DeviceMesh
@@ -105,7 +105,7 @@ class Group:
         return self  # the same ranks
 
     def __reduce__(self) -> Any:
-        return Group, ()  # another process is no member
+        return _alone, ()  # another process is no member
 
     @property
     def backends(self) -> dict[str, str]:
@@ -358,6 +358,10 @@ class Group:
 
 
 ALONE = Group()
+
+
+def _alone() -> Group:
+    return ALONE
 
 
 def _plain(tensor: Tensor, *, copy: bool = False) -> Tensor:

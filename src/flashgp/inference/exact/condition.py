@@ -193,9 +193,6 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
     return OutputStates(prior, tuple(states), report) if prior.separate else states[0]
 
 
-MAX_CORRECTIONS = 8  # of a float32 factor, beyond which a float64 one takes over where it fits
-
-
 @dataclass(frozen=True)
 class _Job:
     """What is solved, and how it was asked for; y and replicates as the state has them; tiles of K, if stored."""
@@ -277,8 +274,6 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         stopping = mean_goal(solves.system, job.solve.tolerance)
         # Float64 tiles are kept where a clock says that they pay: every rank of a group has its own.
         patience = DEFAULTS.float64_patience if factor is None and job.solve.group.size == 1 else 0
-        if factor is not None and _float64_factor(plan) is not None:  # rough variances would need a solve each
-            limits = replace(limits, iterations=min(limits.iterations, MAX_CORRECTIONS))
         with solves.system.keeping_float64(patience):
             solution = _solve_in_time(job, solves, stopping, limits, asked)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
