@@ -159,12 +159,13 @@ def _run_rank(job: str, given: Mapping[str, Any], folder: Path) -> None:
 
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     torch.set_num_threads(given["threads"])
-    (folder / f"pid{rank}").write_text(str(os.getpid()))
     group = None
     if size > 1:
         method = "env://" if "TORCHELASTIC_RUN_ID" in os.environ else f"file://{folder}/store"
         torch.distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
         group = torch.distributed.group.WORLD
+    # Killed from here on: a rank that dies inside init_process_group may leave torch's restart waiting (torch 2.13).
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
     found = JOBS[job](group, given)
     (folder / f"found{rank}.json").write_text(json.dumps(found))
     if size > 1:
