@@ -19,7 +19,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
-from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.gp import GP
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.streamed.over_ranks import planned_over
@@ -132,9 +131,8 @@ def prepare_rows(
         choices, notes = (*choices, *chosen), [*notes, *more]
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
-    memory = agreed_memory(settings.memory, torch.device(settings.device or "cpu"), group)
     wanted_of_plan = PlanSettings(
-        memory, settings.device, deterministic=settings.deterministic, stages=options.stages, ranks=group.size
+        settings.memory, settings.device, deterministic=settings.deterministic, stages=options.stages, ranks=group.size
     )
     rows_read = RowCounts(survey.count, survey.width)
     plan = planned_over(
