@@ -43,3 +43,11 @@ def test_a_fit_goes_on_from_its_checkpoint_with_another_number_of_ranks(ranks: R
             assert part["replayed"] == first[0]["evaluations"]
             assert part["history"] == first[0]["history"]
             numpy.testing.assert_allclose(part["mean"], first[0]["mean"], rtol=0.0, atol=1e-8)
+
+
+def test_a_fitted_gp_knows_the_rows_of_its_rank(ranks: Ranks) -> None:
+    """So that it conditions on them again; and one rank alone may print a fit."""
+    for part in ranks.run(fit_jobs.conditioned_again, 2, (101, 30)):
+        for mean, again, known in part:
+            assert known
+            numpy.testing.assert_allclose(again, mean, rtol=0.0, atol=1e-8)

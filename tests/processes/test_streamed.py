@@ -39,7 +39,7 @@ def test_a_fit_is_that_of_one_process(ranks: Ranks, counts: tuple[int, ...], set
     parameters, answers, kinds = told[0]
     assert parameters < SEARCHED
     assert answers < SEARCHED
-    assert "RANKS" in kinds
+    assert "SHARED" in kinds
 
 
 def test_a_checkpoint_is_one_file_that_all_ranks_go_on_from(ranks: Ranks, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class EventKind(Enum):
     # conditioning
     NO_DATA = "There are no data: the posterior is the prior."
     ROWS_JOINED = "{rows:n row} joined into {distinct:,} that differ in x; the answer is the same."
-    SHARED = "{ranks} ranks with {counts:list} rows; this one sent {sent:bytes}."
+    SHARED = "{ranks} ranks[ with {counts:list} rows]; this one sent {sent:bytes}."
     REFINED = "The factor is in float32; {corrections:n float64 correction} refined the weights."
     JITTER = (
         "The covariance was not positive definite. A jitter of {jitter} was added to the diagonal"
@@ -179,7 +179,6 @@ class EventKind(Enum):
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
     )
-    RANKS = "Over {ranks:n rank}, each with rows of its own; this one sent {sent:bytes}."
     FEWER_POINTS = (
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "
         "noise to add."

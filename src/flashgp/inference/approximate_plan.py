@@ -79,7 +79,7 @@ def approximate_plan(
         free = Approximation(asked.kind)
         other, found = largest(free)
         refuse_too_large(chosen, other if found else None, training=training)
-    if training and chosen.by_minibatches(time_limit):
+    if training and settings.ranks == 1 and chosen.by_minibatches(time_limit):
         work = ApproximateWork()
         size = min(problem.n, max(work.min_block, work.block_numbers // max(1, chosen.inducing)))
         return chosen.with_minibatches(min(problem.n, buffer_rows(size, problem.d + problem.outputs)))

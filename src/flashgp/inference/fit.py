@@ -24,12 +24,12 @@ from flashgp.inference.approximation import (
 )
 from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.group_posterior import fit_group
-from flashgp.inference.output_states import OutputStates
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.posterior import Posterior
@@ -71,15 +71,12 @@ class Fit:
 
     def summary(self) -> list[tuple[str, str]]:
         """(name, text): the log marginal likelihood, the priors, and their sum, which was maximised."""
-        state = self.posterior.state
-        parts = state.parts if isinstance(state, OutputStates) else (state,)
-        evidence = None
-        if not state.by_solves or all(part.cache.likelihood_parts is not None for part in parts):
+        evidence, state = None, self.posterior.state
+        if isinstance(self.posterior, ApproximatePosterior) or evidence_is_known(state):
             evidence = float(self.posterior.log_marginal_likelihood().sum())
         least = ", at least" if isinstance(self.posterior, StreamedPosterior) else ""
-        lines = [("log marginal likelihood", f"{evidence:.6g} nats{least}")]
-        if evidence is None:
-            lines = [("log marginal likelihood", "posterior.log_marginal_likelihood() estimates it")]
+        text = "posterior.log_marginal_likelihood() estimates it"
+        lines = [("log marginal likelihood", text if evidence is None else f"{evidence:.6g} nats{least}")]
         if self.log_prior is None:
             return [*lines, ("maximised", "another objective than the log joint")]
         joint = "" if evidence is None else f"{evidence + self.log_prior:.6g} nats: "

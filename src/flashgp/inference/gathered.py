@@ -111,14 +111,16 @@ def _digest(data: "bytes | str") -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:12]
 
 
-def agreed_memory(memory: str | int | None, device: torch.device, group: Group) -> str | int:
-    """The budget of every rank: what was asked for, else the least of what is free, divided among ranks of one host."""
-    if memory is not None:
+def agreed_memory(memory: str | int | None, device: torch.device, group: Group) -> str | int | None:
+    """The budget of every rank: what was asked for, else the least of what is free, divided among ranks of one host.
+    Of a group of one what was asked for."""
+    if group.size == 1:
         return memory
     hosts = [host.decode() for host in group.gather_bytes(socket.gethostname().encode())]
     here = Counter(hosts)[hosts[group.rank]] if device.type == "cpu" else 1
     free = torch.tensor([-(available_bytes(device) // here)], dtype=torch.int64, device=device)
-    return -int(group.max(free))
+    least = -int(group.max(free))
+    return least if memory is None else memory
 
 
 def agreed_plan(plan: Plan, group: Group) -> Plan:

@@ -17,6 +17,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.inference.decision import counts_of
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, shared_event, tensor_mark
 from flashgp.inference.output_states import AnyState, OutputStates
@@ -84,6 +85,8 @@ class GroupPosterior(Posterior):
             return super().paths(count, features=features, seed=seed)
 
     def log_marginal_likelihood(self) -> Float64[Tensor, "*batch"]:
+        if evidence_is_known(self.state):  # to every rank, of which one may print it
+            return super().log_marginal_likelihood()
         with self.group.together() as group:
             return group.from_first(super().log_marginal_likelihood())
 
@@ -128,7 +131,8 @@ class _Together(Predictor):
             return self._predictor.paths(count, features, seed)
 
     def rounding(self, x: Tensor) -> Tensor:
-        return self._predictor.rounding(x)
+        with self._group.together():
+            return self._predictor.rounding(x)
 
     def forget(self) -> None:
         self._predictor.forget()
@@ -173,7 +177,9 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), replace(options, memory=memory))
         agreed_state(fitted.state, group)
         fitted.report.events.append(shared_event(group, table.shares))
-        return fitted
+        here = table.shares.slice(group.rank)
+        likelihood = fitted.prior.likelihood.by_rows(lambda rows: rows[here])  # to condition again with the same rows
+        return replace(fitted, prior=fitted.prior.with_likelihood(likelihood))
 
 
 def agreed_state(state: AnyState, group: Group) -> AnyState:

@@ -72,7 +72,8 @@ class Solves:
             solver = ConjugateGradients(None if plan is None else plan.rank)
             method = PreparedOnce(solver, solver.name)
             if settings.group.size > 1:
-                shared = GroupSystem(operator, noise, settings.group, stored=stored, tiles=tiles)
+                with settings.group.together():  # room for tiles may lack on one rank
+                    shared = GroupSystem(operator, noise, settings.group, stored=stored, tiles=tiles)
                 return _SharedSolves(shared, method, settings.seed)
             return cls(CovarianceSystem(operator, noise, stored=stored, tiles=tiles), method, settings.seed)
         system = CovarianceSystem(operator, noise, stored=stored, tiles=tiles)

@@ -240,11 +240,11 @@ class Group:
     # -- collectives -------------------------------------------------------------------------------------------------
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, entry by entry, of tensors of one shape."""
-        return self._reduced(tensor, dist.ReduceOp.SUM, "sum")
+        return self._reduced(tensor, "sum")
 
     def max(self, tensor: Tensor) -> Tensor:
         """The largest over ranks, entry by entry, of tensors of one shape."""
-        return self._reduced(tensor, dist.ReduceOp.MAX, "max")
+        return self._reduced(tensor, "max")
 
     def from_first(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor, of the same shape and dtype on every rank."""
@@ -315,9 +315,10 @@ class Group:
         return [bytes(whole[shares.slice(rank)].tolist()) for rank in range(self.size)]
 
     # -- running them ------------------------------------------------------------------------------------------------
-    def _reduced(self, tensor: Tensor, operation: Any, name: str) -> Tensor:
-        if self.size == 1:
+    def _reduced(self, tensor: Tensor, name: str) -> Tensor:
+        if self.size == 1:  # also in a torch without torch.distributed
             return tensor
+        operation = dist.ReduceOp.SUM if name == "sum" else dist.ReduceOp.MAX
         self._flag(name, tensor.shape, tensor.dtype)
         out = _plain(tensor, copy=True).to(self._near(tensor))
         if out.numel():

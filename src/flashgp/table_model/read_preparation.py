@@ -132,7 +132,7 @@ def prepare_rows(
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
     wanted_of_plan = PlanSettings(
-        settings.memory, settings.device, deterministic=settings.deterministic, stages=options.stages
+        settings.memory, settings.device, deterministic=settings.deterministic, stages=options.stages, ranks=group.size
     )
     rows_read = RowCounts(survey.count, survey.width)
     plan = planned_over(

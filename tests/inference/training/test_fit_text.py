@@ -37,6 +37,14 @@ def test_what_was_maximised_is_likelihood_plus_priors(priors: str) -> None:
         assert value in fit._repr_html_()
 
 
+def test_a_fit_without_a_factor_says_who_estimates_its_evidence() -> None:
+    gp = fgp.GP(fgp.kernels.Matern(nu=2.5))
+    fit = fgp.fit(gp, *rows(), starts=1, plan=fgp.plan(gp, *rows()[0].shape, solver="cg"))
+    assert dict(fit.summary())["log marginal likelihood"] == "posterior.log_marginal_likelihood() estimates it"
+    evidence = float(fit.posterior.log_marginal_likelihood())
+    assert f"{evidence:.6g} nats" in repr(fit)
+
+
 def test_every_prior_in_force_stands_beside_its_parameter() -> None:
     mine = torch.distributions.LogNormal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     fit = fitted(fgp.Parameter(torch.ones(2), prior=mine))

@@ -12,7 +12,7 @@ from flashgp.inference.output_states import AnyState, OutputStates, joined_repor
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 
-__all__ = ["log_evidence"]
+__all__ = ["evidence_is_known", "log_evidence"]
 
 UNNOTED_RESIDUAL = 1e-12  # relative, of weights that are as good as float64 gives, where no bound is known
 UNNOTED_SHARE, UNNOTED_NATS = 0.1, 1e-3  # of a likelihood's standard error, or nats: what weights may add unsaid
@@ -42,6 +42,12 @@ def log_evidence(state: AnyState) -> Float64[Tensor, "*batch"]:
     value = -0.5 * (fit + p * log_determinant + n * p * LOG_2PI)
     scale = state.sites.log_scale
     return value if scale is None else value + scale
+
+
+def evidence_is_known(state: AnyState) -> bool:
+    """Whether it takes no solves: by a factor, or because it was asked for before."""
+    parts = state.parts if isinstance(state, OutputStates) else (state,)
+    return not state.by_solves or all(part.cache.likelihood_parts is not None for part in parts)
 
 
 def _without_factor(state: State, p: int) -> tuple[Tensor, float]:

@@ -17,6 +17,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.full_scale.layout import of_first, pivot_points
+from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -104,9 +105,10 @@ def _state(
     sums: BoundSums | None,
 ) -> StreamedState:
     """The state of all rows. Raises: TimeUp."""
-    began, sent = time.perf_counter(), survey.group.bytes_sent
+    began = time.perf_counter()
     device, prior = chosen_device(settings.device, survey.x), prior.held()
-    wanted = PlanSettings(settings.memory, device, deterministic=settings.solve.deterministic)
+    memory = agreed_memory(settings.memory, device, survey.group)
+    wanted = PlanSettings(memory, device, deterministic=settings.solve.deterministic)
     limit, read = settings.deadline.limit, not isinstance(survey.source, Held)
     rows, group = RowCounts(survey.count, survey.width), survey.group
     plan = planned_over(
@@ -128,7 +130,7 @@ def _state(
     events = [EVENT] if settings.solve.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points), read=read))
     if group.size > 1:
-        events.append(Event(EventKind.RANKS, ranks=group.size, sent=group.bytes_sent - sent))
+        events.append(Event(EventKind.SHARED, ranks=group.size, sent=group.bytes_sent))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
     events += collapsed_features(prior.kernel, x)

@@ -24,6 +24,7 @@ from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
+from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -83,7 +84,8 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
     asked = at_most(asked, survey.count) if whole.cut else asked
     prior, target = prior.released(), chosen_device(options.device, survey.x)
     counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
-    wanted, limit = plan_settings(options, target), options.deadline.limit
+    memory, limit = agreed_memory(options.memory, target, group), options.deadline.limit
+    wanted = dataclasses.replace(plan_settings(options, target), memory=memory, ranks=group.size)
     plan = planned_over(group, lambda one: approximate_plan(prior, counts, one, wanted, limit, read=read), asked)
     asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
@@ -159,8 +161,7 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
     log_prior = objective_found.log_prior(trained.theta)
     interrupted = trained.stop is not StopReason.GOAL
-    prior = row_variances_back(prior, rows) if group.size == 1 else prior
-    return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
+    return Fitted(row_variances_back(prior, rows), state, recorder.history, report, interrupted, in_force, log_prior)
 
 
 def minibatches_chosen(

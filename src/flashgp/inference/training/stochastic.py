@@ -133,10 +133,12 @@ class StochasticFit:
             self.recorder.require(objective.rows, evaluations=2.0)
             after, earlier = objective(descent.theta).value, objective(before).value
         except NotPositiveDefiniteError:
-            return math.inf
-        assert after is not None
-        assert earlier is not None
-        return self.recorder.group.number_of_first((after - earlier) / objective.rows)
+            drop = math.inf
+        else:
+            assert after is not None
+            assert earlier is not None
+            drop = (after - earlier) / objective.rows
+        return self.recorder.group.number_of_first(drop)
 
     def _warn(self, event: Event) -> None:
         self.recorder.note(event)
