@@ -47,6 +47,7 @@ from flashgp.processes.shares import Shares
 D, COLUMNS_OF_V, F64 = 8, 8, torch.float64
 MAX_ERROR, MIN_SPEED, MAX_PAIRS, KILL_ERROR = 1e-10, 0.9, 1.05, 1e-8  # what was to be reached
 MIN_SPARSE_SPEED, MAX_SPARSE_ERROR = 0.95, 1e-10
+MOST_SECONDS = 120.0  # of one fit under torchrun
 COLUMNS = [
     {"key": "what", "title": "what"},
     {"key": "found", "title": "found", "format": "text"},
@@ -252,7 +253,13 @@ def _under_torchrun(n: int, kill_after: float | None, victim: int = 0) -> tuple[
             time.sleep(kill_after)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid.read_text()), signal.SIGKILL)
-        if process.wait():
+        try:
+            process.wait(timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks
+            process.wait()
+            raise RuntimeError(f"torchrun did not end within {MOST_SECONDS:g} s") from None
+        if process.returncode:
             raise RuntimeError(f"torchrun ended with {process.returncode}")
         return json.loads((folder / "found0.json").read_text()), time.perf_counter() - began, 2
 
@@ -329,7 +336,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
     if options.toy:
-        options.n, options.memory_n, options.fit_n, options.kills, options.repeats = 300, 300, 60, 1, 1
+        options.n, options.memory_n, options.fit_n, options.kills, options.repeats = (
+            300,
+            300,
+            60,
+            0,
+            1,
+        )  # kills: slow tests
         options.sparse_n, options.inducing = 400, 10
     found = [
         Cell(f"answers/{size}", {"kind": "answers", "ranks": size, "n": 201}, 30.0)
