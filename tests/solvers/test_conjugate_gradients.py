@@ -146,11 +146,14 @@ def test_rounding_is_no_obstacle_to_a_bound() -> None:
     prepared = ConjugateGradients(60, replace(DEFAULTS, compare=False)).prepare(system)
     least = prepared.solve(rhs, Goal(0.0))
     goal = Goal(0.0, 0.5 * float(least.energy_bound))
-    steps: list[int] = []
-    found = prepared.solve(rhs, goal, limits=Limits(callback=lambda step: steps.append(step.iteration)))
+    steps: list[tuple[int, int]] = []
+    limits = Limits(callback=lambda step: steps.append((step.iteration, system.products[F32])))
+    found = prepared.solve(rhs, goal, limits=limits)
     assert found.stopped == "goal", found.events
-    assert steps == list(range(1, found.iterations + 1)), "one count for what a caller sees"
+    assert [step for step, _ in steps] == list(range(1, found.iterations + 1)), "one count for what a caller sees"
     (event,) = (event for event in found.events if event.kind is EventKind.CORRECTED)
+    float32 = [products for _, products in steps[-1 - event.fields["iterations"] :]]
+    assert float32[0] == float32[-1] > 0, "float32 products have led no further by then"
     assert event.fields["sharper"] > 2.0
     assert float(energy_error(system, rhs, found.value)) <= float(found.energy_bound) <= goal.energy
 

@@ -79,15 +79,15 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
     if several or is_parquet(options.table):
         parts = ParquetParts(options.table)
         note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
+        note += "" if group.size == 1 else f" by {group.size} processes"
     else:
         table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
         for text in table.notes:
             console.note(text)
-        parts, note = TableShare(table), "each process keeps its part of the rows"
+        parts, note = TableShare(table), f"each of {group.size} processes keeps a part of the rows"
     prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline, group)
     _say_prepared(options, prepared, console)
-    over = "" if group.size == 1 else f" by {group.size} processes"
-    console.note(f"{note}{over}, and inducing points stand for the rows.")
+    console.note(f"{note}, and inducing points stand for the rows.")
     return prepared
 
 

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from flashgp.foundations.errors import ProcessGroupError
-from flashgp.processes.group import ALONE, Group
+from flashgp.processes.group import ALONE, Group, GroupSettings
 
 from .console import Console
 
 __all__ = ["SilentConsole", "launched", "process_group"]
+
+# Seconds that ranks wait while rank 0 scores and writes: torch's own limit. A rank that has died ends them at once.
+SETTINGS = GroupSettings(time_limit=1800.0)
 
 
 class SilentConsole(Console):
@@ -64,6 +67,6 @@ def process_group() -> Iterator[Group]:
             operation="init_process_group",
         ) from None
     try:
-        yield Group.of(dist.group.WORLD)
+        yield Group.of(dist.group.WORLD, SETTINGS)
     finally:
         dist.destroy_process_group()

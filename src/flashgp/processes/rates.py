@@ -1,4 +1,4 @@
-"""How quick a group's collectives are, measured: what plans and the doctor say of it."""
+"""How quick a group's collectives are, measured: what `flashgp doctor` and `flashgp tune` say of it."""
 
 import statistics
 import time
@@ -20,10 +20,6 @@ class CollectiveRate:
 
     seconds: float
     bytes_per_second: float
-
-    def of(self, sent: float, collectives: int = 1) -> float:
-        """Seconds of so many collectives in which a rank sends so many bytes in all."""
-        return collectives * self.seconds + sent / self.bytes_per_second
 
 
 def measured_rate(group: Group, device: torch.device | None = None) -> CollectiveRate:

@@ -11,6 +11,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.history import Solving, TimeUp
 from flashgp.inference.training.settings import EstimateSettings
@@ -75,9 +76,8 @@ def test_slow_gradients_take_full_scale_and_the_next_begin_with_it():
     _, low = objectives(gp, x, y, rank=16, limits={"solving": SolveSettings(stagnation_window=40, compare=False)})
     theta = low.parameters.values()
     wanted = low(theta).gradient
-    _, large = objectives(
-        gp, x, y, rank=16, limits=comparing(math.inf)
-    )  # as if full scale cost nothing, even to so few
+    # As if full scale cost nothing, even to so few.
+    _, large = objectives(gp, x, y, rank=16, limits=comparing(math.inf))
     found = large(theta).gradient
     assert numpy.linalg.norm(found - wanted) < 0.05 * numpy.linalg.norm(wanted)
     said = Event(EventKind.GRADIENTS_FULL_SCALE, kept=True)
@@ -124,6 +124,52 @@ def test_with_deterministic_gradients_say_that_they_took_full_scale_and_nothing_
             large(large.parameters.values() + shift)
             assert large._matrix.full_scale == "untried"
     assert Event(EventKind.GRADIENTS_FULL_SCALE, kept=True) in large.problem.direct.workspace.events
+
+
+def test_what_float32_products_cannot_finish_float64_ones_do_and_later_gradients_begin_with_them(monkeypatch):
+    """The gradient is that of solves in float64 with the same probes, and no factor takes over."""
+    x, y = table(300, d=2)
+    gp = prior(d=2, noise=1e-6)
+    gp.kernel.kernel.lengthscale.value = torch.full((2,), 2.0, dtype=torch.float64)
+    gp.kernel.variance.value = torch.tensor(100.0, dtype=torch.float64)
+    _, large = objectives(gp, x, y, rank=30)
+    _, sharp = objectives(gp, x, y, rank=30, limits={"solving": SolveSettings(single=False), "solve_error": 1e-3})
+    sharp.solve_by(Solving.FLOAT64_ITERATIONS)
+    theta, dtypes, multiply = large.parameters.values(), [], CovarianceSystem.multiply
+
+    def counted(system, v):
+        dtypes.append(v.dtype)
+        return multiply(system, v)
+
+    monkeypatch.setattr(CovarianceSystem, "multiply", counted)
+    found = large(theta).gradient
+    assert large.solving is Solving.FLOAT64_ITERATIONS
+    assert Event(EventKind.GRADIENTS_IN_FLOAT64) in large.problem.direct.workspace.events
+    assert torch.float32 in dtypes
+    dtypes.clear()
+    large(theta + 0.1)
+    assert set(dtypes) == {torch.float64}
+    wanted = sharp(theta).gradient
+    assert numpy.linalg.norm(found - wanted) < 0.02 * numpy.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_more_rows_begin_as_a_part_came_to_iterate(fixed):
+    """A part that came to a factor hands nothing on, and with deterministic every slow gradient tries full scale."""
+    x, y = table(120)
+    _, large = objectives(prior(), x, y)
+    part = large.on_part(60)
+    part.solve_by()
+    large.begin_as(part)
+    assert large.solving is Solving.ITERATIONS
+    part = large.on_part(60)
+    part.solve_by(Solving.ROUGH_ITERATIONS)
+    part._matrix.full_scale, part._matrix.size, part._matrix.gain = "kept", 1, 2.5
+    with deterministically(fixed):
+        large.begin_as(part)
+    assert large.solving is Solving.FLOAT64_ITERATIONS, "more rows are not rough before they are tried"
+    matrix = large._matrix
+    assert (matrix.full_scale, matrix.size, matrix.gain) == (("untried", 0, 1.0) if fixed else ("kept", 1, 2.5))
 
 
 def test_solves_end_on_the_error_that_counts_in_the_gradient():

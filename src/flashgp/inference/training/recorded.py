@@ -26,11 +26,14 @@ def _of_first(evaluation: Evaluation, group: Group) -> Evaluation:
 
 
 def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
-    """The evaluation at a vector, which the caller records; that there is none is recorded here.
+    """The evaluation at a vector, of a group at that of rank 0, which the caller records; that there is none is
+    recorded here.
 
     Args: run: its name; what the objective is solved by is added, and that of a checkpoint taken over.
     Raises: NotPositiveDefiniteError, ConvergenceError; TimeUp.
     """
+    if recorder.group.size > 1:  # other ranks may have come to it with other roundings
+        theta = recorder.group.from_first(torch.from_numpy(theta)).numpy()
     known = None
     for solving in dict.fromkeys((objective.solving, *Solving)):
         known = recorder.evaluations.recall(str(dataclasses.replace(run, solving=solving)), theta)

@@ -97,9 +97,8 @@ class ExactStages:
         if not ends:
             return starts[0]
         run, _, theta = min(ends, key=lambda end: self._on_all_rows(objective, *end[1:]))
-        if (
-            rows < self.last and run.reset is Reset.NONE
-        ):  # few rows may send a parameter to where all rows have no gradient
+        # Few rows may send a parameter to where all rows have no gradient.
+        if rows < self.last and run.reset is Reset.NONE:
             reach = objective.parameters.reach(search.start_reach)
             theta = numpy.clip(theta, starts[run.number] - reach, starts[run.number] + reach)
         return theta

@@ -296,9 +296,8 @@ class EstimatedLogJoint(LogJoint):
         system = self._rows_here(products)
         matrix, space = self._matrix, system.space
         partial, matrix.ready = matrix.ready or self._low_rank(system, matrix.pivots), None
-        level = system.noise + partial.trace / self._count(
-            system
-        )  # what P leaves out is spread over its diagonal: (M-102)
+        # What P leaves out is spread over its diagonal: (M-102).
+        level = system.noise + partial.trace / self._count(system)
         low = LowRank(partial, system.noise, self._limits.solving.low_rank)
         spread = low.with_noise(partial, level)
         probes = spread.sample(self._generator(), self.probes)
