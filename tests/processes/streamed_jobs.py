@@ -1,5 +1,6 @@
 """What ranks do in tests of inducing points over ranks, against one process with all rows."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 import flashgp as fgp
+from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.processes.group import Group
@@ -138,6 +140,30 @@ def limited(group: Any) -> list[Any]:
         )  # fmt: skip
         out.append([t.tolist() for t in answers(fit.posterior)])
     return out
+
+
+def limited_within_a_sample(group: Any) -> list[Any]:
+    """A fit whose time ends on rank 1 alone within an evaluation of the sample, before that begins to read rows."""
+    x, y = table(300)
+    rank, size, limit = dist.get_rank(group), dist.get_world_size(group), 4.0
+    seen: list[int] = []
+    evaluate = StreamedLogJoint.__call__
+
+    def slow(self: StreamedLogJoint, theta: Any) -> Any:
+        seen.append(self.rows)
+        if rank == 1:
+            time.sleep(limit)
+        return evaluate(self, theta)
+
+    StreamedLogJoint.__call__ = slow  # type: ignore[method-assign]
+    try:
+        fit = fgp.fit(
+            model(), x[rank::size], y[rank::size], approximation="sparse", inducing=8, settings=FEW, progress=False,
+            group=group, time_limit=limit,
+        )  # fmt: skip
+    finally:
+        StreamedLogJoint.__call__ = evaluate  # type: ignore[method-assign]
+    return [seen, [t.tolist() for t in answers(fit.posterior)]]
 
 
 def parquet(group: Any, pattern: str) -> list[Any]:

@@ -1,7 +1,10 @@
 """Groups of ranks: collectives equal what one process computes, and one rank's error is every rank's."""
 
 import inspect
+import threading
+import time
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,6 +16,24 @@ from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 from processes import group_jobs
 from processes.launch import JobError, Ranks
+
+
+def test_a_collective_waits_until_its_thread_lets_go() -> None:
+    tensor = torch.ones(3)
+    let_go = threading.Event()
+
+    class Work:
+        def wait(self, _: timedelta) -> None:
+            view = tensor.view(3)  # which holds the tensor in C++
+            threading.Thread(target=self.release, args=([view],)).start()
+
+        def release(self, held: list[torch.Tensor]) -> None:
+            time.sleep(0.2)
+            let_go.set()
+            held.clear()
+
+    Group()._wait("a test", Work, tensor)
+    assert let_go.is_set()
 
 
 @pytest.mark.parametrize("counts", [(5,), (4, 4), (101, 97, 3), (101, 97, 3, 0), (0, 1, 0, 9)])

@@ -70,6 +70,9 @@ def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
 def test_time_ends_on_all_ranks_together(ranks: Ranks) -> None:
     told = ranks.run(streamed_jobs.limited, 2)
     assert told[0] == told[1]
+    within = ranks.run(streamed_jobs.limited_within_a_sample, 2)
+    assert within[0] == within[1]
+    assert within[0][0], "the time did not end before the search of inducing points"
 
 
 @pytest.fixture(scope="module")

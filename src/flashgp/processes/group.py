@@ -12,6 +12,7 @@ Does not do: start processes, choose devices, differentiate.
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from flashgp.processes.shares import Shares
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
 INIT = "torch.distributed.init_process_group()"
+LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a processor
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,9 @@ class Group:
 
     def _exchange_flag(self, failed: int, mark: int) -> list[int]:
         flag = torch.tensor([failed, mark, -mark], dtype=torch.int64, device=self._devices[0])
-        self._wait("a flag", lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._process_group, async_op=True))
+        self._wait(
+            "a flag", lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._process_group, async_op=True), flag
+        )
         return flag.tolist()
 
     def _raised_by(self, flag: list[int], data: bytes = b"", error: BaseException | None = None) -> BaseException:
@@ -276,7 +280,7 @@ class Group:
         own = _padded(tensor, longest).to(self._near(tensor))
         out = own.new_empty(self.size * longest, *rest)
         if out.numel():
-            self._wait("gather", lambda: _all_gather_single(out, own, self._process_group))
+            self._wait("gather", lambda: _all_gather_single(out, own, self._process_group), out, own)
         self._count(own, self.size - 1)
         if len(set(shares.counts)) > 1:
             parts = out.reshape(self.size, longest, *rest)
@@ -298,7 +302,7 @@ class Group:
                 whole[rank * longest : rank * longest + count] = tensor[shares.slice(rank)]
         out = tensor.new_empty(longest, *rest)
         if out.numel():
-            self._wait("reduce-scatter", lambda: _reduce_scatter_single(out, whole, self._process_group))
+            self._wait("reduce-scatter", lambda: _reduce_scatter_single(out, whole, self._process_group), out, whole)
         self._count(out, self.size - 1)
         return out[: shares.counts[self.rank]]
 
@@ -322,7 +326,7 @@ class Group:
         self._flag(name, tensor.shape, tensor.dtype)
         out = _plain(tensor, copy=True).to(self._near(tensor))
         if out.numel():
-            self._wait(name, lambda: dist.all_reduce(out, operation, group=self._process_group, async_op=True))
+            self._wait(name, lambda: dist.all_reduce(out, operation, group=self._process_group, async_op=True), out)
         self._count(out, 2.0 * (self.size - 1) / self.size)
         return out.to(tensor)
 
@@ -331,13 +335,15 @@ class Group:
             self._wait(
                 "broadcast",
                 lambda: dist.broadcast(tensor, group=self._process_group, async_op=True, group_src=source),
+                tensor,
             )
         if source == self.rank:
             self._count(tensor, self.size - 1)
 
-    def _wait(self, name: str, start: Callable[[], Any]) -> None:
-        """Run one collective to its end within the time limit."""
+    def _wait(self, name: str, start: Callable[[], Any], *tensors: Tensor) -> None:
+        """Run one collective of these tensors to its end within the time limit."""
         self._broken = f"{name} did not end"  # also by a KeyboardInterrupt in the midst of it
+        owners = [_owners(tensor) for tensor in tensors]
         try:
             start().wait(timedelta(seconds=self._settings.time_limit))
         except RuntimeError as error:
@@ -348,6 +354,7 @@ class Group:
                 operation=name,
             ) from error
         self._broken = ""
+        _let_go(tensors, owners)
 
     def _near(self, tensor: Tensor) -> torch.device:
         """Where a tensor is sent from: its own device, or one that the group has a backend for."""
@@ -414,6 +421,24 @@ def _warn_if_launched() -> None:
             f"`group` is None in one of {ranks} processes of torchrun, and torch.distributed is not initialised: this "
             f"process works alone, with its own rows. Call {INIT} first for torch.distributed.group.WORLD"
         )
+
+
+def _let_go(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
+    """Wait, most often not at all, until a thread of gloo has let go of the tensors of a collective that has ended.
+
+    A thread that is the last to let go of one needs Python for it, and aborts the process where Python is about to end
+    (torch 2.13, pytorch/pytorch#190489): a fit that was done would count as failed, and torchrun start it again.
+    """
+    until = time.monotonic() + LET_GO_SECONDS
+    for tensor, before in zip(tensors, owners, strict=True):
+        if tensor.device.type == "cpu":
+            while _owners(tensor) > before and time.monotonic() < until:
+                time.sleep(0.0)
+
+
+def _owners(tensor: Any) -> int:
+    """How many in C++ hold a tensor, Python among them."""
+    return int(tensor._use_count())
 
 
 def _by_rank(values: Sequence[str]) -> list[str]:

@@ -50,6 +50,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
+from flashgp.processes.agreement import deadline_of
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -103,14 +104,14 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
     recorder = Recorder(log, options.progress, searching, began=began)
     recorder.expect(plan.fit_step_seconds, survey.count)
 
-    sample = survey.of_sample
+    sample, deadline = survey.of_sample, deadline_of(group, options.deadline)
 
     def objective(size: int, theta: numpy.ndarray) -> StreamedLogJoint:
         """Of all rows, or of the sample, with inducing points chosen at a vector."""
         points = _points(problem, survey if size == survey.count else sample, theta, asked, options)
         if size == survey.count:
-            return StreamedLogJoint(problem, survey, points)
-        return StreamedLogJoint(problem, sample, points, None if chosen is None else survey.count)
+            return StreamedLogJoint(problem, survey, points, deadline=deadline)
+        return StreamedLogJoint(problem, sample, points, None if chosen is None else survey.count, deadline)
 
     def parts(first: int) -> list[int]:
         size = len(survey.x)

@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.lazy_import import load_autograd
 from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
@@ -56,14 +56,23 @@ class StreamedLogJoint(LogJoint):
         survey: the rows.
         points: inducing points (m, d), which stay.
         stand_for: rows that those of the survey are a random part of: each counts as often, (M-240); None for itself.
+        deadline: of a pass; that of the group where its ranks go through the same rows.
     Cost: two passes over the rows; (bound.py).
     """
 
-    def __init__(self, problem: Problem, survey: Survey, points: Tensor, stand_for: int | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        survey: Survey,
+        points: Tensor,
+        stand_for: int | None = None,
+        deadline: Deadline = NO_DEADLINE,
+    ) -> None:
         super().__init__(problem)
         load_autograd()
         self._small = None
         self.survey, self.points, self.rows = survey, points, stand_for or survey.count
+        self._deadline = deadline
         self._sums: BoundSums | None = None
         self._best: tuple[float, Array, BoundSums] | None = None
 
@@ -157,7 +166,7 @@ class StreamedLogJoint(LogJoint):
         return
 
     def _blocks(self) -> Iterator[Block]:
-        return blocks_of(self.survey, len(self.points), self.problem.direct.workspace.deadline)
+        return blocks_of(self.survey, len(self.points), self._deadline)
 
 
 def from_first(group: Group, evaluation: Evaluation) -> Evaluation:
