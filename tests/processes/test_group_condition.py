@@ -64,12 +64,12 @@ def test_what_a_group_refuses(ranks: Ranks) -> None:
         one.pop("save")
     assert told[0] == told[1] == told[2]
     said = told[0]
-    for name in ("columns", "dtypes", "kernels", "parameters", "seeds", "points", "variance"):
+    for name in ("columns", "dtypes", "kernels", "parameters", "seeds", "time limit", "points", "variance"):
         assert said[name].startswith("RankMismatchError"), said[name]
     assert "columns is 3 on ranks 0, 1, 2 on rank 2" in said["columns"]
     assert said["shape"].startswith("ShapeError")
     assert said["not finite"].startswith("DomainError")
     assert "3 ranks and 1 rows" in said["no rows"]
     assert said["memory"].startswith("MemoryBudgetError")
-    for name in ("time limit", "differentiable", "approximation", "append", "stream", "drop"):
+    for name in ("differentiable", "approximation", "append", "stream", "drop"):
         assert said[name].startswith("DomainError"), said[name]

@@ -54,6 +54,11 @@ class Deadline:
         return cls(float(number), (clock() if began is None else began) + float(number), clock)
 
     @property
+    def own(self) -> "Deadline":
+        """The same, asked by this process alone; what asks it must not decide for others (processes/agreement.py)."""
+        return self
+
+    @property
     def left(self) -> float:
         """Seconds until the end, less than 0 after it; inf without a limit."""
         return self.end - self.clock()

@@ -58,7 +58,7 @@ class Workspace:
         fail_at: the counted request (1, 2, ...) that raises as if memory had run out; for tests.
         parent: a workspace that counts and limits these buffers too, and gets the events.
         counted_bytes: buffers above this are counted; those of the parent by default.
-        deadline: of what works here, that of the parent by default: what compiles asks it.
+        deadline: of what works here, that of the parent by default: what compiles asks it, in this process alone.
     Fields: live_bytes, peak_bytes, requests; events, one for each change that lack of memory made necessary;
     backends, the titles of those that worked here, in order; compile_seconds, what compiling took of their time.
     Raises (on request): MemoryBudgetError when a buffer would pass the budget or cannot be had.
@@ -73,7 +73,7 @@ class Workspace:
         counted_bytes: int | None = None,
         deadline: Deadline = NO_DEADLINE,
     ) -> None:
-        self.deadline: Deadline = deadline if parent is None else parent.deadline
+        self.deadline: Deadline = deadline.own if parent is None else parent.deadline
         inherited = COUNTED_BYTES if parent is None else parent.counted_bytes
         self.counted_bytes: int = inherited if counted_bytes is None else counted_bytes
         self.budget_bytes = budget_bytes

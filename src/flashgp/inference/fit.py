@@ -188,8 +188,9 @@ def fit(
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
-            (`GP.condition`), without a time_limit; that of inducing points sums over rows, and its posterior is one of
-            rows that were read. "full_scale", "auto" and exact_posterior are for one process.
+            (`GP.condition`); that of inducing points sums over rows, and its posterior is one of rows that were read.
+            A time_limit is up for all ranks when it is on one. "full_scale", "auto" and exact_posterior are for one
+            process.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:

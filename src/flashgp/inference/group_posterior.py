@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.decision import counts_of
 from flashgp.inference.exact.condition import condition
@@ -33,6 +34,7 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.fit import Fitted, fit_prior
 from flashgp.inference.training.options import FitOptions
 from flashgp.planner.products import ProductPlan
+from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import Group
 
 __all__ = ["GroupPosterior", "condition_group", "fit_group"]
@@ -141,7 +143,6 @@ class _Together(Predictor):
 def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> GroupPosterior:
     """`GP.condition` with a group of several ranks. Raises: as it, the same error on every rank."""
     with settings.solve.group.together() as group:
-        refuse_time_limit(settings.deadline.limit)
         if settings.differentiable:
             raise DomainError(
                 "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
@@ -158,7 +159,8 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
             )  # fmt: skip
             plan = conditioning_plan(prior, counts_of(prior, x, y), wanted)
         plan = agreed_plan(plan, group)
-        settings = replace(settings, plan=plan, memory=None, device=plan.device)
+        deadline = deadline_of(group, settings.deadline)
+        settings = replace(settings, plan=plan, memory=None, device=plan.device, deadline=deadline)
         state = condition(prior, x, y, settings)
         state.report.events.append(shared_event(group, table.shares))
         return GroupPosterior(agreed_state(state, group))
@@ -171,10 +173,10 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     shared. Every evaluation is rank 0's.
     """
     with options.group.together() as group:
-        refuse_time_limit(options.deadline.limit)
         table = gathered(prior, x, y, group, **_fit_asked(options))
         memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
-        fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), replace(options, memory=memory))
+        options = replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
+        fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), options)
         agreed_state(fitted.state, group)
         fitted.report.events.append(shared_event(group, table.shares))
         here = table.shares.slice(group.rank)
@@ -184,18 +186,9 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
 
 def agreed_state(state: AnyState, group: Group) -> AnyState:
     """The state, which must have come about in the same way on every rank. Raises: RankMismatchError."""
-    kinds = sorted({event.kind.name for event in state.report.events})
+    kinds = sorted({event.kind.name for event in state.report.events if event.kind is not EventKind.CORES_TAKEN})
     group.compare(route=state.report.route, jitter=state.report.jitter is not None, events=kinds)
     return state
-
-
-def refuse_time_limit(limit: float | None) -> None:
-    """Raises: DomainError."""
-    if limit is not None:
-        raise DomainError(
-            f"`time_limit` cannot be kept by a group, whose ranks have clocks of their own, got {limit:g} s; leave it "
-            "out, and choose tolerance= or max_iterations="
-        )
 
 
 def _asked(settings: ConditionSettings) -> dict[str, object]:
@@ -205,6 +198,7 @@ def _asked(settings: ConditionSettings) -> dict[str, object]:
         "solver": settings.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": settings.memory,
         "deterministic": solve.deterministic, "dtype": settings.dtype, "jitter": settings.jitter,
         "plan": None if plan is None else plan.route, "progress": settings.progress is not None,
+        "time_limit": settings.deadline.limit,
     }  # fmt: skip
 
 
@@ -216,5 +210,5 @@ def _fit_asked(options: FitOptions) -> dict[str, object]:
         "max_iterations": options.max_iterations, "memory": options.memory, "dtype": options.dtype,
         "tolerance": options.tolerance, "jitter": options.jitter, "deterministic": options.deterministic,
         "solver": options.solver, "plan": None if plan is None else f"{plan.route}, {plan.training}",
-        "checkpoint": options.checkpoint is not None,
+        "checkpoint": options.checkpoint is not None, "time_limit": options.deadline.limit,
     }  # fmt: skip

@@ -1,6 +1,5 @@
 """What ranks decide together that each of them would decide by its own clock, memory or processor."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -8,17 +7,24 @@ import torch
 from flashgp.foundations.deadline import Deadline
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["GroupDeadline", "deadline_of", "late"]
+__all__ = ["GroupDeadline", "deadline_of", "largest", "late", "smallest"]
 
 
 @dataclass(frozen=True)
 class GroupDeadline(Deadline):
-    """A deadline that has passed when it has on any rank; all ranks ask at the same places. Fields: group."""
+    """A deadline that has passed when it has on any rank; all ranks ask at the same places. Fields: group.
+
+    Cost: of `passed`, one collective of a number. `left` is this rank's own: it shifts an end and decides nothing.
+    """
 
     group: Group = ALONE
 
+    @property
+    def own(self) -> Deadline:
+        return Deadline(self.limit, self.end, self.clock)
+
     def passed(self, seconds: float = 0.0) -> bool:
-        return late(self.group, dataclasses.replace(self, group=ALONE), seconds)
+        return late(self.group, self.own, seconds)
 
 
 def deadline_of(group: Group, deadline: Deadline) -> Deadline:
@@ -34,3 +40,13 @@ def late(group: Group, deadline: Deadline, seconds: float = 0.0) -> bool:
         return False
     passed = Deadline.passed(deadline, seconds)
     return bool(group.max(torch.tensor([float(passed)]))) if group.size > 1 else passed
+
+
+def largest(group: Group, number: float) -> float:
+    """The largest of every rank's number, such as by how much its work takes longer."""
+    return float(group.max(torch.tensor([number], dtype=torch.float64))) if group.size > 1 else number
+
+
+def smallest(group: Group, number: float) -> float:
+    """The smallest of every rank's number, such as what it has time for."""
+    return -largest(group, -number)

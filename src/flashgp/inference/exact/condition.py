@@ -46,6 +46,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
+from flashgp.processes.agreement import largest, smallest
 from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
 from flashgp.solvers.settings import DEFAULTS
@@ -95,7 +96,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
         cores = cores or FreeCores(events.append)
         settings = replace(settings, plan=plan, cores=cores)
         needed = plan.seconds if plan.route in FACTORED else settings.time.min_solve * plan.seconds
-        slow = cores.slowdown(plan.seconds)
+        slow = largest(settings.solve.group, cores.slowdown(plan.seconds))
         if n > settings.time.min_rows and settings.time.late(settings.deadline, slow * needed):
             return _of_part(prior, x, y, settings, slow, events)
     if group is not None and distinct < n:
@@ -237,8 +238,9 @@ def _of_part(
     plan, deadline, n = settings.plan, settings.deadline, x.shape[-2]
     assert plan is not None
     rows = rows_on_time(
-        prior, plan, deadline, settings.time, deterministic=settings.solve.deterministic, slowdown=slowdown
+        prior, plan, deadline.own, settings.time, deterministic=settings.solve.deterministic, slowdown=slowdown
     )
+    rows = int(smallest(settings.solve.group, rows))
     event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
     warn(str(event))
     order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
@@ -275,7 +277,11 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         # Float64 tiles are kept where a clock says that they pay: every rank of a group has its own.
         patience = DEFAULTS.float64_patience if factor is None and job.solve.group.size == 1 else 0
         with solves.system.keeping_float64(patience):
-            solution = _solve_in_time(job, solves, stopping, limits, asked)
+            if factor is not None and job.solve.group.size > 1:  # some corrections, which every rank makes by itself
+                untimed = replace(limits, deadline=NO_DEADLINE)
+                solution = solves.solve(job.residual, stopping.goal, limits=untimed)
+            else:
+                solution = _solve_in_time(job, solves, stopping, limits, asked)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
         price = _float64_factor(plan)
         if price is None:

@@ -1,5 +1,6 @@
 """An evaluation of an objective as its checkpoint has it, or computed within the time that is left."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -7,7 +8,7 @@ import numpy
 import torch
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
-from flashgp.inference.training.history import Recorder, Run, Solving
+from flashgp.inference.training.history import Recorder, Run, Solving, TimeUp
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.processes.group import Group
 
@@ -23,6 +24,16 @@ def _of_first(evaluation: Evaluation, group: Group) -> Evaluation:
     numbers = group.from_first(torch.from_numpy(own)).numpy()
     value = None if value is None else float(numbers[-1])
     return dataclasses.replace(evaluation, value=value, gradient=numbers[:-1])
+
+
+def _computed(objective: Objective, theta: numpy.ndarray, recorder: Recorder) -> Evaluation:
+    """The evaluation that all ranks go on from. Raises: as `recalled_or_computed`, on all ranks."""
+    evaluation, workspace = None, objective.problem.direct.workspace
+    with recorder.group.together() as group, contextlib.suppress(TimeUp):  # which comes on all ranks
+        evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
+    if evaluation is None:
+        raise TimeUp
+    return _of_first(evaluation, group)
 
 
 def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
@@ -42,10 +53,7 @@ def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, r
             break
     try:
         if known is None:
-            workspace = objective.problem.direct.workspace
-            with recorder.group.together() as group:
-                evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
-            evaluation = _of_first(evaluation, group)
+            evaluation = _computed(objective, theta, recorder)
         elif known[0] == math.inf:
             raise NotPositiveDefiniteError("no gradient there, as the checkpoint says")
         else:

@@ -398,7 +398,10 @@ class EstimatedLogJoint(LogJoint):
         """A^-1 rhs to the error of (M-106), from the last solution."""
         error = self._limits.solve_error * math.sqrt(self._count(method.system))
         goal = Goal(relative=self._limits.residual_goal, energy=error)
-        limits, start = Limits(deadline=self.options.deadline, iterations=iterations), self._matrix.solution
+        # With a factor these are some corrections, which every rank of a group makes by itself: no clock may end one.
+        alone = self.options.group.size > 1 and self.solving.by_factor
+        deadline = NO_DEADLINE if alone else self.options.deadline
+        limits, start = Limits(deadline=deadline, iterations=iterations), self._matrix.solution
         if start is not None and len(start) != len(rhs):  # of this rank's rows, before factors of all took over
             start = None
         solution = method.solve(rhs, goal, start=start, limits=limits)
