@@ -138,7 +138,7 @@ def standard_rows(
     gp: GP,
     x: _Numbers,
     y: _Numbers,
-    wanted: str,
+    wanted: str | TargetTransform,
     options: FitOptions | None,
     *,
     counts: Tensor | None = None,
@@ -151,7 +151,8 @@ def standard_rows(
         gp: the model in standard units; nothing in it changes.
         x: (n, d), finite.
         y: (n, p), finite, in their own units.
-        wanted: "auto", "none", "log" or "yeo-johnson", as `choose_transform` says; each output has its own.
+        wanted: "auto", "none", "log" or "yeo-johnson", as `choose_transform` says; each output has its own. Or the
+            transform that has been chosen, of all of them.
         options: of the fit; None where parameters stay as they are.
         counts: (n,), how often each row counts; None for once.
         countable: whether equal rows may be joined.
@@ -166,7 +167,9 @@ def standard_rows(
     labels = [event for column in y.T if (event := _labels(column)) is not None]
     for event in labels[:1]:
         warn(str(event))
-    if wanted != "none":
+    if isinstance(wanted, TargetTransform):
+        transforms = (wanted,) * y.shape[1]
+    elif wanted != "none":
         rows = torch.from_numpy(units_of_inputs(x, None, gp.kernel, standardise).apply(x))
         mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together
         units_of_y = standardise in ("both", "y")

@@ -8,6 +8,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.quantities import counted, readable_bytes
 from flashgp.inference.gp import GP
+from flashgp.inference.group_posterior import GroupPosterior
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib
@@ -52,14 +53,17 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         if not done:
             what = "the time limit left no time for a fit: the parameters are those that the data suggest"
         console.warn(f"{what}{written}")
-    if group.rank:
-        return {}  # rank 0 writes and says what all have found
-    if options.out is not None:
+    if group.rank and not isinstance(model.posterior, GroupPosterior):
+        return {}  # rank 0 has all that it takes to score, write and say what all have found
+    if options.out is not None and not group.rank:
         model.save(options.out)  # before anything else can fail
     outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)
+    page = None if options.report is None else fit_page(outcome)  # which predicts, on every rank
+    if group.rank:
+        return {}
     say_outcome(outcome, console)
-    if options.report is not None:
-        write_page(options.report, fit_page(outcome))
+    if options.report is not None and page is not None:
+        write_page(options.report, page)
     for path in (options.out, options.report):
         if path is not None:
             console.say(f"wrote {path} ({readable_bytes(Path(path).stat().st_size)})")

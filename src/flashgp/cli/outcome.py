@@ -188,7 +188,10 @@ def _scored_rows(
     if post.count < len(prepared.train) or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
         console.note("the time limit left no time for leave-one-out scores of all rows.")
         return nothing
-    left = post.leave_one_out()
+    if isinstance(post, StreamedPosterior) and prepared.options.group.size > 1:  # which holds no rows of other ranks
+        left = post.leave_out(*prepared.tensors)
+    else:
+        left = post.leave_one_out()
     mean, deviation = left.mean.cpu().double().numpy(), left.variance.cpu().double().sqrt().numpy()
     return prepared.y[prepared.train], scaling.predictive(mean, deviation)
 

@@ -47,7 +47,8 @@ def prepare_table(
         None if options.approximation == "none" else options.approximation,
         *("auto" if size is None else size for size in sizes),
     )  # fmt: skip
-    if is_pattern(options.table) or console.group.size > 1:
+    held_out = options.split is not None or options.test_fraction is not None
+    if is_pattern(options.table) or (console.group.size > 1 and options.approximation == "sparse" and not held_out):
         return _prepare_parts(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
     encoding = Encoding.learn(table, options.target, options.drop or (), options.missing)
@@ -55,7 +56,7 @@ def prepare_table(
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)
     train, test = _split(options, table, data)
-    prepared = prepare(settings, table, encoding, data, train, test, deadline)
+    prepared = prepare(settings, table, encoding, data, train, test, deadline, console.group)
     _say_prepared(options, prepared, console)
     return prepared
 
@@ -63,18 +64,8 @@ def prepare_table(
 def _prepare_parts(options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline) -> PreparedRows:
     """Parquet files that are read in passes, or a table of which each rank has a part. Raises: FlashGPError."""
     several, group = is_pattern(options.table), console.group
-    given = {"--split": options.split, "--test-fraction": options.test_fraction}
     if several:
-        given |= {"--header": options.header, "--delimiter": options.delimiter, "--decimal": options.decimal}
-    wrong = next((name for name, value in given.items() if value is not None), None)
-    what = f"the pattern {options.table!r}, whose files are read" if several else f"{group.size} processes"
-    if wrong is not None:
-        raise DomainError(f"`{wrong}` is of one table that is held, got it beside {what}; leave it out")
-    if options.approximation == "full_scale":
-        raise DomainError(
-            f"`--approximation` full_scale needs one table that is held, got {what}; leave it out for inducing points, "
-            "or name one file in one process"
-        )
+        _refuse_beside_pattern(options)
     parts: TableParts
     if several or is_parquet(options.table):
         parts = ParquetParts(options.table)
@@ -89,6 +80,23 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
     _say_prepared(options, prepared, console)
     console.note(f"{note}, and inducing points stand for the rows.")
     return prepared
+
+
+def _refuse_beside_pattern(options: FitOptions) -> None:
+    """Raises: DomainError for what is of one table that is held."""
+    given = {
+        "--split": options.split, "--test-fraction": options.test_fraction, "--header": options.header,
+        "--delimiter": options.delimiter, "--decimal": options.decimal,
+    }  # fmt: skip
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    what = f"the pattern {options.table!r}, whose files are read"
+    if wrong is not None:
+        raise DomainError(f"`{wrong}` is of one table that is held, got it beside {what}; leave it out")
+    if options.approximation == "full_scale":
+        raise DomainError(
+            f"`--approximation` full_scale needs one table that is held, got {what}; leave it out for inducing points, "
+            "or name one file"
+        )
 
 
 def _say_prepared(options: FitOptions, prepared: Prepared, console: Console) -> None:

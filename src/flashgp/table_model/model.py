@@ -161,7 +161,8 @@ class TableModel:
             drop: columns not to use, likewise.
             checkpoint: as `flashgp.fit`.
             progress: as `flashgp.fit`.
-            group: as `flashgp.fit`, of Parquet files that every rank names alike, and reads a part of.
+            group: as `flashgp.fit`, of files that every rank names alike: Parquet files by a pattern or a list are read
+                in parts, one file is read whole by every rank, and rank 0 chooses what the data decide.
 
         Returns:
             A new model. What was decided of the columns is in its `notes`, and logged ("flashgp.table").
@@ -201,18 +202,18 @@ class TableModel:
                 _LOGGER.info(note)
             with shown_progress(False if progress is None and ranks.rank else progress) as callback:
                 return fit_rows(rows, deadline, checkpoint, callback)
-        if ranks.size > 1:
+        if ranks.size > 1 and not isinstance(table, str | os.PathLike):
             raise DomainError(
-                f"`group` of {ranks.size} ranks is for tables that are read in parts, got one that is held; pass a "
-                "pattern or a list of Parquet files"
+                f"`group` of {ranks.size} ranks is for files that all of them name alike, got {type(table).__name__}; "
+                "pass a path, or a pattern or a list of Parquet files"
             )
         assert source is not None
         encoding = Encoding.learn(source, target, drop, self.settings.missing)
         data = encoding.apply(source, need_target=True)
-        prepared = prepare(self.settings, source, encoding, data, deadline=deadline)
+        prepared = prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
         for note in prepared.notes:
             _LOGGER.info(note)
-        with shown_progress(progress) as callback:
+        with shown_progress(False if progress is None and ranks.rank else progress) as callback:
             return fit_prepared(prepared, deadline, checkpoint, callback)
 
     def update(
@@ -602,10 +603,10 @@ def fit_prepared(
     from flashgp.inference.fit import fit_as
 
     options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
-    asked = prepared.settings.asked_approximation
+    asked = prepared.approximation
     if asked is None:  # the plan has memory, dtype and solver
         options = replace(options, plan=prepared.exact_plan, memory=None, dtype=None, solver=None)
-    return _model_of(prepared, fit_as(prepared.gp, *prepared.tensors, options, asked))
+    return _model_of(prepared, fit_as(prepared.gp, *prepared.own_tensors, options, asked))
 
 
 def fit_rows(

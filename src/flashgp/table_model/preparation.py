@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,25 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.inference import plan as plans
+from flashgp.inference.approximation import Approximation, refuse_unsharded
 from flashgp.inference.gp import GP
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.training.options import FitOptions
-from flashgp.kernel_choice import choose_kernel
+from flashgp.kernel_choice import KernelChoice, choose_kernel
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
-from flashgp.kernels.default import DEFAULT
+from flashgp.kernels.default import CANDIDATES, DEFAULT
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
+from flashgp.processes.group import ALONE, Group
+from flashgp.processes.shares import Shares
 from flashgp.standardise import ColumnScaling, Scaling, check_scales
 from flashgp.table import EncodedTable, Encoding, Table
 from flashgp.target_transform import TargetTransform
-from flashgp.units import check_categories, standard_rows
+from flashgp.units import check_categories
 
+from .over_ranks import PlannedFit, check_same_rows, decided_by_first, planned_over_ranks, standard_rows_of_first
 from .settings import TableSettings
 
 __all__ = ["PreparedTable", "best_kernel", "fit_options", "kernel_of", "prepare"]
@@ -45,9 +50,9 @@ class PreparedTable:
         train, test: positions in data; test is None where nothing is held out.
         scaling: of the training rows, with the transform of the target.
         tensors: standardised training rows, (n, d) and (n,), float64.
-        gp, options: the model, and how it is fitted.
+        gp, options: the model, and how it is fitted, by which ranks.
         kernel_words: the expression, or the kernel in words.
-        plan: of the fit, exact or approximate.
+        approximation, plan: of the fit; None and a Plan for exact inference.
         choices: which transform the target got and which covariance function was chosen, and why.
         notes: sentences for the user.
     """
@@ -62,6 +67,7 @@ class PreparedTable:
     gp: GP
     options: FitOptions
     kernel_words: str
+    approximation: Approximation | None
     plan: Plan | ApproximatePlan
     choices: tuple[Event, ...]
     notes: tuple[str, ...]
@@ -74,6 +80,13 @@ class PreparedTable:
     @property
     def names(self) -> list[str]:
         return [column.name for column in self.encoding.inputs]
+
+    @property
+    def own_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of `tensors` that this rank brings to the fit: all of them in one process."""
+        group = self.options.group
+        own = Shares.even(self.count, group.size).slice(group.rank)
+        return self.tensors[0][own], self.tensors[1][own]
 
     @property
     def count(self) -> int:
@@ -104,6 +117,7 @@ def prepare(
     train: _Rows | None = None,
     test: _Rows | None = None,
     deadline: Deadline = NO_DEADLINE,
+    group: Group = ALONE,
 ) -> PreparedTable:
     """Put the training rows into standard units, choose what is to be chosen, build the model, plan.
 
@@ -111,10 +125,15 @@ def prepare(
         table: as read.
         encoding, data: learned from the table, and the table by it, with its target.
         train, test: positions in data; None for all rows, and for none.
+        group: ranks that fit it together, each of which has read the whole table; rank 0 chooses.
 
-    Raises: DomainError for what a column or the kernel does not allow; MemoryBudgetError.
+    Raises: DomainError for what a column or the kernel does not allow; MemoryBudgetError; RankMismatchError where ranks
+        have read other tables.
     """
     assert data.y is not None
+    asked = settings.asked_approximation
+    refuse_unsharded(group, None if asked is None or asked.kind == "auto" else asked.kind)
+    check_same_rows(group, data.x, data.y, [column.name for column in encoding.inputs])
     train = np.arange(len(data.rows)) if train is None else train
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
     built, words, notes = kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
@@ -122,24 +141,34 @@ def prepare(
     options = fit_options(settings, deadline, given=built.has_starts)
     if settings.target_transform == "log":
         TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
-    standard = standard_rows(gp, x, y[:, None], settings.target_transform, options)
+    standard = standard_rows_of_first(group, gp, x, y[:, None], settings.target_transform, options)
     (scaling,) = standard.units.scalings()
     check_scales(scaling, [*(column.name for column in encoding.inputs), encoding.target])
     choices = standard.events
     if settings.kernel == "auto":
-        gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options)
+        gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options, group)
         choices, notes = (*choices, *chosen), [*notes, *more]
-    group = equal_rows(gp, standard.x, standard.y)
-    plan = plans.plan(
-        gp, len(train), x.shape[1], distinct=None if group is None else int(group.max()) + 1,
-        memory=settings.memory, device=settings.device, dtype=settings.compute_dtype, solver=settings.solver,
-        deterministic=settings.deterministic, time_limit=settings.time_limit or None, starts=options.stages.starts,
-        approximation=settings.approximation, inducing=settings.inducing, neighbours=settings.neighbours,
-    )  # fmt: skip
+    same = equal_rows(gp, standard.x, standard.y)
+    rows = RowCounts(len(train), x.shape[1], None if same is None else int(same.max()) + 1)
+    planned = _planned(group, gp, rows, settings, options)
     return PreparedTable(
-        settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, options, words, plan, choices,
+        settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, replace(options, group=group),
+        words, planned.approximation, planned.plan, (*choices, *planned.events),
         tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes))),
     )  # fmt: skip
+
+
+def _planned(group: Group, gp: GP, rows: RowCounts, settings: TableSettings, options: FitOptions) -> PlannedFit:
+    """How the fit goes. Raises: MemoryBudgetError; DomainError for an approximation that ranks do not share."""
+    if group.size > 1:
+        return planned_over_ranks(group, gp, rows, settings, options)
+    plan = plans.plan(
+        gp, rows.n, rows.d, distinct=rows.distinct, memory=settings.memory, device=settings.device,
+        dtype=settings.compute_dtype, solver=settings.solver, deterministic=settings.deterministic,
+        time_limit=settings.time_limit or None, starts=options.stages.starts,
+        approximation=settings.approximation, inducing=settings.inducing, neighbours=settings.neighbours,
+    )  # fmt: skip
+    return PlannedFit(settings.asked_approximation, plan)  # of "auto" the fit decides, in the time that is left then
 
 
 def fit_options(settings: TableSettings, deadline: Deadline, *, given: bool) -> FitOptions:
@@ -152,14 +181,23 @@ def fit_options(settings: TableSettings, deadline: Deadline, *, given: bool) -> 
 
 
 def best_kernel(
-    gp: GP, words: str, encoding: Encoding, rows: tuple[torch.Tensor, torch.Tensor], options: FitOptions
+    gp: GP,
+    words: str,
+    encoding: Encoding,
+    rows: tuple[torch.Tensor, torch.Tensor],
+    options: FitOptions,
+    group: Group = ALONE,
 ) -> tuple[GP, str, tuple[Event, ...], tuple[str, ...]]:
     """The model with the covariance function that kernel="auto" chooses for standardised rows, it in words, the event
-    of the choice and notes; the model as it was where all inputs are categories."""
+    of the choice and notes; the model as it was where all inputs are categories. Of a group rank 0 chooses."""
     count, codes = len(encoding.inputs), encoding.category_positions
     if len(codes) == count:
         return gp, words, (), ('all inputs are categories: the candidates of the kernel "auto" are the same then.',)
-    chosen = choose_kernel(lambda one: GP(one.build(count, codes)), *rows, options)
+    chosen = decided_by_first(
+        group, lambda: choose_kernel(lambda one: GP(one.build(count, codes)), *rows, options),
+        lambda found: [CANDIDATES.index(found.kernel), found.event.to_json()],
+        lambda data: KernelChoice(CANDIDATES[data[0]], Event.from_json(data[1])),
+    )  # fmt: skip
     return GP(chosen.kernel.build(count, codes)), chosen.kernel.words(count, codes), (chosen.event,), ()
 
 

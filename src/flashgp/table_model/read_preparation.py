@@ -36,6 +36,7 @@ from flashgp.table.parts import TableParts, learn_encoding
 from flashgp.target_transform import TargetTransform
 from flashgp.units import standard_rows
 
+from .over_ranks import standard_rows_of_first
 from .preparation import best_kernel, fit_options, kernel_of
 from .settings import TableSettings
 
@@ -108,7 +109,7 @@ def prepare_rows(
     of_x = _units(survey).keeping(encoding.category_positions)
     built, words, notes = kernel_of(settings, table, encoding, lambda: of_x)
     options, gp = fit_options(settings, deadline, given=built.has_starts), GP(built.kernel)
-    # What follows is chosen by the sample, which all ranks have, on each of them.
+    # What follows is chosen by the sample, which all ranks have, on rank 0.
     x, y = survey.x.numpy(), survey.y.numpy()
     wanted, least = settings.target_transform, _range(table, encoding)[0]
     if wanted == "log" and least <= 0.0:  # in a row that the sample may not have
@@ -116,7 +117,7 @@ def prepare_rows(
             f"`{encoding.target}` must be positive for a logarithm of the target, got {least:g} in {parts.path!r}; use "
             "the transform yeo-johnson, or leave such rows out"
         )
-    standard = standard_rows(gp, x, y[:, None], wanted, options)
+    standard = standard_rows_of_first(group, gp, x, y[:, None], wanted, options)
     if standard.units.transforms[0].kind == "log" and least <= 0.0:
         notes.append("the target is not positive in every row: its logarithm, which the sample prefers, is not taken.")
         standard = standard_rows(gp, x, y[:, None], "none", options)
@@ -127,7 +128,7 @@ def prepare_rows(
     choices = standard.events
     if settings.kernel == "auto":
         rows = (standard.x, standard.y)
-        gp, words, chosen, more = best_kernel(gp, words, encoding, rows, options)
+        gp, words, chosen, more = best_kernel(gp, words, encoding, rows, options, group)
         choices, notes = (*choices, *chosen), [*notes, *more]
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")

@@ -1,0 +1,129 @@
+"""A table of which every rank has all rows: what one process decides is decided by rank 0, for all of them.
+
+The scale of the target, the covariance function, and whether the fit is exact. The others wait for rank 0: each choice
+is of short fits to 300 rows, and ranks of one machine share its cores.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flashgp.foundations.events import Event
+from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximation import Approximation, refuse_unsharded
+from flashgp.inference.decision import decided
+from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
+from flashgp.inference.gp import GP
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.streamed.over_ranks import planned_over
+from flashgp.inference.training.options import FitOptions
+from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.plan import Plan
+from flashgp.processes.group import Group
+from flashgp.target_transform import TargetTransform
+from flashgp.units import StandardRows, standard_rows
+
+from .settings import TableSettings
+
+__all__ = ["PlannedFit", "check_same_rows", "decided_by_first", "planned_over_ranks", "standard_rows_of_first"]
+
+T = TypeVar("T")
+_Numbers = npt.NDArray[np.float64]
+
+
+def decided_by_first(group: Group, decide: Callable[[], T], told: Callable[[T], Any], heard: Callable[[Any], T]) -> T:
+    """What rank 0 decides, on every rank.
+
+    Args: told and heard, a decision as JSON values, and back.
+    Raises: what the decision raises, on every rank.
+    """
+    if group.size == 1:
+        return decide()
+    with group.together():
+        own = None if group.rank else decide()
+        text = group.text_of_first("" if own is None else json.dumps(told(own)))
+    return heard(json.loads(text)) if own is None else own
+
+
+def check_same_rows(group: Group, x: _Numbers, y: _Numbers, names: list[str]) -> None:
+    """Raises: RankMismatchError, on every rank, where ranks have read other numbers."""
+    marks = {name: tensor_mark(torch.from_numpy(np.ascontiguousarray(values))) for name, values in (("x", x), ("y", y))}
+    group.compare(columns=names, **marks)
+
+
+def standard_rows_of_first(
+    group: Group, gp: GP, x: _Numbers, y: _Numbers, wanted: str, options: FitOptions
+) -> StandardRows:
+    """`standard_rows` with the transform of the target that rank 0 chose. Raises: as it."""
+
+    def told(found: StandardRows) -> list[Any]:
+        return [found.units.transforms[0].to_json(), [event.to_json() for event in found.events]]
+
+    def heard(data: Any) -> StandardRows:
+        found = standard_rows(gp, x, y, TargetTransform.from_json(data[0]), options)
+        return replace(found, events=tuple(map(Event.from_json, data[1])))
+
+    return decided_by_first(group, lambda: standard_rows(gp, x, y, wanted, options), told, heard)
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """How a table is fitted. Fields: approximation, None for exact inference; plan; events, why."""
+
+    approximation: Approximation | None
+    plan: Plan | ApproximatePlan
+    events: tuple[Event, ...] = ()
+
+
+def planned_over_ranks(
+    group: Group, gp: GP, rows: RowCounts, settings: TableSettings, options: FitOptions
+) -> PlannedFit:
+    """What several ranks do: the plan that each of them has room for, and rank 0's decision between approximations.
+
+    Raises: DomainError where rank 0 decides on an approximation that ranks do not share; MemoryBudgetError, on every
+        rank.
+    """
+    asked, limit = settings.asked_approximation, settings.time_limit or None
+    device: Any = "cpu" if settings.device in (None, "auto") else settings.device
+    wanted = PlanSettings(
+        agreed_memory(settings.memory, torch.device(device), group), settings.device, settings.compute_dtype,
+        solver=settings.solver, deterministic=settings.deterministic, stages=options.stages, ranks=group.size,
+    )  # fmt: skip
+    if asked is None:
+        return PlannedFit(None, agreed_plan(conditioning_plan(gp, rows, wanted), group))
+    if asked.kind == "auto":
+        return _decided(group, gp, rows, asked, wanted, limit)
+    plan = planned_over(group, lambda one: approximate_plan(gp, rows, one, wanted, limit), asked)
+    return PlannedFit(asked, plan)
+
+
+def _decided(
+    group: Group, gp: GP, rows: RowCounts, asked: Approximation, wanted: PlanSettings, limit: float | None
+) -> PlannedFit:
+    """Rank 0's choice of "auto"."""
+
+    def decide() -> PlannedFit:
+        approximation, plan, event = decided(gp, rows, asked, wanted, limit)
+        refuse_unsharded(group, None if approximation is None else approximation.kind)
+        return PlannedFit(approximation, plan, (event,))
+
+    def told(found: PlannedFit) -> list[Any]:
+        kind = None if found.approximation is None else found.approximation.kind
+        return [kind, found.plan.to_json(), [event.to_json() for event in found.events]]
+
+    def heard(data: Any) -> PlannedFit:
+        kind, text, events = data
+        why = tuple(map(Event.from_json, events))
+        if kind is None:
+            return PlannedFit(None, Plan.from_json(text), why)
+        plan = ApproximatePlan.from_json(text)
+        taken = next(one for one in asked.candidates if one.kind == kind)
+        return PlannedFit(taken.resolved(plan.sizes), plan, why)
+
+    return decided_by_first(group, decide, told, heard)
