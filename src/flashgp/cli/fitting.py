@@ -12,6 +12,7 @@ from flashgp.inference.group_posterior import GroupPosterior
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib
+from flashgp.processes.agreement import deadline_of
 from flashgp.table_model.model import fit_prepared, fit_rows
 from flashgp.table_model.read_preparation import PreparedRows
 
@@ -53,7 +54,9 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         if not done:
             what = "the time limit left no time for a fit: the parameters are those that the data suggest"
         console.warn(f"{what}{written}")
-    if group.rank and not isinstance(model.posterior, GroupPosterior):
+    if isinstance(model.posterior, GroupPosterior):  # which all ranks ask together
+        deadline = deadline_of(group, deadline)
+    elif group.rank:
         return {}  # rank 0 has all that it takes to score, write and say what all have found
     if options.out is not None and not group.rank:
         model.save(options.out)  # before anything else can fail
