@@ -15,6 +15,8 @@ from flashgp.foundations.errors import (
     MemoryBudgetError,
     ModelFileError,
     NotPositiveDefiniteError,
+    ProcessGroupError,
+    RankMismatchError,
     ShapeError,
 )
 from flashgp.foundations.events import Event, EventKind, StopReason
@@ -66,6 +68,8 @@ __all__ = [
     "Parameter",
     "Plan",
     "Posterior",
+    "ProcessGroupError",
+    "RankMismatchError",
     "Report",
     "ShapeError",
     "StopReason",

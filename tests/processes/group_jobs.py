@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ProcessGroupError, ShapeError
-from flashgp.processes.group import Group, GroupSettings
+from flashgp.processes import Group, GroupSettings
 from flashgp.processes.shares import Shares
 
 
@@ -153,6 +154,23 @@ def late(_: Any, seconds: float) -> tuple[str, str, bool]:
     except ProcessGroupError as error:
         return kind, text, "earlier failure" in str(error)
     return kind, text, False
+
+
+def late_to_condition(_: Any, seconds: float) -> tuple[str, str]:
+    """The same of a public function that takes the group."""
+    from torch import distributed as dist
+
+    group = Group.of(dist.new_group(list(range(dist.get_world_size()))), GroupSettings(time_limit=seconds))
+    group.sum(torch.ones(1))
+    x = torch.linspace(0.0, 1.0, 5, dtype=torch.float64)[:, None]
+    if group.rank:
+        time.sleep(4.0 * seconds)
+        return "", ""
+    try:
+        fgp.GP(fgp.kernels.Matern()).condition(x, x[:, 0], group=group)
+    except ProcessGroupError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
 
 
 def given(process_group: Any) -> list[str]:

@@ -11,7 +11,8 @@ import torch
 
 from flashgp.foundations import errors
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ProcessGroupError
-from flashgp.processes.group import ALONE, Group
+from flashgp.processes import Group, GroupSettings
+from flashgp.processes.group import ALONE
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 from processes import group_jobs
@@ -73,7 +74,21 @@ def test_a_rank_that_does_not_come_is_an_error_within_the_limit(ranks: Ranks) ->
     first, *_ = ranks.run(group_jobs.late, 4, 0.5, timeout=60.0)
     assert first[0] == "ProcessGroupError"
     assert "did not answer within 0.5 s" in first[1]
+    assert "GroupSettings(time_limit=...)" in first[1]
     assert first[2]
+
+
+def test_a_limit_of_the_caller_s_own_is_kept(ranks: Ranks) -> None:
+    """By the public functions too: half a second of conditioning in place of ten minutes."""
+    first, *_ = ranks.run(group_jobs.late_to_condition, 4, 0.5, timeout=60.0)
+    assert first[0] == "ProcessGroupError"
+    assert "within 0.5 s" in first[1]
+    group = Group.of(Group.of(None), GroupSettings(time_limit=5.0))
+    assert Group.of(group) is group
+    assert group is not ALONE
+    for bad in (0.0, -1.0, float("nan"), float("inf"), True, "10"):
+        with pytest.raises(DomainError, match="time_limit"):
+            GroupSettings(time_limit=bad)  # type: ignore[arg-type]
 
 
 def test_what_may_be_given(ranks: Ranks) -> None:

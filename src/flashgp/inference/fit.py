@@ -190,7 +190,7 @@ def fit(
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
             (`GP.condition`); that of inducing points sums over rows, and its posterior is one of rows that were read.
             A time_limit is up for all ranks when it is on one. "full_scale", "auto" and exact_posterior are for one
-            process.
+            process. `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:

@@ -6,4 +6,11 @@
     gradient_shares.py  gradients of sums over ranks, also of networks that wrappers reduce
 
 A group is what the caller made: by torchrun, SLURM, Ray or Lightning. Nothing here starts or ends a process.
+
+from flashgp.processes import Group, GroupSettings
+group = Group.of(torch.distributed.group.WORLD, GroupSettings(time_limit=3600.0))  # what `group=` takes
 """
+
+from flashgp.processes.group import Group, GroupSettings
+
+__all__ = ["Group", "GroupSettings"]

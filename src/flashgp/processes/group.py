@@ -30,14 +30,33 @@ from flashgp.processes.shares import Shares
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
 INIT = "torch.distributed.init_process_group()"
+MAX_SECONDS = 366 * 24 * 3600.0  # which torch's own clocks can count
 LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a processor
 
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """Args: time_limit, seconds that a rank waits in one collective, beside the group's own `timeout`, if shorter."""
+    """Args: time_limit, seconds that a rank waits for the others in one collective, beside the group's own `timeout`,
+    if that is shorter: 30 minutes of gloo, which `init_process_group(timeout=...)` sets.
+
+    Raises: DomainError for what is no positive number of seconds.
+
+    Example:
+        >>> from flashgp.processes import Group, GroupSettings
+        >>> group = Group.of(None, GroupSettings(time_limit=3600.0))  # under torchrun torch.distributed.group.WORLD
+        >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+        >>> fgp.GP(fgp.kernels.Matern()).condition(x, torch.sin(x[:, 0]), group=group).count
+        30
+    """
 
     time_limit: float = 600.0
+
+    def __post_init__(self) -> None:
+        seconds: Any = self.time_limit
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < MAX_SECONDS:
+            raise DomainError(
+                f"`time_limit` must be positive seconds, at most a year, got {seconds!r}; leave it out for 600"
+            )
 
 
 class Group:
@@ -68,11 +87,13 @@ class Group:
     def of(cls, group: Any, settings: GroupSettings | None = None) -> "Group":
         """From what a caller gave: None, a ProcessGroup, a DeviceMesh of one dimension, or a Group.
 
+        `group=` of the library takes what comes back, where ranks may wait for each other longer than others.
+
         Raises: DomainError for anything else, and where this process is no member; ProcessGroupError where
             torch.distributed is not initialised.
         """
         if isinstance(group, Group):
-            return group
+            return group if settings is None else cls(group._process_group, settings)
         if group is None:
             _warn_if_launched()
             return ALONE if settings is None else cls(None, settings)
@@ -350,7 +371,8 @@ class Group:
             self._broken = f"{name}: {error}"
             raise ProcessGroupError(
                 f"a collective ({name}) over the {self.size} ranks of `group` failed on rank {self.rank}: {error}. "
-                f"A rank has died, or did not answer within {self._settings.time_limit:g} s; see its own error",
+                f"A rank has died, or did not answer within {self._settings.time_limit:g} s: see its own error, or let "
+                "ranks wait longer, group=flashgp.processes.Group.of(group, GroupSettings(time_limit=...))",
                 operation=name,
             ) from error
         self._broken = ""
