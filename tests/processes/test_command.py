@@ -99,14 +99,27 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
         (("fit", "CSV", "--target", "nothing"), 2, "must name a column"),
         (("fit", "CSV", "--target", "y", "--approximation", "full_scale"), 2, "`group` of 2 ranks is for exact"),
         (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
-        (("predict", "model", "CSV", "--out", "p.csv"), 2, "torchrun has started several"),
+        (("predict", "model", "CSV", "--out", "p.csv"), 2, "predict needs no ranks"),
+        (("fit", "CSV", "--target", "y", "--starts", "0"), 2, "Invalid value"),
     ],
 )  # fmt: skip
 def test_every_rank_ends_with_the_same_code(csv: Path, words: tuple[str, ...], code: int, said: str) -> None:
     codes, outs, errors = command(2, *(csv if word == "CSV" else word for word in words))
     assert codes == [code, code]
     assert outs[1] == ""
+    assert errors[1] == ""
     assert said in " ".join(errors[0].replace("│", " ").split())
+
+
+def test_a_warning_of_all_ranks_is_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("a,y\n" + "\n".join(f"{i / 40:.3f},{i % 2}" for i in range(40)) + "\n")
+    codes, outs, errors = command(2, "fit", path, "--target", "y", "--starts", "1", "--json")
+    assert codes == [0, 0]
+    assert (outs[1], errors[1]) == ("", "")
+    assert errors[0].count("warning") == 1
+    (said,) = json.loads(outs[0])["warnings"]
+    assert "2 values" in said
 
 
 def test_doctor_knows_the_ranks() -> None:

@@ -11,6 +11,7 @@ from processes import table_jobs
 from processes.launch import Ranks
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("typer")
 
 
 def lines(rows: int, seed: int = 0) -> str:
@@ -63,3 +64,9 @@ def test_every_rank_is_refused_alike(ranks: Ranks, csv: Path, tmp_path: Path) ->
     assert "x is" in other
     assert "got dict" in frame
     assert "approximation='full_scale'" in full_scale
+
+
+def test_what_one_rank_alone_is_warned_of_is_said(ranks: Ranks) -> None:
+    first, second, third = ranks.run(table_jobs.warned, 3)
+    assert first == ["of all", "of 0", "rank 1: of 1", "rank 2: of 2"]
+    assert (second, third) == (["of all", "of 1"], ["of all", "of 2"])

@@ -38,7 +38,7 @@ from .options import (
     UpdateOptions,
 )
 from .paths import require_writable
-from .ranks import SilentConsole, launched, process_group
+from .ranks import SilentConsole, launched, own_stderr, process_group, silent, usage_of_first, warn_of_others
 
 __all__ = ["application", "main", "placed"]
 
@@ -85,8 +85,10 @@ def _command(options: type, work: str) -> Callable[..., None]:
         asked, common = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in kinds)
         began = context.find_root().obj or time.perf_counter()
         if launched() and work not in _OVER_RANKS:
+            why = "rows are predicted one by one" if context.info_name == "predict" else "it does not share its work"
             raise typer.BadParameter(
-                f"{context.info_name} is of one process, and torchrun has started several: run it by itself"
+                f"{context.info_name} needs no ranks, and torchrun has started several: {why}, and one process uses "
+                "all cores; run it without torchrun"
             )
         place = placed(common.threads, common.cores, common.numa)
         module, _, function = work.partition(":")
@@ -191,7 +193,8 @@ def main(began: float | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
-    application(obj=began)
+    with usage_of_first():
+        application(obj=began)
 
 
 def placed(threads: int | None, cores: str | None, numa: int | None) -> AbstractContextManager[Placement | None]:
@@ -222,12 +225,11 @@ def _run(
     as_json = common.as_json
     if profiling is not None:
         as_json, work = as_json or profiling.json, profiling.around(work)
-    console = Console(json=as_json, quiet=common.quiet, began=began)
-    if launched() and os.environ["RANK"] != "0":
-        console = SilentConsole(began)
+    console = SilentConsole(began) if silent() else Console(json=as_json, quiet=common.quiet, began=began)
     try:
-        with console.listening(), place, process_group() as console.group, console.group.together():
+        with own_stderr(), console.listening(), place, process_group() as console.group, console.group.together():
             result = work(console)
+            warn_of_others(console)
         console.finish(result)
     except KeyboardInterrupt as stop:
         console.error(KeyboardInterrupt(str(stop) or "interrupted; nothing was written"))

@@ -4,9 +4,11 @@ Every rank runs the command with the same words, reads its part of the table, an
 do: launching.
 """
 
+import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from flashgp.foundations.errors import ProcessGroupError
@@ -14,7 +16,15 @@ from flashgp.processes.group import ALONE, Group, GroupSettings
 
 from .console import Console
 
-__all__ = ["SilentConsole", "launched", "process_group"]
+__all__ = [
+    "SilentConsole",
+    "launched",
+    "own_stderr",
+    "process_group",
+    "silent",
+    "usage_of_first",
+    "warn_of_others",
+]
 
 # Seconds that ranks wait while rank 0 scores and writes: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
@@ -42,6 +52,44 @@ class SilentConsole(Console):
 def launched() -> bool:
     """Whether torchrun, or who sets its variables, has started several processes."""
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+
+
+def silent() -> bool:
+    """Whether another rank has the voice."""
+    return launched() and os.environ["RANK"] != "0"
+
+
+@contextmanager
+def usage_of_first() -> Iterator[None]:
+    """What every rank would print before its work begins, help and what is wrong with the words, from rank 0 alone."""
+    if not silent():
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+@contextmanager
+def own_stderr() -> Iterator[None]:
+    """Work begins: whatever this rank alone runs into is shown again."""
+    if not silent() or sys.__stderr__ is None:
+        yield
+        return
+    with redirect_stderr(sys.__stderr__):
+        yield
+
+
+def warn_of_others(console: Console) -> None:
+    """The warnings of other ranks that rank 0 had no reason for; those that all have are said once."""
+    if console.group.size == 1:
+        return
+    told = console.group.gather_bytes(json.dumps(console.warnings).encode(errors="surrogatepass"))
+    if console.group.rank:
+        return
+    for rank, texts in enumerate(told):
+        for text in json.loads(texts.decode(errors="surrogatepass")):
+            if text not in console.warnings:
+                console.warn(f"rank {rank}: {text}")
 
 
 @contextmanager
