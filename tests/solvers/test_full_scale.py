@@ -288,8 +288,8 @@ def test_sets_of_a_covariance_function() -> None:
 
 
 # -- what it is worth, and when a solve takes it ---------------------------------------------------------------------
-# So few rows would never wait for it: as if it cost nothing.
-COMPARISON = ComparisonSettings(interval=20, min_left=60, pair_flops=math.inf)
+# So few rows would never wait for it: as if it cost nothing, but for a solve that begins with it.
+COMPARISON = ComparisonSettings(interval=20, min_left=60, at_once=-1.0, pair_flops=math.inf)
 EAGER = replace(DEFAULTS, comparison=COMPARISON)
 GOAL = Goal(1e-13, energy=1e-5)
 
@@ -430,6 +430,56 @@ def test_a_slow_solve_in_many_dimensions_takes_it_too() -> None:
     assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
     _, low = solved(DenseSystem(system.K, 1e-5), rhs, rank=16)
     assert 3 * found.iterations < low.iterations, (found.iterations, low.iterations)
+
+
+def at_once(make: Callable[[int], Preconditioner], price: float) -> tuple[PlacedSystem, Solution, Compared]:
+    """A solve whose candidate has that price, in passes."""
+    system, rhs = few_dimensions(), normal(700, 1)
+    first = low_rank(system, 32, 0, replace(EAGER, compare=False))
+    both = Compared(first, CandidatePreconditioner(make, [price], settings=replace(COMPARISON, at_once=1.0)))
+    found = PreparedConjugateGradients(system, both, EAGER).solve(rhs, GOAL)
+    assert found.stopped == "goal", found.events
+    assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
+    return system, found, both
+
+
+def test_one_that_is_made_in_the_time_of_a_pass_has_the_first_iterations() -> None:
+    _, waited, _ = at_once(lambda size: made(few_dimensions()), 1.1)
+    _, found, both = at_once(lambda size: made(few_dimensions()), 1.0)
+    assert found.iterations < waited.iterations - EAGER.comparison.interval // 2
+    kinds = [event.kind for event in found.events]
+    assert kinds[:2] == [EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_COMPARED]
+    assert found.events[1].fields["kept"]
+    assert "contracted with the full-scale preconditioner" in str(found.events[1])
+    assert both.candidate.outcome == "kept"
+
+
+@pytest.mark.parametrize("mends", [False, True])
+def test_one_that_gains_nothing_in_the_first_iterations_makes_way(mends: bool) -> None:
+    """To the low rank; where that is slow, a comparison with it follows."""
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(0))
+    weights = torch.logspace(-6.0, 6.0, 700, dtype=F64)[order].unsqueeze(-1)
+    first = 1 + COMPARISON.length  # half solves of the first comparison
+
+    class Poor(FullScale):
+        applied = 0
+
+        def half_solve(self, v: Tensor) -> Tensor:
+            self.applied += 1
+            return super().half_solve(v) if mends and self.applied > first else v * weights
+
+        def half_solve_transposed(self, v: Tensor) -> Tensor:
+            return super().half_solve_transposed(v) if mends and self.applied > first else v * weights
+
+    system = few_dimensions()
+    low = low_rank(system, 16, 0, replace(DEFAULTS, compare=False))
+    assert isinstance(low, LowRank)
+    _, found, both = at_once(lambda size: Poor(system, low.factor(), FullScaleSettings()), 0.5)
+    trial, second = compared(found)
+    assert not trial.fields["kept"]
+    assert second.fields["rate"] < 1.0, "of the low rank"
+    assert both.candidate.outcome == ("kept" if mends else "lost")
+    assert second.fields["kept"] == mends
 
 
 def test_with_deterministic_a_solve_does_not_depend_on_the_one_before() -> None:

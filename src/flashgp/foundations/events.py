@@ -243,13 +243,16 @@ class EventKind(Enum):
         "made its bound {sharper:.3g} times sharper."
     )
     FACTOR_SHIFTED = "{solver}: the factor is of the matrix plus {shift:.2e}; the system is not."
+    PRECONDITIONER_AT_ONCE = (
+        "{solver} began with the full-scale preconditioner, which so many rows make in about the time of one pass."
+    )
     PRECONDITIONER_COMPARED = (
-        "{solver} contracted by {rate:.2f} per iteration, with the full-scale preconditioner by "
-        "{candidate_rate:.2f}[, then {obstacle}]: [{kept:if}switched|not kept][{float32_again:if}, float32 products "
+        "{solver} contracted[ by {rate:.2f} per iteration,] with the full-scale preconditioner by "
+        "{candidate_rate:.2f}[, then {obstacle}]: [{kept:if}kept|not kept][{float32_again:if}, float32 products "
         "again]."
     )
     PRECONDITIONER_UNDECIDED = (
-        "{solver} contracted by {rate:.2f} per iteration and tried the full-scale preconditioner; the solve "
+        "{solver}[ contracted by {rate:.2f} per iteration and] tried the full-scale preconditioner; the solve "
         "ended before they were compared."
     )
     PRECONDITIONER_REDUCED = (

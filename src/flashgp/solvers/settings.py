@@ -64,6 +64,7 @@ class ComparisonSettings:
         growth: of the residual, from which rounding is blamed: less is a plateau.
         making_share: of the iterations that are left, at most, that making a larger one may take as long as.
         unknown_left: iterations that count as left where the last ones gained nothing.
+        at_once: passes over the pairs that making the other one may take as long as, where a solve begins with it.
         pair_flops: flops of making the other one that take as long as a pair of a pass over the pairs.
     """
 
@@ -75,6 +76,7 @@ class ComparisonSettings:
     growth: float = 4.0
     making_share: float = 0.125
     unknown_left: int = 100
+    at_once: float = 1.0
     pair_flops: float = 7.0
 
 

@@ -26,7 +26,7 @@ OF_THE_WEIGHTS = frozenset(
     {
         EventKind.SOLVED, EventKind.SOLVE_ENDED, EventKind.ROUNDING_REACHED, EventKind.PRECONDITIONER_COMPARED,
         EventKind.PRECONDITIONER_UNDECIDED, EventKind.PRECONDITIONER_REFUSED,
-        EventKind.PRECONDITIONER_REDUCED,
+        EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_REDUCED,
     }
 )  # fmt: skip
 

@@ -173,6 +173,8 @@ class _Run:
 
     def stopped(self) -> StopReason:
         """Runs until something ends it."""
+        if self.comparison.begins(self):
+            self.comparison.decide(self)
         while len(self.columns):
             before = self.half_norms
             try:

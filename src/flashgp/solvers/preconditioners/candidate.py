@@ -62,7 +62,8 @@ class CandidatePreconditioner:
         prices: of each size, from the smallest, in passes over the pairs that take as long as making it does.
         kept: take that size at once, a comparison elsewhere was won.
     Fields: size, the index; outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that
-    one of this does the work of, by the comparison; 1 without one.
+    one of this does the work of, by the comparison; 1 without one; at_once, whether a solve may begin with it: no
+    longer once one has that gained nothing.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class CandidatePreconditioner:
         self.size = 0 if kept is None else kept
         self.outcome: Outcome = "untried" if kept is None else "kept"
         self.why, self.gain, self._rounded = "", 1.0, False
+        self.at_once = True
 
     @property
     def price(self) -> float:
@@ -93,6 +95,11 @@ class CandidatePreconditioner:
             chosen = max((i for i, price in enumerate(self._prices) if price <= allowed), default=0)
             if chosen != self.size:
                 self.size, self._preconditioner = chosen, None
+
+    def is_quick(self) -> bool:
+        """Whether it is made in hardly more time than an iteration takes, in the largest size of which that is true."""
+        self.choose_size(self.settings.at_once / self.settings.making_share)
+        return self.at_once and self.price <= self.settings.at_once
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
         """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
@@ -153,13 +160,16 @@ class Compared(Preconditioner):
 class ComparisonRun(Comparison):
     """The comparison of one solve.
 
-    Every `interval` iterations what is left of them is estimated, which settles the size of the candidate; where more
-    than `min_left` and twice its price seem left, it has `length` iterations.
+    A candidate that is made in the time of a pass has its `length` iterations first: those of the low rank that would
+    tell whether it is worth making take longer. Otherwise, every `interval` iterations what is left of them is
+    estimated, which settles the size of the candidate; where more than `min_left` and twice its price seem left, it has
+    `length` iterations.
     """
 
     def __init__(self, candidate: CandidatePreconditioner) -> None:
         self.candidate, self.settings = candidate, candidate.settings
-        self.due = self.running = False
+        self.due = self.running = self.at_once = False
+        self.first_rate = 1.0
         self.sizes: list[float] = []
         self.tried: set[torch.dtype] = set()  # with products of which a comparison is over
 
@@ -172,6 +182,13 @@ class ComparisonRun(Comparison):
 
     def observe(self, size: float) -> None:
         self.sizes.append(size)
+
+    def begins(self, solve: SolveState) -> bool:
+        candidate, begun = self.candidate, self.candidate.outcome == "kept" and not is_deterministic()
+        if begun or not candidate.may_be_tried(solve.dtype) or not candidate.is_quick():
+            return False
+        self.due = self.at_once = solve.has_room_for(self.settings.length, candidate.price)
+        return self.due
 
     def wants_residual(self, solve: SolveState) -> bool:
         if self.due or self.running:
@@ -201,6 +218,8 @@ class ComparisonRun(Comparison):
             if preconditioner is not None:
                 if preconditioner.reduced:
                     solve.note(EventKind.PRECONDITIONER_REDUCED, blocks=preconditioner.reduced)
+                if self.at_once:
+                    solve.note(EventKind.PRECONDITIONER_AT_ONCE)
                 self.begin(solve, solve.dtype)
                 solve.use(preconditioner, solve.dtype)
             elif self.candidate.why:
@@ -225,7 +244,7 @@ class ComparisonRun(Comparison):
 
     def end(self, solve: SolveState) -> None:
         if self.running:
-            solve.note(EventKind.PRECONDITIONER_UNDECIDED, rate=self.first_rate)
+            solve.note(EventKind.PRECONDITIONER_UNDECIDED, rate=None if self.at_once else self.first_rate)
         self.due = self.running = False
 
     def begin(self, solve: SolveState, dtype: torch.dtype) -> None:
@@ -253,6 +272,10 @@ class ComparisonRun(Comparison):
     def _settled(self, solve: SolveState, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
         """Whether the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
         rate = 1.0 if failed else min(self._rate, self.candidate_rate(solve))
+        if self.at_once and rate > self.settings.standing:  # the low rank first, then a comparison with its rate
+            self.candidate.at_once = self.running = self.at_once = False
+            solve.note(EventKind.PRECONDITIONER_COMPARED, candidate_rate=rate, obstacle=obstacle, kept=False)
+            return False
         # Float32 products, not the candidate, may have lost it where both stood still.
         standing = min(rate, self.first_rate) > self.settings.standing and self.dtype == torch.float32
         rounded = solve.dtype != torch.float64 and standing
@@ -260,8 +283,9 @@ class ComparisonRun(Comparison):
         kept = self.candidate.settle(rate, self.first_rate, rounded=rounded)
         self.running = False
         again = not kept and solve.dtype != self.dtype
+        first, self.at_once = None if self.at_once else self.first_rate, False
         solve.note(
-            EventKind.PRECONDITIONER_COMPARED, rate=self.first_rate, candidate_rate=rate, obstacle=obstacle, kept=kept,
+            EventKind.PRECONDITIONER_COMPARED, rate=first, candidate_rate=rate, obstacle=obstacle, kept=kept,
             float32_again=again,
         )  # fmt: skip
         return kept

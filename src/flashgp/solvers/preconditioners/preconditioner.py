@@ -100,6 +100,10 @@ class Comparison:
     def observe(self, size: float) -> None:
         """The residual after an iteration."""
 
+    def begins(self, solve: SolveState) -> bool:
+        """Whether `decide` is wanted before the first iteration."""
+        return False
+
     def wants_residual(self, solve: SolveState) -> bool:
         """Whether the true residual is wanted now, to begin or to end a comparison."""
         return False
