@@ -43,12 +43,14 @@ class FullScaleSettings:
         neighbours: rows of earlier blocks that a block is given.
         candidates: rows among which neighbours are looked for.
         batch_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
+        single: whether W is kept in float32; solves need no more digits of P, only the same ones in both half solves.
     """
 
     block: int = 64
     neighbours: int = 128
     candidates: int = 4096
     batch_bytes: int = 2**23
+    single: bool = True
 
 
 @dataclass(frozen=True)

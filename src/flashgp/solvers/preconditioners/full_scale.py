@@ -11,6 +11,7 @@ Vecchia-inducing-points full-scale approximations, arXiv 2507.05064, row by row;
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -28,12 +29,14 @@ __all__ = ["FullScale", "making_bytes", "making_flops"]
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
+TINY = torch.finfo(F64).tiny
+APPLIED_BYTES = 2**25  # of W in float64, at once
 
 
 def making_bytes(n: int, rank: int, settings: FullScaleSettings = DEFAULTS.full_scale[0]) -> int:
     """What is alive at most while it is made, beside the low rank, for n rows and `rank` inducing points."""
     width = settings.neighbours + settings.block
-    return 8 * n * (rank + width + 4) + 6 * settings.batch_bytes + 3 * 8 * rank**2
+    return n * (8 * (rank + 4) + (4 if settings.single else 8) * width) + 6 * settings.batch_bytes + 3 * 8 * rank**2
 
 
 def making_flops(rank: int, settings: FullScaleSettings) -> float:
@@ -56,7 +59,8 @@ class FullScale(Preconditioner):
     Fields: rank, k; reduced, blocks that were not positive definite with all their neighbours and have fewer.
     Raises: MemoryBudgetError; ConvergenceError if B^T B has no eigenvectors within the range of float64.
     Cost: with q = neighbours and b = block: n (q + b)^2 / b evaluations, n (2 k + (q + b) / 3) (q + b)^2 / b + 4 n k^2
-        flops and n distances to `candidates` rows; 8 n (k + q + b) bytes; a half solve 2 n (q + b + 2 k) t flops.
+        flops and n distances to `candidates` rows; n (8 k + 4 (q + b)) bytes, or 8 for 4; a half solve
+        2 n (q + b + 2 k) t flops.
     """
 
     slack = math.inf
@@ -69,7 +73,8 @@ class FullScale(Preconditioner):
         points = system.scaled_inputs()
         assert points is not None
         n, self.rank = factor.shape
-        floor = max(n * EPS * float(system.diagonal().mean()), torch.finfo(F64).tiny) if n else 0.0
+        mean = float(system.diagonal().mean()) if n else 0.0
+        floor = max(n * EPS * mean, TINY)
         noise = system.noise.clamp_min(floor)
         near = neighbourhoods(points, settings, seed)
         blocks, index = near.blocks, near.index
@@ -80,7 +85,9 @@ class FullScale(Preconditioner):
         self._slots[blocks.view(-1)[slots]] = slots
         self._index, self._rows = index, blocks.clamp(min=0)
         (count, block), width = blocks.shape, index.shape[1]
-        self._weights = system.workspace.empty((count, block, width), F64, system.device)
+        dtype = torch.float32 if settings.single else F64
+        self._weights = system.workspace.empty((count, block, width), dtype, system.device)
+        self._unit = 1.0 / math.sqrt(mean) if mean > TINY else 1.0  # of the weights, which float32 may have to hold
         self.reduced, self._log_determinant = 0, 0.0
         at_once = max(1, settings.batch_bytes // (8 * max(1, width) * max(1, width, self.rank)))
         for stop in range(count, 0, -at_once):  # the last first: no block that is left needs what B overwrites
@@ -89,9 +96,9 @@ class FullScale(Preconditioner):
             covariance = system.blocks(index[part]).baddbmm_(gathered, gathered.mT, alpha=-1.0)
             covariance.diagonal(dim1=-2, dim2=-1).add_(noise[index[part]])
             made = whitening(covariance, known[part], block)
-            weights = made.weights
             self.reduced += made.reduced
-            self._weights[part] = weights
+            self._weights[part] = made.weights / self._unit
+            weights = self._weights[part].double() * self._unit
             own = weights.diagonal(offset=width - block, dim1=-2, dim2=-1)
             self._log_determinant -= 2.0 * float(own[inside[part]].log().sum())
             factor[blocks[part][inside[part]]] = (weights @ gathered)[inside[part]]
@@ -125,10 +132,19 @@ class FullScale(Preconditioner):
     # As rows, (s, t, w): batched products of few columns take half the time that way, as in tall_products.py.
     def _whitened(self, v: Tensor) -> Tensor:
         """W v."""
-        parts = v.mT[:, self._index].transpose(0, 1) @ self._weights.mT
-        return parts.mT.flatten(0, 1)[self._slots]
+        parts = [v.mT[:, index].transpose(0, 1) @ weights.mT for _, index, weights in self._parts()]
+        return torch.cat([part.mT.flatten(0, 1) for part in parts])[self._slots] * self._unit if parts else v
 
     def _whitened_transposed(self, v: Tensor) -> Tensor:
         """W^T v. Slots without a row have weights of 0."""
-        parts = v.mT[:, self._rows].transpose(0, 1) @ self._weights
-        return torch.zeros_like(v).index_add_(0, self._index.view(-1), parts.mT.flatten(0, 1))
+        out = torch.zeros_like(v)
+        for rows, index, weights in self._parts():
+            out.index_add_(0, index.flatten(), (v.mT[:, rows].transpose(0, 1) @ weights).mT.flatten(0, 1))
+        return out.mul_(self._unit)
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, neighbours with rows, and W over its unit in float64, of some blocks at a time."""
+        count, block, width = self._weights.shape
+        size = max(1, APPLIED_BYTES // max(1, 8 * block * width))
+        for part in (slice(start, start + size) for start in range(0, count, size)):
+            yield self._rows[part], self._index[part], self._weights[part].double()
