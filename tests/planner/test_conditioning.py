@@ -1,6 +1,7 @@
 """Which route a plan takes, what it costs, and how it trains: by rates and budget, without a size written down."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import PATIENCE_SECONDS
+from flashgp.planner.prices import WIDTH
 from flashgp.planner.products import STORED_ROWS
+from flashgp.solvers.settings import SolveSettings
 from planned import conditioning_plan
 
 FORM = fgp.kernels.RBF().form
@@ -101,6 +104,24 @@ def test_short_memory_takes_columns_from_the_preconditioner() -> None:
     with pytest.raises(fgp.MemoryBudgetError, match="the recomputed route for n = 50,000 needs") as caught:
         build(50_000, "30MB", route="recomputed")
     assert build(50_000, caught.value.needed_bytes, route="recomputed").rank == 32
+
+
+def test_columns_beyond_128_come_after_room_for_more_neighbours() -> None:
+    """Smoothly: no more memory has fewer columns. The widest weights are those that solves may make."""
+    widest = SolveSettings().full_scale[-1]
+    assert widest.block + widest.neighbours == WIDTH
+    n, full = 300_000, without_float64_tiles(300_000)
+    beside = full.peak_bytes - 24 * n * 512
+    ranks = []
+    for room in range(8 * n * 100, 8 * n * 1600, 8 * n * 20):
+        plan = build(n, beside + room, route="recomputed")
+        assert plan.peak_bytes <= beside + room
+        assert plan.peak_bytes >= beside + 16 * n * plan.rank + min(4 * n * WIDTH, room - 16 * n * plan.rank)
+        ranks.append(plan.rank)
+    assert ranks == sorted(ranks)
+    assert max(b - a for a, b in pairwise(ranks)) <= 10
+    assert ranks.count(128) == (4 * WIDTH - 8 * 128) // 160, "a third buffer of 8 bytes becomes room for the weights"
+    assert ranks[-1] == 512
 
 
 def test_how_a_fit_trains() -> None:

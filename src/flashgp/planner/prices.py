@@ -21,8 +21,10 @@ __all__ = ["PASSES", "VECTORS", "Priced", "factored_plan", "iterative_plans", "p
 PASSES = 100  # over the pairs: assumed of an iterative solve, since the spectrum is not known beforehand
 VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions and two products
 # Columns of the preconditioner: at most MAX_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
-# MIN_RANK. So many n x rank buffers in float64 are alive at once while it is made.
+# MIN_RANK. So many n x rank buffers in float64 are alive at once while it is made. From WIDE_RANK columns on, more
+# neighbours in the full-scale preconditioner, n WIDTH numbers in float32 beside two buffers, come before more columns.
 MAX_RANK, ROWS_PER_RANK, MIN_RANK, RANK_BUFFERS = 512, 4, 32, 3
+WIDE_RANK, WIDTH = 128, 640
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,13 @@ def preconditioned(
     """(rank, peak bytes) beside the bytes of products with t right-hand sides, (M-98); buffers, of n x rank numbers."""
     n = priced.n
     beside = products + 8 * n * (VECTORS * t + 4 * priced.problem.numbers)
-    column = -(-8 * n * buffers // priced.problem.ranks)
-    full = min(MAX_RANK, n // ROWS_PER_RANK)
-    rank = max(min(full, MIN_RANK), min(full, (available - beside) // max(1, column)))
-    return rank, beside + column * rank
+    column = -(-8 * n // priced.problem.ranks)
+    less, full, room = (buffers - 1) * column, min(MAX_RANK, n // ROWS_PER_RANK), available - beside
+    wide = -(-4 * n * WIDTH * (buffers - 2) // priced.problem.ranks) if full == MAX_RANK else 0
+    rank = min(full, room // max(1, buffers * column), max(WIDE_RANK, (room - wide) // max(1, less)))
+    rank = max(min(full, MIN_RANK), rank)
+    making = buffers * column * rank
+    return rank, beside + max(making, min(room, less * rank + wide))
 
 
 def products_of(priced: Priced, device: torch.device, t: int, passes: int) -> list[Candidate]:

@@ -224,10 +224,16 @@ class ComparisonRun(Comparison):
                 solve.use(preconditioner, solve.dtype)
             elif self.candidate.why:
                 solve.note(EventKind.PRECONDITIONER_REFUSED, error=self.candidate.why)
-        elif self.running and (self.is_over(solve.iterations) or not len(solve.columns)) and not self._settled(solve):
+        elif self.running and self._may_settle(solve) and not self._settled(solve):
             solve.use(None, self.dtype)
             if torch.float64 not in self.tried:
                 solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
+
+    def _may_settle(self, solve: SolveState) -> bool:
+        """By a residual that is true: wanted, of nothing that is left open, or come early where there is no rate that
+        it has to beat."""
+        early = self.at_once and 2 * (solve.iterations - self._began) >= self.settings.length
+        return early or self.is_over(solve.iterations) or not len(solve.columns)
 
     def sharpened(self, solve: SolveState) -> None:
         if self.running and len(solve.columns):
