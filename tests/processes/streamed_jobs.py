@@ -1,6 +1,6 @@
 """What ranks do in tests of inducing points over ranks, against one process with all rows."""
 
-import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,17 @@ from torch import Tensor
 from torch import distributed as dist
 
 import flashgp as fgp
-from flashgp.inference.streamed.objective import StreamedLogJoint
-from flashgp.inference.training.options import FitSettings
+from flashgp.foundations.deadline import Deadline
+from flashgp.inference.approximation import approximation_of
+from flashgp.inference.fit import fit_as
+from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held
 from flashgp.sources.survey import surveyed
+from processes.time_jobs import LIMIT, EndsAt
 
 FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=60))
 
@@ -142,28 +145,17 @@ def limited(group: Any) -> list[Any]:
     return out
 
 
-def limited_within_a_sample(group: Any) -> list[Any]:
-    """A fit whose time ends on rank 1 alone within an evaluation of the sample, before that begins to read rows."""
+def limited_at(group: Any, moment: int | None) -> dict[str, Any]:
+    """A fit whose time ends on rank 1 alone, after so many readings of its clock."""
     x, y = table(300)
-    rank, size, limit = dist.get_rank(group), dist.get_world_size(group), 4.0
-    seen: list[int] = []
-    evaluate = StreamedLogJoint.__call__
-
-    def slow(self: StreamedLogJoint, theta: Any) -> Any:
-        seen.append(self.rows)
-        if rank == 1:
-            time.sleep(limit)
-        return evaluate(self, theta)
-
-    StreamedLogJoint.__call__ = slow  # type: ignore[method-assign]
-    try:
-        fit = fgp.fit(
-            model(), x[rank::size], y[rank::size], approximation="sparse", inducing=8, settings=FEW, progress=False,
-            group=group, time_limit=limit,
-        )  # fmt: skip
-    finally:
-        StreamedLogJoint.__call__ = evaluate  # type: ignore[method-assign]
-    return [seen, [t.tolist() for t in answers(fit.posterior)]]
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    clock = EndsAt(moment if rank == 1 else None)
+    options = FitOptions(deadline=Deadline(LIMIT, LIMIT, clock), settings=FEW, group=Group.of(group))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fgp.FlashGPWarning)
+        fit = fit_as(model(), x[rank::size], y[rank::size], options, approximation_of("sparse", 8, "auto"))
+    found = [t.tolist() for t in answers(fit.posterior)]
+    return {"answers": found, "read": clock.read}
 
 
 def parquet(group: Any, pattern: str) -> list[Any]:
