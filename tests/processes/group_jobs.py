@@ -36,6 +36,11 @@ def collectives(process_group: Any, counts: tuple[int, ...]) -> dict[str, Any]:
             assert torch.equal(group.sum(whole * rank), whole * (size * (size - 1) // 2))
             assert torch.equal(group.max(whole + rank), whole + (size - 1))
             assert torch.equal(group.from_first(whole + 7 * rank), whole)
+            sent = [(r + rank) % 3 for r in range(size)]  # rank + 10 r in rows for rank r
+            rows = torch.cat([torch.full((count, *rest), rank + 10 * r, dtype=dtype) for r, count in enumerate(sent)])
+            got = group.exchange(rows, sent, sent)
+            wanted = [torch.full((count, *rest), r + 10 * rank, dtype=dtype) for r, count in enumerate(sent)]
+            assert torch.equal(got, torch.cat(wanted)), (dtype, rest)
     strided = torch.arange(20.0).reshape(4, 5).mT
     assert torch.equal(group.sum(strided), strided * size)
     assert torch.equal(group.from_first(strided), strided)

@@ -1,9 +1,13 @@
 """What ranks do in tests of shared rows: spaces, products, gradients and solves."""
 
+import functools
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import flashgp as fgp
 from flashgp.inference.group_system import GroupRows, GroupSystem
@@ -14,9 +18,12 @@ from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.contract import Goal, Limits, System
 from flashgp.solvers.group_space import GroupSpace
-from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients
+from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.iterative.lanczos import log_determinant
-from flashgp.solvers.settings import DEFAULTS, LowRankSettings
+from flashgp.solvers.preconditioners.candidate import Compared, low_rank
+from flashgp.solvers.preconditioners.full_scale import FullScale
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
+from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, FullScaleSettings, LowRankSettings
 from flashgp.solvers.space import LOCAL_SPACE
 from solvers.dense_system import normal, points
 
@@ -44,6 +51,15 @@ def space_laws(process_group: Any, counts: tuple[int, ...]) -> dict[str, Any]:
     space.put(mine, index, 7.0)
     LOCAL_SPACE.put(all_of_it, index, 7.0)
     assert torch.equal(mine, all_of_it[here])
+    wanted = torch.arange(n).roll(group.rank)[: n - group.rank]
+    exchange, wants = space.exchange(wanted), torch.zeros(n)
+    assert torch.equal(exchange.bring(v[here]), v[wanted])
+    wants[wanted] = 1.0
+    assert torch.equal(exchange.give(v[wanted])[:, 0], (v[:, 0] * group.sum(wants))[here])
+    assert torch.equal(space.joined(v[: group.rank]), torch.cat([v[:r] for r in range(group.size)]))
+    assert float(space.agreed(torch.tensor(group.rank))) == space.number(group.rank) == 0.0
+    dealt = space.joined(torch.arange(7)[space.share(7)])
+    assert dealt.tolist() == list(range(7))
     weights = torch.where(w[:, 0] > 0.0, w[:, 1].square(), 0.0)
     uniform = torch.linspace(0.0, 1.0 - 1e-12, 64, dtype=F64)
     picked = space.pick(weights[here], uniform)
@@ -63,8 +79,9 @@ def space_laws(process_group: Any, counts: tuple[int, ...]) -> dict[str, Any]:
     return out
 
 
-def operator(kernel: str, n: int, d: int, dtype: torch.dtype = F64) -> CovarianceOperator:
+def operator(kernel: str, n: int, d: int, dtype: torch.dtype = F64, x: Tensor | None = None) -> CovarianceOperator:
     one = {
+        "short": lambda: fgp.kernels.Matern(nu=1.5, lengthscale=0.03),
         "matern": lambda: 1.3 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.linspace(0.3, 0.5, d)),
         "sum": lambda: fgp.kernels.SquaredExponential(0.4) + 0.5 * fgp.kernels.Linear(),
         "custom": lambda: fgp.kernels.Custom(
@@ -72,7 +89,7 @@ def operator(kernel: str, n: int, d: int, dtype: torch.dtype = F64) -> Covarianc
         ),
         "periodic": lambda: fgp.kernels.Periodic(0.7) * fgp.kernels.RationalQuadratic(0.9),
     }[kernel]()
-    x = points(n, d)
+    x = points(n, d) if x is None else x
     theta = [t.detach() for t in one.theta()]
     return CovarianceOperator.of(one.form, theta, one.rows(x).detach(), dtype=dtype)
 
@@ -100,6 +117,62 @@ def products(process_group: Any, kernel: str, n: int) -> dict[str, Any]:
     rows = torch.minimum(torch.tensor(near.size), n - near.size * torch.tensor(i))
     cols = torch.minimum(torch.tensor(near.size), n - near.size * torch.tensor(j))
     return {"evaluated": int((rows * cols).sum()), "stored": sum(tile.numel() for *_, tile in kept.panels)}
+
+
+def system_of(group: Group, kernel: str, x: Tensor) -> System:
+    """The rows that this rank has."""
+    covariance, noise = operator(kernel, len(x), x.shape[1], x=x), torch.full((len(x),), 0.01, dtype=F64)
+    if group.size == 1:
+        return CovarianceSystem(covariance, noise)
+    return GroupRows(GroupSystem(covariance, noise, group), group)
+
+
+def together(job: Callable[..., Any]) -> Callable[..., Any]:
+    """A job in which one rank's error is every rank's; with no group of this process."""
+
+    @functools.wraps(job)
+    def run(process_group: Any, *arguments: Any) -> Any:
+        with (ALONE if process_group is None else Group.of(process_group)).together() as group:
+            return job(group, *arguments)
+
+    return run
+
+
+@together
+def full_scale_laws(group: Group, kind: str, n: int, rank: int, sizes: tuple[int, int]) -> dict[str, Any]:
+    """The full-scale preconditioner, (M-203), with a low rank as one process makes it."""
+    x = points(n, 2) if kind == "points" else torch.cartesian_prod(*2 * [torch.arange(-(-n // 20)).double()])[:n]
+    system = system_of(group, "matern", x)
+    partial = partial_cholesky(system, limit=rank, settings=LowRankSettings(trace_share=0.0))
+    batches = 2**16  # several; and float32 weights would round other float64 ones to other numbers
+    settings = FullScaleSettings(*sizes, candidates=8 * sizes[0], batch_bytes=batches, single=False)
+    made = FullScale(system, partial.factor.clone(), settings, seed=1)
+    space, v = system.space, normal(n, 3)
+    out = {
+        "half": made.half_solve(space.local(v)), "transposed": made.half_solve_transposed(space.local(v)),
+        "solve": made.solve(space.local(v)),
+    }  # fmt: skip
+    found: dict[str, Any] = {name: space.everywhere(value).numpy() for name, value in out.items()}
+    return found | {"determinant": made.log_determinant, "reduced": made.reduced, "rank": made.rank}
+
+
+@together
+def comparisons(group: Group, n: int, refused: str, goal: float, at_once: float) -> dict[str, Any]:
+    """Slow solves, which try the full-scale preconditioner, also where one rank refuses to make it, or fails."""
+    system = system_of(group, "short", points(n, 2))
+    space, v = system.space, normal(n, 2)
+    comparison = ComparisonSettings(interval=20, min_left=30, pair_flops=math.inf, at_once=at_once)
+    too_many = [refused == "both", refused != ""] if group.rank == group.size - 1 else [False, False]
+    sizes = tuple(FullScaleSettings(16 * 2**i, 2**40 if many else 48 * 2**i) for i, many in enumerate(too_many))
+    low = low_rank(system, 32, 0, replace(DEFAULTS, comparison=comparison, full_scale=sizes))
+    assert isinstance(low, Compared)
+    method = PreparedConjugateGradients(system, low, replace(DEFAULTS, single=False))
+    found = method.solve(space.local(v), Goal(goal))
+    kinds = [(str(event.kind), event.fields.get("kept")) for event in found.events]
+    return {
+        "value": space.everywhere(found.value).numpy(), "iterations": found.iterations, "events": kinds,
+        "outcome": low.candidate.outcome, "size": low.candidate.size, "why": low.candidate.why,
+    }  # fmt: skip
 
 
 def solves(process_group: Any, n: int, single: bool) -> dict[str, Any]:

@@ -54,6 +54,50 @@ def test_solves_equal_one_process(ranks: Ranks, single: bool) -> None:
             assert part["sent"] > 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "n", "rank", "sizes"),
+    [
+        ("points", 600, 20, (16, 24)),
+        ("points", 601, 0, (16, 24)),
+        ("points", 603, 20, (16, 0)),
+        ("grid", 600, 20, (16, 24)),
+        ("points", 3, 1, (2, 2)),
+        ("points", 1, 0, (4, 4)),
+    ],
+)
+def test_full_scale_preconditioners_equal_one_process(
+    ranks: Ranks, kind: str, n: int, rank: int, sizes: tuple[int, int]
+) -> None:
+    """Eq. (M-203), with equal distances, fewer blocks than ranks and fewer rows than ranks."""
+    one = space_jobs.full_scale_laws(None, kind, n, rank, sizes)
+    for size in (2, 3, 4):
+        for part in ranks.run(space_jobs.full_scale_laws, size, kind, n, rank, sizes):
+            assert (part["reduced"], part["rank"]) == (one["reduced"], one["rank"])
+            assert part["determinant"] == pytest.approx(one["determinant"], rel=1e-12)
+            for name in ("half", "transposed", "solve"):
+                scale = float(numpy.abs(one[name]).max())
+                numpy.testing.assert_allclose(part[name], one[name], rtol=0.0, atol=1e-10 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(("refused", "at_once"), [("", -1.0), ("larger", -1.0), ("both", -1.0), ("larger", 1.0)])
+def test_comparisons_of_preconditioners_equal_one_process(ranks: Ranks, refused: str, at_once: float) -> None:
+    """The same decision on every rank, also where one of them has no memory for what it would win."""
+    goal = 1e-3 if refused == "both" else 1e-6  # a hundred iterations later rounding has its say
+    one = space_jobs.comparisons(None, 700, refused, goal, at_once)
+    assert one["outcome"] == ("refused" if refused == "both" else "kept")
+    assert one["size"] == (0 if refused else 1)
+    for size in (2, 3, 4):
+        parts = ranks.run(space_jobs.comparisons, size, 700, refused, goal, at_once)
+        for part in parts:
+            assert abs(part["iterations"] - one["iterations"]) <= 1
+            assert [part[name] for name in ("events", "outcome", "size")] == [
+                one[name] for name in ("events", "outcome", "size")
+            ]
+            assert part["why"] == parts[0]["why"]
+            scale = float(numpy.abs(one["value"]).max())
+            numpy.testing.assert_allclose(part["value"], one["value"], rtol=0.0, atol=10.0 * goal * scale)
+
+
 @pytest.mark.parametrize("n", [1, 5, 16, 200, 1000, 5000, 20_000])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_every_tile_is_in_one_share(n: int, size: int) -> None:

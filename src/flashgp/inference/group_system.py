@@ -74,5 +74,15 @@ class GroupRows(System):
     def block(self, index: Index, dtype: torch.dtype) -> Tensor:
         return self.share.block(index, dtype)
 
+    def blocks(self, index: Tensor) -> Tensor:
+        return self.share.blocks(index)
+
+    @property
+    def has_scaled_inputs(self) -> bool:
+        return self.share.has_scaled_inputs
+
+    def scaled_inputs(self) -> Tensor | None:
+        return self.share.scaled_inputs()
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         raise NotImplementedError("no rank has a matrix of all rows")

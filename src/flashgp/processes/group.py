@@ -11,6 +11,7 @@ Does not do: start processes, choose devices, differentiate.
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -326,6 +327,30 @@ class Group:
             self._wait("reduce-scatter", lambda: _reduce_scatter_single(out, whole, self._process_group), out, whole)
         self._count(out, self.size - 1)
         return out[: shares.counts[self.rank]]
+
+    def exchange(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Some rows to each rank for some from each, (sum(received), ...), in the order of the ranks.
+
+        Args: tensor, (sum(sent), ...), those for rank 0 first; sent and received, how many to and from each rank.
+        """
+        if self.size == 1:
+            return tensor
+        assert len(tensor) == sum(sent)
+        rest = tensor.shape[1:]
+        self._flag("exchange", rest, tensor.dtype)
+        own = _plain(tensor).to(self._near(tensor))
+        out = own.new_empty(sum(received), *rest)
+        if math.prod(rest):
+            self._wait(
+                "exchange",
+                lambda: dist.all_to_all_single(
+                    out, own, list(received), list(sent), group=self._process_group, async_op=True
+                ),
+                out,
+                own,
+            )
+        self._count(own, (len(own) - sent[self.rank]) / max(1, len(own)))
+        return out.to(tensor)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What each rank has to say."""

@@ -47,7 +47,7 @@ class System(ABC):
     """A = K + diag(noise), n x n, given by what it does.
 
     Fields: count n, of the rows that are here; device; noise (n,), float64, not negative; workspace, where buffers over
-    1 MiB come from; space, which sums over rows.
+    1 MiB come from; space, which sums over rows. Positions of rows are those among all.
     """
 
     space: Space = LOCAL_SPACE
@@ -83,7 +83,7 @@ class System(ABC):
         return False
 
     def scaled_inputs(self) -> Tensor | None:
-        """Points (n, d), float64, whose near rows tend to have large covariances; None where no distance tells."""
+        """Points (all rows, d), float64, whose near rows tend to covary much; None where no distance tells."""
         return None
 
     @abstractmethod

@@ -3,13 +3,15 @@
 Every rank calls the same methods in the same order and gets the same numbers. Positions of rows are those among all.
 """
 
+import contextlib
+
 import torch
 from torch import Tensor
 
 from flashgp import linalg
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
-from flashgp.solvers.space import Space
+from flashgp.solvers.space import RowExchange, Space
 
 __all__ = ["GroupSpace"]
 
@@ -18,7 +20,8 @@ class GroupSpace(Space):
     """Rows of a group: each rank has those of its share.
 
     Args: group; shares, rows of each rank.
-    Cost: one collective for a sum, a maximum, `take` or `everywhere`; two for `qr`; three for `pick`.
+    Cost: one collective for a sum, a maximum, `take`, `everywhere` or `agreed`, and to bring or to give rows; two for
+        `qr`, `joined` and `exchange`; three for `pick`.
     """
 
     def __init__(self, group: Group, shares: Shares) -> None:
@@ -81,3 +84,44 @@ class GroupSpace(Space):
     def put(self, v: Tensor, index: Tensor, value: float) -> None:
         mine = (index >= self.here.start) & (index < self.here.stop)
         v[index[mine] - self.here.start] = value
+
+    def exchange(self, wanted: Tensor) -> RowExchange:
+        return _GroupExchange(self.group, self.shares, wanted)
+
+    def share(self, count: int) -> slice:
+        return Shares.even(count, self.group.size).slice(self.group.rank)
+
+    def joined(self, v: Tensor) -> Tensor:
+        counts = self.group.gather_rows(torch.tensor([len(v)]), Shares((1,) * self.group.size))
+        return self.group.gather_rows(v, Shares(tuple(counts.tolist())))
+
+    def agreed(self, v: Tensor) -> Tensor:
+        return self.group.from_first(v)
+
+    def together(self) -> contextlib.AbstractContextManager[object]:
+        return self.group.together()
+
+
+class _GroupExchange(RowExchange):
+    """Each rank tells the owners of the rows that it wants once; afterwards these send what they have, and get sums."""
+
+    def __init__(self, group: Group, shares: Shares, wanted: Tensor) -> None:
+        self.group, self.here = group, shares.slice(group.rank)
+        starts = torch.tensor(shares.starts[1:], dtype=torch.int64, device=wanted.device)
+        owner = torch.bucketize(wanted, starts, right=True)
+        self.order = owner.argsort(stable=True)
+        counts = torch.bincount(owner, minlength=group.size).unsqueeze(0)
+        asked: list[list[int]] = group.gather_rows(counts, Shares((1,) * group.size)).tolist()  # by whom, of whom
+        self.received, self.sent = asked[group.rank], [row[group.rank] for row in asked]
+        self.index = group.exchange(wanted[self.order], self.received, self.sent) - self.here.start
+
+    def bring(self, v: Tensor) -> Tensor:
+        found = self.group.exchange(v[self.index], self.sent, self.received)
+        out = torch.empty_like(found)
+        out[self.order] = found
+        return out
+
+    def give(self, v: Tensor) -> Tensor:
+        parts = self.group.exchange(v[self.order], self.received, self.sent)
+        out = v.new_zeros(self.here.stop - self.here.start, *v.shape[1:])
+        return out.index_add_(0, self.index, parts)

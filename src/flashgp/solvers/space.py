@@ -4,6 +4,7 @@ Vectors are stored with one row for each row of the system. Where every process 
 over the processes; everything else in a solver is computed row by row, or on small matrices that all processes have.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 
 import torch
@@ -11,7 +12,19 @@ from torch import Tensor
 
 from flashgp import linalg
 
-__all__ = ["LOCAL_SPACE", "LocalSpace", "Space"]
+__all__ = ["LOCAL_SPACE", "LocalSpace", "RowExchange", "Space"]
+
+
+class RowExchange:
+    """Rows that a place works on, wherever they are stored; here where all rows are, which are all that is wanted."""
+
+    def bring(self, v: Tensor) -> Tensor:
+        """The wanted rows, (wanted, ...), of v (rows that are here, ...)."""
+        return v
+
+    def give(self, v: Tensor) -> Tensor:
+        """The sums over places for the rows that are here, (rows that are here, ...), of v (wanted, ...)."""
+        return v
 
 
 class Space(ABC):
@@ -48,6 +61,30 @@ class Space(ABC):
     @abstractmethod
     def put(self, v: Tensor, index: Tensor, value: float) -> None:
         """v[index] = value for v (n,) and positions of rows."""
+
+    @abstractmethod
+    def exchange(self, wanted: Tensor) -> RowExchange:
+        """For the rows at these positions, (wanted,), distinct; in one place all rows in their order."""
+
+    @abstractmethod
+    def share(self, count: int) -> slice:
+        """Which of so many pieces of work are done here: a run of them, as many as elsewhere to one."""
+
+    @abstractmethod
+    def joined(self, v: Tensor) -> Tensor:
+        """v of all places, one after another, in every place; of any lengths."""
+
+    @abstractmethod
+    def agreed(self, v: Tensor) -> Tensor:
+        """What every place has computed alike, in one place's bits: what branches and positions depend on."""
+
+    @abstractmethod
+    def together(self) -> contextlib.AbstractContextManager[object]:
+        """What all places do: an error in one of them is raised in all, and can be handled alike."""
+
+    def number(self, value: float) -> float:
+        """A number that every place has computed alike, in one place's bits."""
+        return float(self.agreed(torch.tensor(value, dtype=torch.float64)))
 
     def count(self, v: Tensor) -> int:
         """Rows of v in all places."""
@@ -110,6 +147,21 @@ class LocalSpace(Space):
 
     def put(self, v: Tensor, index: Tensor, value: float) -> None:
         v[index] = value
+
+    def exchange(self, wanted: Tensor) -> RowExchange:
+        return RowExchange()
+
+    def share(self, count: int) -> slice:
+        return slice(0, count)
+
+    def joined(self, v: Tensor) -> Tensor:
+        return v
+
+    def agreed(self, v: Tensor) -> Tensor:
+        return v
+
+    def together(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 LOCAL_SPACE = LocalSpace()

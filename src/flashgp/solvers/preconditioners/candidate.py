@@ -28,6 +28,7 @@ from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Comparison, Preconditioner, SolveState
 from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, FullScaleSettings, SolveSettings
+from flashgp.solvers.space import LOCAL_SPACE, Space
 
 __all__ = [
     "CandidatePreconditioner", "Compared", "ComparisonRun", "Outcome", "full_scale", "low_rank", "making_passes",
@@ -61,6 +62,8 @@ class CandidatePreconditioner:
             made.
         prices: of each size, from the smallest, in passes over the pairs that take as long as making it does.
         kept: take that size at once, a comparison elsewhere was won.
+        space: of its rows. Where several places have these, rank 0's numbers decide, and one where it cannot be made
+            refuses it for all.
     Fields: size, the index; outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that
     one of this does the work of, by the comparison; 1 without one; at_once, whether a solve may begin with it: no
     longer once one has that gained nothing.
@@ -73,8 +76,9 @@ class CandidatePreconditioner:
         *,
         kept: int | None = None,
         settings: ComparisonSettings = DEFAULTS.comparison,
+        space: Space = LOCAL_SPACE,
     ) -> None:
-        self._make, self._prices, self.settings = make, tuple(prices), settings
+        self._make, self._prices, self.settings, self.space = make, tuple(prices), settings, space
         self._preconditioner: Preconditioner | None = None
         self.size = 0 if kept is None else kept
         self.outcome: Outcome = "untried" if kept is None else "kept"
@@ -112,7 +116,8 @@ class CandidatePreconditioner:
         with _MAKING:
             while self._preconditioner is None and self.outcome != "refused":
                 try:
-                    self._preconditioner = self._make(self.size)
+                    with self.space.together():
+                        self._preconditioner = self._make(self.size)
                 except (MemoryError, RuntimeError, DomainError, ConvergenceError) as error:
                     short = ran_out_of_memory(error)
                     if not (isinstance(error, DomainError | ConvergenceError) or short):
@@ -187,7 +192,8 @@ class ComparisonRun(Comparison):
         candidate, begun = self.candidate, self.candidate.outcome == "kept" and not is_deterministic()
         if begun or not candidate.may_be_tried(solve.dtype) or not candidate.is_quick():
             return False
-        self.due = self.at_once = solve.has_room_for(self.settings.length, candidate.price)
+        room = solve.has_room_for(self.settings.length, candidate.price)
+        self.due = self.at_once = bool(candidate.space.number(room))
         return self.due
 
     def wants_residual(self, solve: SolveState) -> bool:
@@ -201,12 +207,12 @@ class ComparisonRun(Comparison):
         grown = self.sizes[-1] > settings.growth * self.sizes[0]
         if grown and self.recent_rate(settings.interval // 2) >= 1.0 and solve.dtype != torch.float64:
             return False  # rounding may be to blame, which would judge the other one too: float64 comes first
-        rate = self.rate()
-        left = iterations_left(rate, solve.excess())
+        rate = candidate.space.number(self.rate())
+        left = candidate.space.number(iterations_left(rate, solve.excess()))
         candidate.choose_size(left)
         if left <= settings.min_left + 2.0 * candidate.price:
             return False
-        if not solve.has_room_for(settings.length, candidate.price):
+        if not candidate.space.number(solve.has_room_for(settings.length, candidate.price)):
             return False
         self.due, self.first_rate = True, rate
         return True
@@ -277,7 +283,7 @@ class ComparisonRun(Comparison):
 
     def _settled(self, solve: SolveState, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
         """Whether the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
-        rate = 1.0 if failed else min(self._rate, self.candidate_rate(solve))
+        rate = 1.0 if failed else self.candidate.space.number(min(self._rate, self.candidate_rate(solve)))
         if self.at_once and rate > self.settings.standing:  # the low rank first, then a comparison with its rate
             self.candidate.at_once = self.running = self.at_once = False
             solve.note(EventKind.PRECONDITIONER_COMPARED, candidate_rate=rate, obstacle=obstacle, kept=False)
@@ -350,8 +356,9 @@ def full_scale(
     if not system.has_scaled_inputs:
         return None
     make = functools.partial(_full_scale, system, first, seed, settings)  # which can be pickled
-    prices = [making_passes(system.count, first.rank, one, settings.comparison) for one in settings.full_scale]
-    return CandidatePreconditioner(make, prices, kept=kept, settings=settings.comparison)
+    count = system.space.count(system.noise)
+    prices = [making_passes(count, first.rank, one, settings.comparison) for one in settings.full_scale]
+    return CandidatePreconditioner(make, prices, kept=kept, settings=settings.comparison, space=system.space)
 
 
 def making_passes(count: int, rank: int, sizes: FullScaleSettings, settings: ComparisonSettings) -> float:
@@ -362,7 +369,8 @@ def making_passes(count: int, rank: int, sizes: FullScaleSettings, settings: Com
 def _full_scale(system: System, first: LowRank, seed: int, settings: SolveSettings, size: int) -> Preconditioner:
     """Raises: MemoryBudgetError; DomainError for inputs that are too large to be compared."""
     sizes = settings.full_scale[size]
-    needed, free = making_bytes(system.count, first.rank, sizes), available_bytes(system.device)
+    rows = system.space.count(system.noise)
+    needed, free = making_bytes(system.count, first.rank, sizes, rows=rows), available_bytes(system.device)
     if needed > free:
         raise MemoryBudgetError(
             f"the full-scale preconditioner needs {readable_bytes(needed)} while it is made, with "

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashgp import linalg
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import System
-from flashgp.solvers.preconditioners.near_rows import neighbourhoods
+from flashgp.solvers.preconditioners.near_rows import neighbourhoods, order_of_blocks
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.preconditioners.whitening import whitening
@@ -33,10 +33,20 @@ TINY = torch.finfo(F64).tiny
 APPLIED_BYTES = 2**25  # of W in float64, at once
 
 
-def making_bytes(n: int, rank: int, settings: FullScaleSettings = DEFAULTS.full_scale[0]) -> int:
-    """What is alive at most while it is made, beside the low rank, for n rows and `rank` inducing points."""
+def making_bytes(
+    n: int, rank: int, settings: FullScaleSettings = DEFAULTS.full_scale[0], *, rows: int | None = None
+) -> int:
+    """What is alive at most on one rank while it is made, beside the low rank, with `rank` inducing points.
+
+    Args: n, rows of that rank; rows, of all ranks, n alone by default: of several, the rows of F that the blocks need,
+        B, and the blocks and neighbours of all rows are there beside F.
+    """
     width = settings.neighbours + settings.block
-    return n * (8 * (rank + 4) + (4 if settings.single else 8) * width) + 6 * settings.batch_bytes + 3 * 8 * rank**2
+    out = n * (8 * (rank + 4) + (4 if settings.single else 8) * width) + 6 * settings.batch_bytes + 3 * 8 * rank**2
+    if rows is None or rows == n:
+        return out
+    needed = min(rows, n + -(-n // settings.block) * settings.neighbours)
+    return out + 8 * (n + needed) * rank + 8 * rows * (3 + settings.neighbours // settings.block)
 
 
 def making_flops(rank: int, settings: FullScaleSettings) -> float:
@@ -51,6 +61,10 @@ class FullScale(Preconditioner):
     For block b with neighbours c: of A - F F^T over (c, b), C C^T with C = [[C11, 0], [C21, C22]], rows b of W are
     C22^-1 [-C21 C11^-1, I]. The root of I + B B^T is applied through the eigenvectors of B^T B.
 
+    Over the ranks of a group, eq. (M-203), whole blocks are dealt to ranks, near ones to one rank. A rank is sent the
+    rows of F that its blocks and their neighbours need once, and such rows of v in every half solve. All ranks have x
+    and the positions of blocks and neighbours, which do not depend on how many ranks there are.
+
     Args:
         system: of which `blocks` are asked.
         factor: F, (n, k), float64, with F F^T <= K; overwritten, and kept: B takes its place.
@@ -61,6 +75,8 @@ class FullScale(Preconditioner):
     Cost: with q = neighbours and b = block: n (q + b)^2 / b evaluations, n (2 k + (q + b) / 3) (q + b)^2 / b + 4 n k^2
         flops and n distances to `candidates` rows; n (8 k + 4 (q + b)) bytes, or 8 for 4; a half solve
         2 n (q + b + 2 k) t flops.
+        A rank does and holds its share of that. While it is made there are also 8 n (1 + q / b) bytes of positions and
+        at most (1 + q / b) n / ranks rows of F; a half solve sends as many rows of v at most, and n / ranks back.
     """
 
     slack = math.inf
@@ -70,45 +86,58 @@ class FullScale(Preconditioner):
     def __init__(
         self, system: System, factor: Tensor, settings: FullScaleSettings = DEFAULTS.full_scale[0], *, seed: int = 0
     ) -> None:
-        points = system.scaled_inputs()
+        points, self.space = system.scaled_inputs(), system.space
         assert points is not None
-        n, self.rank = factor.shape
-        mean = float(system.diagonal().mean()) if n else 0.0
-        floor = max(n * EPS * mean, TINY)
-        noise = system.noise.clamp_min(floor)
-        near = neighbourhoods(points, settings, seed)
-        blocks, index = near.blocks, near.index
+        n, self.rank = len(points), factor.shape[1]
+        mean = float(self.space.sum(system.diagonal())) / max(1, n)
+        near = neighbourhoods(points, settings, seed, self.space)
+        here = self.space.share(len(near.blocks))
+        order = order_of_blocks(len(near.blocks), seed).to(points.device)
+        mine = ((order >= here.start) & (order < here.stop)).nonzero()[:, 0]
+        blocks, index = near.blocks[mine], near.index[mine]
         known, inside = index >= 0, blocks >= 0
-        index.clamp_(min=0)
+        wanted, own_count = _rows_wanted(blocks[inside], index[known], n)
+        self._wanted_count = len(wanted)
+        self._near = self.space.exchange(wanted)
+        self._own = self.space.exchange(wanted[:own_count])
+        numbers = torch.zeros(n, dtype=torch.int64, device=points.device)  # of rows among those that are wanted
+        numbers[wanted] = torch.arange(len(wanted), device=points.device)
+        index, blocks = (torch.where(t >= 0, numbers[t.clamp(min=0)], 0) for t in (index, blocks))
+        noise = self._near.bring(system.noise).clamp_min(max(n * EPS * mean, TINY))
+        brought = self._near.bring(factor)
+        factor = factor if brought is factor else system.workspace.adopt(brought)
         slots = inside.view(-1).nonzero()[:, 0]
         self._slots = torch.empty_like(slots)  # of each row among those of all blocks
         self._slots[blocks.view(-1)[slots]] = slots
-        self._index, self._rows = index, blocks.clamp(min=0)
+        self._index, self._rows = index, blocks
         (count, block), width = blocks.shape, index.shape[1]
         dtype = torch.float32 if settings.single else F64
         self._weights = system.workspace.empty((count, block, width), dtype, system.device)
         self._unit = 1.0 / math.sqrt(mean) if mean > TINY else 1.0  # of the weights, which float32 may have to hold
-        self.reduced, self._log_determinant = 0, 0.0
+        figures = torch.zeros(2, dtype=F64, device=system.device)  # blocks with fewer neighbours; 2 log |W|
         at_once = max(1, settings.batch_bytes // (8 * max(1, width) * max(1, width, self.rank)))
         for stop in range(count, 0, -at_once):  # the last first: no block that is left needs what B overwrites
             part = slice(max(0, stop - at_once), stop)
             gathered = factor[index[part]]
-            covariance = system.blocks(index[part]).baddbmm_(gathered, gathered.mT, alpha=-1.0)
+            covariance = system.blocks(wanted[index[part]]).baddbmm_(gathered, gathered.mT, alpha=-1.0)
             covariance.diagonal(dim1=-2, dim2=-1).add_(noise[index[part]])
             made = whitening(covariance, known[part], block)
-            self.reduced += made.reduced
             self._weights[part] = made.weights / self._unit
             weights = self._weights[part].double() * self._unit
             own = weights.diagonal(offset=width - block, dim1=-2, dim2=-1)
-            self._log_determinant -= 2.0 * float(own[inside[part]].log().sum())
+            figures += torch.stack([figures.new_tensor(made.reduced), 2.0 * own[inside[part]].log().sum()])
             factor[blocks[part][inside[part]]] = (weights @ gathered)[inside[part]]
-        self._basis = factor
+        reduced, determinant = self.space.total(figures).tolist()
+        self.reduced, self._log_determinant = int(reduced), -determinant
+        own_rows = factor[:own_count]
+        self._basis = factor if len(own_rows) == len(factor) else system.workspace.adopt(own_rows.clone())
         self._decompose()
 
     def _decompose(self) -> None:
         """(I + B B^T)^-1/2 = I + B U diag(g) U^T B^T with B^T B = U diag(s) U^T and g = ((1 + s)^-1/2 - 1) / s."""
-        gram = self._basis.mT @ self._basis
-        squares, self._vectors = linalg.eigh(0.5 * (gram + gram.mT), device=linalg.own_device(gram))
+        gram = self.space.inner(self._basis, self._basis)
+        squares, vectors = linalg.eigh(0.5 * (gram + gram.mT), device=linalg.own_device(gram))
+        squares, self._vectors = self.space.agreed(squares), self.space.agreed(vectors)
         grown = 1.0 + squares.clamp_min(0.0)
         self._log_determinant += float(grown.log().sum())
         # ((1 + s)^-1/2 - 1) / s without the cancellation at small s.
@@ -119,25 +148,25 @@ class FullScale(Preconditioner):
         return self._log_determinant
 
     def half_solve(self, v: Tensor) -> Tensor:
-        return self._shrunk(self._whitened(v))
+        return self._own.give(self._shrunk(self._whitened(self._near.bring(v))))
 
     def half_solve_transposed(self, v: Tensor) -> Tensor:
-        return self._whitened_transposed(self._shrunk(v))
+        return self._near.give(self._whitened_transposed(self._shrunk(self._own.bring(v))))
 
     def _shrunk(self, v: Tensor) -> Tensor:
-        """(I + B B^T)^-1/2 v."""
-        inside = self._vectors.mT @ tall_transposed_times(self._basis, v)
+        """(I + B B^T)^-1/2 v of the rows of blocks that are here."""
+        inside = self._vectors.mT @ self.space.total(tall_transposed_times(self._basis, v))
         return v + tall_times(self._basis, self._vectors @ (self._shrinkage.unsqueeze(-1) * inside))
 
     # As rows, (s, t, w): batched products of few columns take half the time that way, as in tall_products.py.
     def _whitened(self, v: Tensor) -> Tensor:
-        """W v."""
+        """W v, rows of blocks that are here, of v, rows that these want."""
         parts = [v.mT[:, index].transpose(0, 1) @ weights.mT for _, index, weights in self._parts()]
-        return torch.cat([part.mT.flatten(0, 1) for part in parts])[self._slots] * self._unit if parts else v
+        return torch.cat([part.mT.flatten(0, 1) for part in parts])[self._slots] * self._unit if parts else v[:0]
 
     def _whitened_transposed(self, v: Tensor) -> Tensor:
-        """W^T v. Slots without a row have weights of 0."""
-        out = torch.zeros_like(v)
+        """W^T v, the transpose. Slots without a row have weights of 0."""
+        out = v.new_zeros(self._wanted_count, v.shape[1])
         for rows, index, weights in self._parts():
             out.index_add_(0, index.flatten(), (v.mT[:, rows].transpose(0, 1) @ weights).mT.flatten(0, 1))
         return out.mul_(self._unit)
@@ -148,3 +177,15 @@ class FullScale(Preconditioner):
         size = max(1, APPLIED_BYTES // max(1, 8 * block * width))
         for part in (slice(start, start + size) for start in range(0, count, size)):
             yield self._rows[part], self._index[part], self._weights[part].double()
+
+
+def _rows_wanted(own: Tensor, index: Tensor, n: int) -> tuple[Tensor, int]:
+    """Positions of the rows of some blocks, in their order, and then those of their neighbours elsewhere; how many the
+    first are.
+
+    Args: own and index, rows of the blocks and of their sets, with neighbours; n, of all rows.
+    """
+    kind = torch.zeros(n, dtype=torch.int8, device=own.device)
+    kind[index] = 1
+    kind[own] = 2
+    return torch.cat([(kind == 2).nonzero()[:, 0], (kind == 1).nonzero()[:, 0]]), len(own)

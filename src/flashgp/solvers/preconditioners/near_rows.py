@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashgp.solvers.settings import FullScaleSettings
+from flashgp.solvers.space import LOCAL_SPACE, Space
 
 __all__ = [
     "Neighbourhoods",
@@ -18,6 +19,7 @@ __all__ = [
     "nearest_of_all_earlier_rows",
     "nearest_rows",
     "neighbourhoods",
+    "order_of_blocks",
 ]
 
 CANDIDATES = 2**15  # rows that are looked at for a point
@@ -44,10 +46,25 @@ class Neighbourhoods:
         return self.blocks.shape[1]
 
 
-def neighbourhoods(points: Tensor, settings: FullScaleSettings, seed: int) -> Neighbourhoods:
-    """Blocks of near points (n, d) in a random order, with the nearest rows of earlier blocks."""
-    blocks = blocks_of_near_rows(points, settings.block, seed)
-    return Neighbourhoods(blocks, nearest_earlier_rows(points, blocks, settings))
+def neighbourhoods(
+    points: Tensor, settings: FullScaleSettings, seed: int, space: Space = LOCAL_SPACE
+) -> Neighbourhoods:
+    """Blocks of near points (n, d) in a random order, with the nearest rows of earlier blocks.
+
+    Every place of a space has all points and gets all blocks; each looks for the neighbours of some, in the batches of
+    one process, so that what is found does not depend on how many there are.
+    """
+    blocks = space.agreed(blocks_of_near_rows(points, settings.block, seed))
+    count = len(blocks)
+    at_once = _blocks_at_once(count, blocks.shape[1], points.shape[1], settings)
+    part = space.share(-(-count // at_once))
+    asked = torch.arange(count, device=points.device)[part.start * at_once : part.stop * at_once]
+    return Neighbourhoods(blocks, space.joined(nearest_earlier_rows(points, blocks, settings, of=asked)))
+
+
+def order_of_blocks(count: int, seed: int) -> Tensor:
+    """The blocks of near rows in a random order, (count,): numbers of blocks that are near each other are near."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def blocks_of_near_rows(points: Tensor, size: int, seed: int) -> Tensor:
@@ -67,10 +84,9 @@ def blocks_of_near_rows(points: Tensor, size: int, seed: int) -> Tensor:
         first = pieces // 2
         cut = len(rows) * first // pieces
         parts += [(rows[cut:], pieces - first), (rows[:cut], first)]
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
     shape = (count, max((len(rows) for rows in blocks), default=0))
     members = torch.full(shape, -1, dtype=torch.int64, device=points.device)
-    for place, i in enumerate(order):
+    for place, i in enumerate(order_of_blocks(count, seed).tolist()):
         members[place, : len(blocks[i])] = blocks[i]
     return members
 
@@ -89,17 +105,16 @@ def nearest_earlier_rows(
     """
     (count, size), d = blocks.shape, points.shape[1]
     asked = torch.arange(count, device=points.device) if of is None else of
-    near = min(max(0, count - 1), max(1, -(-settings.candidates // max(1, size))))
+    near = _blocks_looked_at(count, size, settings)
     wanted = min(settings.neighbours, near * size)
     found = torch.full((len(asked), wanted), -1, dtype=torch.int64, device=points.device)
-    if not wanted:
+    if not found.numel():
         return found
     inside = blocks >= 0
     members = torch.where(inside.unsqueeze(-1), points[blocks.clamp(min=0)], 0.0)
     centres = members.sum(1) / inside.sum(1, keepdim=True)
-    at_once = max(1, settings.batch_bytes // (8 * size * near * (size + d)))
     place = 0
-    for part in asked.split(at_once):
+    for part in asked.split(_blocks_at_once(count, size, d, settings)):
         stop = int(part.max()) + 1
         between = torch.cdist(centres[part], centres[:stop])
         later = torch.arange(stop, device=points.device) >= part.unsqueeze(-1)
@@ -118,6 +133,17 @@ def nearest_earlier_rows(
         found[place : place + len(part), :taken] = torch.where(distance.isfinite(), rows, -1)
         place += len(part)
     return found
+
+
+def _blocks_looked_at(count: int, size: int, settings: FullScaleSettings) -> int:
+    """Whose rows may be neighbours of a block, of so many blocks."""
+    return min(max(0, count - 1), max(1, -(-settings.candidates // max(1, size))))
+
+
+def _blocks_at_once(count: int, size: int, d: int, settings: FullScaleSettings) -> int:
+    """Whose neighbours are looked for in one batch."""
+    near = _blocks_looked_at(count, size, settings)
+    return max(1, settings.batch_bytes // max(1, 8 * size * near * (size + d)))
 
 
 def nearest_of_all_earlier_rows(
