@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ TIMEOUT = 600.0  # measurements may stop all processes meanwhile
 SRC = Path(fgp.__file__).parents[1]
 
 
-def command(ranks: int, *words: object) -> tuple[list[int], list[str], list[str]]:
-    """Exit codes, standard outputs and errors of `flashgp` on every rank, started as torchrun starts them."""
+def started(ranks: int, *words: object) -> list["subprocess.Popen[str]"]:
+    """`flashgp` on every rank, started as torchrun starts them."""
     port = 29500 + os.getpid() % 2000
     processes = []
     for rank in range(ranks):
@@ -32,8 +34,18 @@ def command(ranks: int, *words: object) -> tuple[list[int], list[str], list[str]
                 stderr=subprocess.PIPE, text=True,
             )
         )  # fmt: skip
+    return processes
+
+
+def ended(processes: list["subprocess.Popen[str]"]) -> tuple[list[int], list[str], list[str]]:
+    """Exit codes, standard outputs and errors."""
     told = [process.communicate(timeout=TIMEOUT) for process in processes]
     return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+
+
+def command(ranks: int, *words: object) -> tuple[list[int], list[str], list[str]]:
+    """`flashgp` on every rank to its end."""
+    return ended(started(ranks, *words))
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +132,33 @@ def test_a_warning_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     assert errors[0].count("warning") == 1
     (said,) = json.loads(outs[0])["warnings"]
     assert "2 values" in said
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_is_one_message_and_a_checkpoint_to_go_on_from(tmp_path: Path, times: int) -> None:
+    """Under torchrun it comes twice: from the terminal, and from torchrun."""
+    path, checkpoint, model = tmp_path / "table.csv", tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
+    x = torch.rand(2000, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.sin(5.0 * x[:, 0]) + x[:, 1] * x[:, 2]
+    lines = [",".join(f"{cell:.5f}" for cell in row) for row in torch.cat([x, y[:, None]], dim=1).tolist()]
+    path.write_text("a,b,c,d,y\n" + "\n".join(lines) + "\n")
+    processes = started(
+        2, "fit", path, "--target", "y", "--target-transform", "none", "--starts", 40, "--checkpoint", checkpoint,
+        "--out", model,
+    )  # fmt: skip
+    while not checkpoint.exists() and all(process.poll() is None for process in processes):
+        time.sleep(0.02)
+    for _ in range(times):
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
+    codes, _, errors = ended(processes)
+    assert codes == [130, 130], errors
+    assert errors[1] == ""
+    assert errors[0].splitlines() == [
+        f"error: interrupted, no model was written; the same command goes on from {checkpoint}"
+    ]
+    assert not model.exists()
 
 
 def test_doctor_knows_the_ranks() -> None:

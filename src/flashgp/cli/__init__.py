@@ -5,11 +5,12 @@ The only place that imports typer.
 
 import gc
 import os
+import signal
 import sys
 import time
 
 from .application import main
-from .ranks import launched
+from .ranks import OneInterrupt, launched
 
 __all__ = ["main", "process"]
 
@@ -23,6 +24,7 @@ def process() -> None:
         main(began)
         return
     code: object = 1
+    signal.signal(signal.SIGINT, OneInterrupt())
     try:
         main(began)
     except SystemExit as stop:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 import flashgp
-from flashgp.foundations.errors import DomainError, FlashGPError
+from flashgp.foundations.errors import DomainError, FlashGPError, ProcessGroupError
 from flashgp.foundations.placement import Placement, runtime
 from flashgp.foundations.processors import parse_cores
 from flashgp.kernel_expression import GRAMMAR
@@ -38,7 +38,16 @@ from .options import (
     UpdateOptions,
 )
 from .paths import require_writable
-from .ranks import SilentConsole, launched, own_stderr, process_group, silent, usage_of_first, warn_of_others
+from .ranks import (
+    SilentConsole,
+    interrupted,
+    launched,
+    own_stderr,
+    process_group,
+    silent,
+    usage_of_first,
+    warn_of_others,
+)
 
 __all__ = ["application", "main", "placed"]
 
@@ -46,6 +55,7 @@ Work = Callable[[Console], dict[str, Any]]
 
 _BAD_INPUT = 2
 _OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor", "tuning:run_tune")  # which several ranks can do together
+NOTHING_WRITTEN = "interrupted; nothing was written"
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
@@ -232,7 +242,7 @@ def _run(
             warn_of_others(console)
         console.finish(result)
     except KeyboardInterrupt as stop:
-        console.error(KeyboardInterrupt(str(stop) or "interrupted; nothing was written"))
+        console.error(KeyboardInterrupt(str(stop) or NOTHING_WRITTEN))
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read our output has gone: no more of it, and no complaint when Python closes the stream.
@@ -241,5 +251,8 @@ def _run(
     except (FlashGPError, OSError) as error:
         if common.debug:
             raise
+        if isinstance(error, ProcessGroupError) and interrupted():
+            console.error(KeyboardInterrupt(NOTHING_WRITTEN))
+            raise typer.Exit(_INTERRUPTED) from None
         console.error(error)
         raise typer.Exit(_BAD_INPUT if isinstance(error, ValueError) else 1) from None

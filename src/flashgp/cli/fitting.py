@@ -45,7 +45,14 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
             fit = fit_rows if isinstance(prepared, PreparedRows) else fit_prepared
             model = fit(prepared, until, options.checkpoint, progress)  # type: ignore[arg-type]
     except FitInterrupted as stop:
-        raise _interrupted(stop, prepared, options.checkpoint, console) from stop
+        if group.size == 1:
+            raise _interrupted(stop, prepared, options.checkpoint, console) from stop
+        _say_again(stop, options.checkpoint)
+        raise
+    except KeyboardInterrupt as stop:
+        if group.size > 1:
+            _say_again(stop, options.checkpoint)
+        raise
     result = model.training
     assert result is not None
     if result.interrupted:
@@ -71,6 +78,15 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         if path is not None:
             console.say(f"wrote {path} ({readable_bytes(Path(path).stat().st_size)})")
     return outcome_json(outcome)
+
+
+def _say_again(stop: KeyboardInterrupt, checkpoint: str | None) -> None:
+    """How several processes go on, in the error itself, which all of them share: they have no best so far in common."""
+    again = "with --checkpoint the same command would go on from there"
+    if checkpoint is not None:
+        there = Path(checkpoint).is_file()
+        again = f"the same command goes on from {checkpoint}" if there else "the fit had not begun"
+    stop.args = (f"interrupted, no model was written; {again}",)
 
 
 def _interrupted(

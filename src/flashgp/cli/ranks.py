@@ -5,8 +5,11 @@ do: launching.
 """
 
 import json
+import math
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
@@ -17,7 +20,9 @@ from flashgp.processes.group import ALONE, Group, GroupSettings
 from .console import Console
 
 __all__ = [
+    "OneInterrupt",
     "SilentConsole",
+    "interrupted",
     "launched",
     "own_stderr",
     "process_group",
@@ -28,6 +33,7 @@ __all__ = [
 
 # Seconds that ranks wait while rank 0 scores and writes: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
+AGAIN_SECONDS = 2.0  # within which a second Ctrl-C is the first one, which torchrun hands on to its processes
 
 
 class SilentConsole(Console):
@@ -57,6 +63,25 @@ def launched() -> bool:
 def silent() -> bool:
     """Whether another rank has the voice."""
     return launched() and os.environ["RANK"] != "0"
+
+
+class OneInterrupt:
+    """What a rank does with Ctrl-C. The terminal sends it to every process, and torchrun once more to those that it
+    has started: the second one must not end what the first has begun, telling the others and saying one message."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+
+    def __call__(self, *_: object) -> None:
+        before, self.last = self.last, time.monotonic()
+        if self.last - before > AGAIN_SECONDS:
+            raise KeyboardInterrupt
+
+
+def interrupted() -> bool:
+    """Whether Ctrl-C has come to this rank: what then goes wrong between ranks is how the others ended."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(handler, OneInterrupt) and handler.last > -math.inf
 
 
 @contextmanager
