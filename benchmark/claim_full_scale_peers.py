@@ -16,7 +16,6 @@ Cells, each in a process of its own:
 """
 
 import argparse
-import gzip
 import statistics
 import sys
 import time
@@ -26,7 +25,7 @@ from typing import Any
 import numpy
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
-from common import SHARED_DATA, Split, scores, split_of
+from common import SHARED_DATA, precipitation_split, scores, split_of
 from splits import paired
 
 import flashgp as fgp
@@ -36,7 +35,6 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import layout_of
 from flashgp.planner.approximate_prices import Sizes
-from flashgp.standardise import ColumnScaling
 
 LENGTHSCALES = [33.6, 32.2, 18.3, 20.8, 20.7, 16.1, 16.2, 22.9]  # kin40k, all rows, exact
 VARIANCE, NOISE, MEAN = 197.0, 2.9e-5, 1.40
@@ -127,18 +125,8 @@ def _version() -> str:
 
 
 # -- whole fits in two dimensions -------------------------------------------------------------------------------------
-def _precipitation(number: int, rows: int | None) -> Split:
-    with gzip.open(SHARED_DATA.parent / "nongaussian" / "precipitation.csv.gz") as file:
-        table = numpy.loadtxt(file, delimiter=",", skiprows=1)
-    table = table[numpy.random.default_rng(number).permutation(len(table))]
-    test, train = table[: len(table) // 10], table[len(table) // 10 :][:rows]
-    x, y = ColumnScaling.of(train[:, :-1]), ColumnScaling.of(train[:, -1:])
-    halves = [(x.apply(half[:, :-1]), y.apply(half[:, -1:])[:, 0]) for half in (train, test)]
-    return Split(*(torch.from_numpy(part) for half in halves for part in half))
-
-
 def _fitted(cell: Cell) -> Entry:
-    split = _precipitation(cell["split"], cell["n"])
+    split = precipitation_split(cell["split"], cell["n"])
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(2, dtype=torch.float64)))
     fgp.fit(gp, split.x[:300], split.y[:300], approximation="full_scale", progress=False)  # imports, first calls
     with PeakMeter() as meter:
@@ -155,7 +143,7 @@ def _fitted(cell: Cell) -> Entry:
 def _peer_fitted(cell: Cell) -> Entry:
     import gpboost
 
-    split = _precipitation(cell["split"], cell["n"])
+    split = precipitation_split(cell["split"], cell["n"])
     began = time.perf_counter()
     model = gpboost.GPModel(
         gp_coords=split.x.numpy(), cov_function="matern_ard", cov_fct_shape=1.5, gp_approx="vecchia",
