@@ -41,6 +41,7 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.sharing import share_of_tiles, shared_operator, summed_gradient
+from flashgp.processes.attempts import init_process_group
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 
@@ -159,14 +160,17 @@ def _run_rank(job: str, given: Mapping[str, Any], folder: Path) -> None:
     import flashgp.inference.training.options  # noqa: F401 - by name in `_fit`
 
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
     torch.set_num_threads(given["threads"])
     group = None
     if size > 1:
-        method = "env://" if "TORCHELASTIC_RUN_ID" in os.environ else f"file://{folder}/store"
-        torch.distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            init_process_group()
+        else:
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+            )
         group = torch.distributed.group.WORLD
-    # Killed from here on: a rank that dies inside init_process_group may leave torch's restart waiting (torch 2.13).
-    (folder / f"pid{rank}").write_text(str(os.getpid()))
     found = JOBS[job](group, given)
     (folder / f"found{rank}.json").write_text(json.dumps(found))
     if size > 1:

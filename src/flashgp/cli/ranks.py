@@ -129,10 +129,12 @@ def process_group() -> Iterator[Group]:
     import torch
     from torch import distributed as dist
 
+    from flashgp.processes.attempts import init_process_group
+
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     except (RuntimeError, ValueError) as error:
         raise ProcessGroupError(
             f"the ranks that RANK and WORLD_SIZE name cannot be joined ({error}); start the command by torchrun "

@@ -1,0 +1,43 @@
+"""Programs that torchrun starts again: the ranks of every attempt find each other, and not those that are gone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys
+import torch
+from torch import distributed as dist
+from flashgp.processes import init_process_group
+
+moment, rank, attempt = sys.argv[1], int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+die = lambda: attempt < 2 and rank == attempt and os.kill(os.getpid(), signal.SIGKILL)
+if moment == "before":
+    die()
+init_process_group()
+total = torch.ones(1)
+dist.all_reduce(total)
+if moment == "after":
+    die()
+dist.all_reduce(total)
+dist.destroy_process_group()
+open(f"{sys.argv[2]}/{rank}", "w").write(f"{attempt} {total.item():g}")
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_ranks_of_a_new_attempt_find_each_other(moment: str, tmp_path: Path, root: Path) -> None:
+    """A rank dies before it has joined the others, or after: one in the first attempt, the other in the second."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
+    paths = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    done = subprocess.run(
+        [sys.executable, *run, str(tmp_path / "program.py"), moment, str(tmp_path)],
+        env={**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["2 4", "2 4"]
