@@ -16,7 +16,9 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import (
+    collectives_path,
     current_profile,
+    keep_collectives,
     profile_in,
     profile_path,
     tune_command,
@@ -70,7 +72,8 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
 
 
 def _collective(options: TuneOptions, console: Console) -> dict[str, Any]:
-    """Of several ranks: how quick their collectives are. The rates of one machine are measured by one process."""
+    """Of several ranks: how quick their collectives are, which rank 0 keeps. The rates of one machine are measured by
+    one process."""
     if options.show or options.profiles or options.out is not None:
         raise DomainError("`--show` and `--out` are of one process, got several: run flashgp tune without torchrun")
     rates = {device: measured_rate(console.group, torch.device(device)) for device in console.group.backends}
@@ -80,7 +83,9 @@ def _collective(options: TuneOptions, console: Console) -> dict[str, Any]:
             [("of one number", readable_seconds(rate.seconds)),
              ("a rank sends", f"{readable_bytes(rate.bytes_per_second)} a second")],
         )  # fmt: skip
-    console.note("the rates of one machine are measured by `flashgp tune` in one process; these are not kept.")
+    kept = console.group.rank == 0 and keep_collectives(list(rates.values()))
+    where = f"kept in {collectives_path()} for plans of ranks" if kept else "not kept"
+    console.note(f"{where}; the rates of one machine are measured by `flashgp tune` in one process.")
     return {"command": "tune", "ranks": console.group.size, "collectives": {d: asdict(r) for d, r in rates.items()}}
 
 

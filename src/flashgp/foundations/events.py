@@ -142,7 +142,7 @@ class EventKind(Enum):
     # conditioning
     NO_DATA = "There are no data: the posterior is the prior."
     ROWS_JOINED = "{rows:n row} joined into {distinct:,} that differ in x; the answer is the same."
-    SHARED = "{ranks} ranks[ with {counts:list} rows]; this one sent {sent:bytes}."
+    SHARED = "{ranks} ranks[ with {counts:list} rows]; this one sent {sent:bytes}[, planned {planned:bytes}]."
     REFINED = "The factor is in float32; {corrections:n float64 correction} refined the weights."
     JITTER = (
         "The covariance was not positive definite. A jitter of {jitter} was added to the diagonal"

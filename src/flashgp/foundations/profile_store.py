@@ -4,7 +4,7 @@ A file is found by what it was measured on (processor, cores, torch's threads an
 by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
 stepping are part of the processor where the system lists them. A file is written whole or not at all, under a lock.
 One that cannot be read, or is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is
-executed.
+executed. Rates of collectives are in a file of their own: they are of a machine whatever its threads and cores are.
 """
 
 import contextlib
@@ -13,15 +13,18 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from flashgp.foundations.atomic import write_whole
+from flashgp.foundations.collectives import CollectiveRate
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.machine import user_folder
 from flashgp.foundations.placement import active_placement
 from flashgp.foundations.processors import core_text, cpuinfo, own_cores
@@ -31,8 +34,10 @@ from flashgp.foundations.threads import usual_threads
 
 __all__ = [
     "CHOICE",
+    "collectives_path",
     "current_profile",
     "forget_profiles",
+    "keep_collectives",
     "keep_profile",
     "machine_key",
     "measuring",
@@ -98,7 +103,7 @@ def current_profile() -> MachineProfile:
         return BUILT_IN
     key = machine_key()
     if key not in _known:
-        _known[key] = read_profile() or BUILT_IN
+        _known[key] = _with_collectives(read_profile() or BUILT_IN)
     return _known[key]
 
 
@@ -142,7 +147,7 @@ def keep_profile(profile: MachineProfile) -> bool:
 
     Returns: whether it was written.
     """
-    _known[machine_key()] = profile
+    _known[machine_key()] = _with_collectives(profile)
     _unused.pop(machine_key(), None)
     where = "a file"
     try:
@@ -157,6 +162,57 @@ def keep_profile(profile: MachineProfile) -> bool:
         )
         return False
     return True
+
+
+# -- collectives -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _KeptCollectives:
+    """What the file holds."""
+
+    collectives: tuple[CollectiveRate, ...]
+
+
+def collectives_path() -> Path:
+    """The file of this machine's collectives. Raises: FileNotFoundError where this user has no folder for it."""
+    digest = hashlib.sha256(json.dumps([SCHEMA, _processor(), torch.__version__]).encode()).hexdigest()[:16]
+    return _folder() / f"collectives-{digest}.json"
+
+
+def keep_collectives(rates: Sequence[CollectiveRate]) -> bool:
+    """Use rates of collectives from now on, and write them for others, in place of those of as many ranks; one warning
+    if they cannot be written.
+
+    Returns: whether they were written.
+    """
+    profile = _with_collectives(current_profile())  # as others have written them meanwhile
+    taken = {(rate.backend, rate.ranks) for rate in rates}
+    known = (*(one for one in profile.collectives if (one.backend, one.ranks) not in taken), *rates)
+    known = tuple(sorted(known, key=lambda rate: (rate.backend, rate.ranks)))
+    _known[machine_key()] = replace(profile, collectives=known)
+    where = "a file"
+    try:
+        path = collectives_path()
+        where = str(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(_KeptCollectives(known)), indent=1).encode())
+    except OSError as error:
+        warn(f"rates of collectives could not be kept in {where} ({error}): they are used in this process only")
+        return False
+    return True
+
+
+def _with_collectives(profile: MachineProfile) -> MachineProfile:
+    """A profile with the rates of collectives that are kept for this machine; one warning for a file that is none."""
+    try:
+        with open(collectives_path(), "rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        rates = json_dataclass(_KeptCollectives, json.loads(text), "collectives", positive=True).collectives
+    except (FileNotFoundError, NotADirectoryError):
+        return profile
+    except (OSError, ValueError, RecursionError) as error:
+        warn(f"rates of collectives could not be read ({error}); run `flashgp tune` under torchrun again")
+        return profile
+    return replace(profile, collectives=rates)
 
 
 def unused_accelerator(profile: MachineProfile, there: bool) -> str:

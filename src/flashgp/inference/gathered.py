@@ -128,8 +128,11 @@ def agreed_plan(plan: Plan, group: Group) -> Plan:
     return plan if group.size == 1 else Plan.from_json(group.text_of_first(plan.to_json()))
 
 
-def shared_event(group: Group, shares: Shares) -> Event:
-    """Of a report: whose rows were joined, and what has been sent since the group was given."""
+def shared_event(group: Group, shares: Shares, before: int, planned: int | None) -> Event:
+    """Of a report: whose rows were joined, what this rank has sent since it had sent so many bytes, and what by a plan
+    rank 0 would send."""
+    beside = {} if planned is None else {"planned": planned}
     return Event(
-        EventKind.SHARED, ranks=group.size, rows=shares.total, counts=list(shares.counts), sent=group.bytes_sent
-    )
+        EventKind.SHARED, ranks=group.size, rows=shares.total, counts=list(shares.counts),
+        sent=group.bytes_sent - before, **beside,
+    )  # fmt: skip

@@ -143,6 +143,7 @@ class _Together(Predictor):
 def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> GroupPosterior:
     """`GP.condition` with a group of several ranks. Raises: as it, the same error on every rank."""
     with settings.solve.group.together() as group:
+        before = group.bytes_sent
         if settings.differentiable:
             raise DomainError(
                 "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
@@ -162,7 +163,8 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
         deadline = deadline_of(group, settings.deadline)
         settings = replace(settings, plan=plan, memory=None, device=plan.device, deadline=deadline)
         state = condition(prior, x, y, settings)
-        state.report.events.append(shared_event(group, table.shares))
+        planned = None if plan.shared is None else plan.shared.sent_bytes
+        state.report.events.append(shared_event(group, table.shares, before, planned))
         return GroupPosterior(agreed_state(state, group))
 
 
@@ -173,12 +175,15 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     shared. Every evaluation is rank 0's.
     """
     with options.group.together() as group:
+        before = group.bytes_sent
         table = gathered(prior, x, y, group, **_fit_asked(options))
         memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
         options = replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
         fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), options)
         agreed_state(fitted.state, group)
-        fitted.report.events.append(shared_event(group, table.shares))
+        shared = fitted.report.plan.shared
+        planned = None if shared is None else shared.fit_sent_bytes
+        fitted.report.events.append(shared_event(group, table.shares, before, planned))
         here = table.shares.slice(group.rank)
         likelihood = fitted.prior.likelihood.by_rows(lambda rows: rows[here])  # to condition again with the same rows
         return replace(fitted, prior=fitted.prior.with_likelihood(likelihood))

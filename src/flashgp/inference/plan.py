@@ -92,6 +92,7 @@ def plan(
     time_limit: float | None = None,
     starts: int | None = None,
     approximation: None = None,
+    ranks: int = 1,
 ) -> Plan: ...
 @overload
 def plan(
@@ -174,6 +175,7 @@ def plan(
     approximation: str | None = None,
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
+    ranks: int = 1,
 ) -> Plan | ProductPlan | ApproximatePlan:
     """What conditioning (and fitting) a GP on n rows of d columns takes, or predicting from them: `fgp.plan`.
 
@@ -198,6 +200,8 @@ def plan(
         starts: of a fit, as in `fgp.fit`.
         approximation, inducing, neighbours: as in `fgp.fit`: the plan of that approximation, eqs. (M-183) to (M-186),
             with the sizes that "auto" takes under the limits, eq. (M-187); "auto" plans what would be taken.
+        ranks: of a group that shares exact conditioning and fitting: bytes and seconds are those of each, with this
+            machine's rates, its memory is memory=, and `shared` says what it sends, eqs. (M-225) to (M-229).
     Returns: Plan, or ProductPlan with n_test, or ApproximatePlan; printed, it also shows the routes not chosen, and
         where an exact fit takes long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is
         a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
@@ -213,6 +217,9 @@ def plan(
         >>> plan = fgp.plan(gp, n=1000, d=4, time_limit=60.0)
         >>> plan.fit_seconds_low < plan.fit_seconds < plan.fit_seconds_high, plan.largest_fit.rows > 1000
         (True, True)
+        >>> plan = fgp.plan(gp, n=100_000, d=4, memory="4GiB", solver="cg", ranks=4)
+        >>> plan.shared.ranks, plan.shared.wire_seconds < plan.seconds
+        (4, True)
         >>> plan = fgp.plan(gp, n=1_000_000, d=4, memory="16GiB", approximation="full_scale", inducing=256)
         >>> plan.peak_bytes < plan.training_bytes < 16 * 2**30, plan.inducing
         (True, 256)
@@ -224,8 +231,16 @@ def plan(
     if n_test is not None and (time_limit is not None or starts is not None):
         raise DomainError("`time_limit` and `starts` are of fits, got n_test= beside them; leave one of them out")
     stages = StageSettings(None if starts is None else check_count(starts, "starts", 1))
-    settings = PlanSettings(memory, device, dtype, route, solver, factored, backend, profile, deterministic, stages)
+    settings = PlanSettings(
+        memory, device, dtype, route, solver, factored, backend, profile, deterministic, stages,
+        check_count(ranks, "ranks", 1),
+    )  # fmt: skip
     asked = approximation_of(approximation, inducing, neighbours)
+    if ranks > 1 and (n_test is not None or asked is not None or rows.batch > 1):
+        raise DomainError(
+            f"`ranks` is of exact conditioning and fits of one model, got {ranks} beside n_test=, approximation= or "
+            "batch=; leave it out for those"
+        )
     if asked is not None:
         single = None if dtype == torch.float64 else dtype
         refuse_exact(n_test=n_test, dtype=single, route=route, solver=solver, factored=factored)
@@ -234,7 +249,7 @@ def plan(
         made = conditioning_plan(gp, rows, settings)
         limited = time_limit is not None or memory is not None
         made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
-        return _with_offers(made, gp, rows, settings, time_limit)
+        return made if ranks > 1 else _with_offers(made, gp, rows, settings, time_limit)
     return prediction_plan(gp, rows, PredictionQuestion(n_test, variance, conditioned, passes), settings)
 
 
@@ -261,7 +276,7 @@ def _with_largest_fit(
     made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
 ) -> Plan:
     """A plan that also says how many rows like these a fit would finish: as large a share of them distinct."""
-    problem = conditioning_problem(prior, rows, settings.stages)
+    problem = replace(conditioning_problem(prior, rows, settings.stages), ranks=settings.ranks)
     share = problem.u / problem.n if problem.n else 1.0
     fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
 
@@ -369,6 +384,12 @@ def check_plan(
     if made_for != given:
         raise DomainError(
             f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
+        )
+    ranks = settings.solve.group.size
+    if plan.shared is not None and plan.shared.ranks != ranks:
+        raise DomainError(
+            f"`plan` is for {plan.shared.ranks} ranks, each of which has its share of the work, got {ranks}; make a "
+            f"plan with ranks={ranks}"
         )
     if plan.factors != prior.factors:
         what = {True: "with noise of their own", False: "that share their noise"}

@@ -24,6 +24,7 @@ __all__ = [
     "LargestFit",
     "Offer",
     "Plan",
+    "Shared",
     "allowed_bytes",
     "kernel_line",
     "offers_text",
@@ -90,6 +91,32 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What each of the ranks that share a plan sends, at most (rank 0).
+
+    Fields: ranks; collectives, "measured" or "published" rates; sent_bytes and wire_seconds of conditioning once, the
+    latter within `seconds`; fit_sent_bytes and fit_wire_seconds of a whole fit, within `fit_seconds`.
+    """
+
+    ranks: int
+    collectives: str
+    sent_bytes: int
+    wire_seconds: float
+    fit_sent_bytes: int
+    fit_wire_seconds: float
+
+    def text(self, seconds: float, fit_seconds: float) -> str:
+        """In words, beside the seconds of the whole."""
+        one = f"{readable_bytes(self.sent_bytes)} to condition, {_part(self.wire_seconds, seconds)}"
+        fit = f"{readable_bytes(self.fit_sent_bytes)} in a whole fit, {_part(self.fit_wire_seconds, fit_seconds)}"
+        return f"{one}; {fit} ({self.collectives} rates)" if fit_seconds else f"{one} ({self.collectives} rates)"
+
+
+def _part(seconds: float, whole: float) -> str:
+    return f"{seconds / whole if whole else 0.0:.0%} of the time"
+
+
+@dataclass(frozen=True)
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
@@ -104,7 +131,8 @@ class Plan:
     fit_seconds_low and fit_seconds_high, between which most fits end, 0 where that was not planned;
     available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
     alternatives, the routes not chosen, with their price and the reason; largest_fit, the largest table that a fit
-    would finish within the limits that were named; offers, approximations where the fit takes long.
+    would finish within the limits that were named; offers, approximations where the fit takes long; shared, what ranks
+    send where several share the work: bytes and seconds are then those of each of them.
     """
 
     route: str
@@ -136,6 +164,7 @@ class Plan:
     largest_fit: LargestFit | None = field(default=None, compare=False)
     factors: int = 1
     offers: tuple[Offer, ...] = field(default=(), compare=False)
+    shared: Shared | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -183,6 +212,8 @@ class Plan:
             ("solver", _SOLVERS[self.solver]),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
+            *([("ranks", f"{self.shared.ranks}: bytes and seconds are those of each of them")] if self.shared else []),
+            *([("sent", self.shared.text(self.seconds, self.fit_seconds))] if self.shared else []),
             ("training", f"{self.training}: {TRAININGS[self.training]}; {readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             *([("whole fit", self.fit_text)] if self.fit_seconds else []),

@@ -4,10 +4,20 @@ from dataclasses import replace
 
 import torch
 
+from flashgp.foundations.collectives import CollectiveRate
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
-from flashgp.planner.fit_stages import Search, Usual, fit_stages
-from flashgp.planner.plan import Plan
-from flashgp.planner.prices import VECTORS, Priced, factored_plan, preconditioned, products_of
+from flashgp.planner.fit_stages import FitStage, Search, Usual, fit_stages
+from flashgp.planner.plan import FACTORED, Plan, Shared
+from flashgp.planner.prices import (
+    ROWS_PER_RANK,
+    VECTORS,
+    Priced,
+    conditioning_wire,
+    factored_plan,
+    preconditioned,
+    products_of,
+)
+from flashgp.planner.wire import Wire, rate_of, step_wire, table_wire
 
 __all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "trained_plan", "with_fit_seconds"]
 
@@ -56,7 +66,7 @@ def _estimated(plan: Plan, priced: Priced, device: torch.device, available: int)
     for price in products_of(priced, device, t, TRAINING_PASSES + GRADIENT_PASSES):
         kept = 8 * priced.n * t * (problem.factors - 1)
         rank, peak = preconditioned(priced, price.peak_bytes + kept, t, available)
-        seconds = problem.factors * price.seconds
+        seconds = problem.factors * price.seconds + _wire_of_step(priced, rank).seconds(_rate(priced, device))
         one = replace(plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=seconds)
         if fitting:
             one_pass = price.seconds / (TRAINING_PASSES + GRADIENT_PASSES)
@@ -66,29 +76,65 @@ def _estimated(plan: Plan, priced: Priced, device: torch.device, available: int)
     return plans
 
 
+def _wire_of_step(priced: Priced, rank: int) -> Wire:
+    """What ranks send for one estimated gradient, (M-229)."""
+    problem = priced.problem
+    rank = min(rank, problem.u // ROWS_PER_RANK)
+    one = step_wire(problem, TRAINING_COLUMNS * problem.columns, rank, TRAINING_PASSES + GRADIENT_PASSES)
+    return one.times(problem.factors)
+
+
+def _rate(priced: Priced, device: torch.device) -> CollectiveRate:
+    return rate_of(priced.profile, device, priced.problem.ranks)
+
+
 # -- a whole fit -----------------------------------------------------------------------------------------------------
 def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
-    """The plan with the seconds of a whole fit, eq. (M-146): every stage, what lies between, and the posterior."""
+    """The plan with the seconds of a whole fit, eq. (M-146): every stage, what lies between, and the posterior; of
+    ranks with what they send."""
     problem, device = priced.problem, torch.device(plan.device)
-    if not problem.u or not problem.batch:
+    wire = sent = table_wire(problem) if plan.route in FACTORED else conditioning_wire(problem, plan.rank)
+    total = Usual(plan.seconds, plan.seconds, plan.seconds)
+    if problem.u and problem.batch:
+        settings = problem.stages.for_model(own_modules=problem.own_modules)
+        for stage in _stages(plan, priced):
+            if stage.search is Search.ESTIMATED:
+                steps = stage.evaluations.by(settings.work.solves).plus(settings.work.first_solves)
+                total = total.plus(steps.times(_step_seconds(plan, priced, device, stage.rows)))
+                part = replace(priced, problem=replace(problem, n=stage.rows, distinct=None))
+                wire = wire.plus(_wire_of_step(part, plan.training_rank).times(steps.middle))
+            else:
+                total = total.plus(stage.evaluations.times(exact_seconds(priced, device, stage.rows)))
+        total = total.plus(_information_seconds(plan, priced, device))
+        plan = replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
+    if problem.ranks == 1:
         return plan
+    rate = _rate(priced, device)
+    shared = Shared(
+        problem.ranks, "measured" if rate.measured else "published", round(sent.sent), sent.seconds(rate),
+        round(wire.sent), wire.seconds(rate),
+    )  # fmt: skip
+    return replace(plan, shared=shared)
+
+
+def _stages(plan: Plan, priced: Priced) -> tuple[FitStage, ...]:
+    problem = priced.problem
     estimated, scored = plan.training != "exact", problem.batch == 1 and not problem.own_modules
     settings = problem.stages.for_model(own_modules=problem.own_modules)
-    stages = fit_stages(problem.u, settings, parameters=problem.parameters, scored=scored, estimated=estimated)
-    total = Usual(plan.seconds, plan.seconds, plan.seconds)
-    for stage in stages:
-        if stage.search is Search.ESTIMATED:
-            steps = stage.evaluations.by(settings.work.solves).plus(settings.work.first_solves)
-            total = total.plus(steps.times(_step_seconds(plan, priced, device, stage.rows)))
-        else:
-            total = total.plus(stage.evaluations.times(exact_seconds(priced, device, stage.rows)))
+    return fit_stages(problem.u, settings, parameters=problem.parameters, scored=scored, estimated=estimated)
+
+
+def _information_seconds(plan: Plan, priced: Priced, device: torch.device) -> Usual:
+    """The Fisher information of the first rows, and that of the last ones of exact gradients, where these are drawn."""
+    stages, total = _stages(plan, priced), Usual(0.0, 0.0, 0.0)
     if any(stage.search is Search.SCORING for stage in stages):
-        total = total.plus(settings.work.informations.times(information_seconds(priced, device, stages[0].rows)))
-    if estimated:
-        first = [stage.rows for stage in stages if stage.search is not Search.ESTIMATED][-1]
-        seconds = information_seconds(priced, device, first)
+        informations = priced.problem.stages.work.informations
+        total = informations.times(information_seconds(priced, device, stages[0].rows))
+    if plan.training != "exact":
+        last = [stage.rows for stage in stages if stage.search is not Search.ESTIMATED][-1]
+        seconds = information_seconds(priced, device, last)
         total = total.plus(Usual(seconds, seconds, seconds))
-    return replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
+    return total
 
 
 def exact_seconds(priced: Priced, device: torch.device, rows: int) -> float:
@@ -114,4 +160,6 @@ def _step_seconds(plan: Plan, priced: Priced, device: torch.device, rows: int) -
     problem = replace(priced.problem, n=rows, distinct=None)
     passes = TRAINING_PASSES + GRADIENT_PASSES
     prices = products_of(replace(priced, problem=problem), device, TRAINING_COLUMNS * problem.columns, passes)
-    return problem.factors * min(price.seconds for price in prices if price.route == plan.training)
+    arithmetic = problem.factors * min(price.seconds for price in prices if price.route == plan.training)
+    wire = _wire_of_step(replace(priced, problem=problem), plan.training_rank)
+    return arithmetic + wire.seconds(_rate(priced, device))

@@ -1,25 +1,19 @@
-"""How quick a group's collectives are, measured: what `flashgp doctor` and `flashgp tune` say of it."""
+"""How quick a group's collectives are, measured: what `flashgp doctor` and `flashgp tune` say of it, and plans use."""
 
+import socket
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 
+from flashgp.foundations.collectives import CollectiveRate
 from flashgp.processes.group import Group
 
-__all__ = ["CollectiveRate", "measured_rate"]
+__all__ = ["measured_rate"]
 
 LARGE_NUMBERS = 2**21  # float32: 8 MiB
 REPEATS, LARGE_REPEATS = 20, 4
-
-
-@dataclass(frozen=True)
-class CollectiveRate:
-    """Fields: seconds of an all-reduce of one number; bytes_per_second that a rank sends in one of many."""
-
-    seconds: float
-    bytes_per_second: float
+NOISE = 0.1  # of the seconds of many numbers, which take no less than so much longer than one
 
 
 def measured_rate(group: Group, device: torch.device | None = None) -> CollectiveRate:
@@ -32,7 +26,9 @@ def measured_rate(group: Group, device: torch.device | None = None) -> Collectiv
     seconds = _median(group, large, LARGE_REPEATS)
     sent = (group.bytes_sent - before) / LARGE_REPEATS
     slowest = group.max(torch.tensor([latency, seconds], dtype=torch.float64, device=device)).tolist()
-    return CollectiveRate(slowest[0], sent / max(slowest[1] - slowest[0], 1e-9))
+    machines = len(set(group.gather_bytes(socket.gethostname().encode())))
+    backend, (seconds, many) = group.backends[device.type], slowest
+    return CollectiveRate(backend, group.size, seconds, sent / max(many - seconds, NOISE * many), machines)
 
 
 def _median(group: Group, tensor: torch.Tensor, repeats: int) -> float:

@@ -145,7 +145,9 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
     distinct = rows if group is None else int(group.max()) + 1
     if plan is not None:
         device = planned_device(plan, options.device, x)
-        beside = ConditionSettings(memory=options.memory, dtype=options.dtype, jitter=options.jitter)
+        beside = ConditionSettings(
+            SolveSettings(group=options.group), memory=options.memory, dtype=options.dtype, jitter=options.jitter
+        )
         check_plan(plan, prior, x, device, distinct, beside)
     if rows == 0:
         raise ShapeError(

@@ -1,0 +1,116 @@
+"""What ranks send: bytes and seconds of plans, by formulas written out, and the rates that they use."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+import flashgp as fgp
+from flashgp.foundations.collectives import CollectiveRate, collective_rate
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.planner.plan import Plan
+
+MEASURED = CollectiveRate("gloo", 2, 1e-4, 1e9, machines=1)
+KNOWN = dataclasses.replace(BUILT_IN, collectives=(MEASURED,))
+
+
+def plan(n: int = 60_000, d: int = 3, **options: Any) -> Plan:
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+    return fgp.plan(gp, n=n, d=d, **{"memory": "4GiB", "profile": KNOWN, **options})
+
+
+def test_rates_of_other_numbers_of_ranks_and_of_none() -> None:
+    """Eq. (M-225)."""
+    assert collective_rate([MEASURED], "gloo", 2) == MEASURED
+    four = collective_rate([MEASURED], "gloo", 4)
+    assert (four.ranks, four.measured, four.bytes_per_second) == (4, True, 1e9)
+    assert four.seconds == pytest.approx(3e-4)  # six messages round the ring in place of two
+    tree = collective_rate([dataclasses.replace(MEASURED, backend="nccl")], "nccl", 16)
+    assert tree.seconds == pytest.approx(4e-4)
+    near = collective_rate([MEASURED, dataclasses.replace(four, seconds=2e-4)], "gloo", 5)
+    assert near.seconds == pytest.approx(2e-4 * 4 / 3)  # of four, not of two
+    published = collective_rate([MEASURED], "nccl", 4)
+    assert not published.measured
+    assert published.seconds > 0.0
+    assert MEASURED.wire_seconds(100, 5e8) == pytest.approx(0.51)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_bytes_and_seconds_of_a_solve_over_ranks(ranks: int) -> None:
+    """Eqs. (M-226), (M-227) and (M-228), written out."""
+    n, d = 60_000, 3
+    found, k = plan(n, d, solver="cg", ranks=ranks), 512
+    assert (found.rank, found.shared is not None) == (k, True)
+    share, reduced = -(-n // ranks), 2.0 * (ranks - 1) / ranks
+    table = (ranks - 1) * share * 8 * (d + 1)
+    one_pass = 2 * (ranks - 1) * share * 4 + reduced * 8 * (2 * k + 5) + (ranks - 1) * (ranks + 2) * 8
+    sent = table + reduced * 8 * k * (2 * k + 128) + 100 * one_pass + (ranks - 1) * share * 8
+    assert found.shared.sent_bytes == pytest.approx(sent, rel=1e-6)
+    collectives = 12 + 12 * 4 + 100 * 15 + 1
+    rate = collective_rate(KNOWN.collectives, "gloo", ranks)
+    assert found.shared.wire_seconds == pytest.approx(collectives * rate.seconds + sent / 1e9)
+    assert found.shared.wire_seconds < found.seconds
+    assert found.shared.collectives == "measured"
+    assert not any("network" in note for note in found.notes)
+
+
+def test_a_step_of_a_fit_over_ranks() -> None:
+    """Eq. (M-229): its difference to a step on a network that takes no time."""
+    n, d, ranks, k, t = 60_000, 3, 4, 512, 9
+    rate = CollectiveRate("gloo", ranks, 1e-4, 1e9, machines=1)
+    instant = dataclasses.replace(rate, seconds=1e-12, bytes_per_second=1e18)
+    one, other = (
+        plan(n, d, solver="cg", ranks=ranks, profile=dataclasses.replace(BUILT_IN, collectives=(r,)))
+        for r in (rate, instant)
+    )
+    assert (one.training, one.training_rank) == (other.training, k)
+    share, reduced = n // ranks, 2.0 * (ranks - 1) / ranks
+    one_pass = 2 * (ranks - 1) * share * 4 * t + reduced * 8 * t * (2 * k + 5 * t)
+    one_pass += (ranks - 1) * (ranks + 2) * 8 * t**2
+    sent = reduced * 8 * k * (2 * k + 128) + 33 * one_pass + 2 * (ranks - 1) * share * 8 * t + reduced * 4 * n * 3
+    collectives = 12 * 4 + 33 * 15 + 1 + 20
+    wire = collectives * 1e-4 + sent / 1e9
+    assert one.fit_step_seconds - other.fit_step_seconds == pytest.approx(wire, rel=1e-6)
+    assert one.shared.fit_sent_bytes > 10 * sent
+    assert one.shared.fit_wire_seconds < one.fit_seconds
+
+
+def test_more_ranks_take_less_memory_and_send_more() -> None:
+    plans = [plan(solver="cg", ranks=ranks) for ranks in (1, 2, 4, 8)]
+    assert plans[0].shared is None
+    assert all(a.peak_bytes > b.peak_bytes for a, b in itertools.pairwise(plans))
+    assert all(a.shared.sent_bytes < b.shared.sent_bytes for a, b in itertools.pairwise(plans[1:]))
+    for one in plans[1:]:
+        assert Plan.from_json(one.to_json()) == one
+        assert "% of the time" in dict(one.lines())["sent"]
+        assert one.peak_bytes < plans[0].peak_bytes
+
+
+def test_a_factor_sends_the_table_alone() -> None:
+    """(M-228): every rank makes the factor."""
+    found = plan(1000, 3, ranks=4)
+    assert found.route == "direct"
+    assert found.shared.sent_bytes == 3 * 250 * 8 * 4
+    assert found.seconds == pytest.approx(plan(1000, 3).seconds + found.shared.wire_seconds)
+
+
+def test_a_plan_says_that_its_network_was_not_measured() -> None:
+    found = plan(solver="cg", ranks=4, profile=BUILT_IN)
+    assert found.shared.collectives == "published"
+    assert any("torchrun --nproc-per-node 4 -m flashgp tune" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("beside", [{"n_test": 5}, {"approximation": "sparse"}, {"batch": 3}, {"ranks": 0}])
+def test_ranks_are_of_exact_fits_of_one_model(beside: dict[str, Any]) -> None:
+    with pytest.raises(DomainError, match="`ranks`"):
+        plan(1000, **{"ranks": 2, **beside})
+
+
+def test_a_plan_of_ranks_is_not_run_by_one_process() -> None:
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+    found = fgp.plan(gp, n=5, d=1, ranks=2)
+    x = [[0.0], [1.0], [2.0], [3.0], [4.0]]
+    with pytest.raises(DomainError, match="for 2 ranks"):
+        gp.condition(x, [0.0, 1.0, 0.0, 1.0, 0.0], plan=found)

@@ -1,0 +1,90 @@
+"""What ranks do in tests of plans: what they send and hold, and what they refuse."""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.errors import FlashGPError
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.machine import using_root
+from flashgp.processes.group import Group
+from flashgp.processes.rates import measured_rate
+from flashgp.processes.shares import Shares
+from processes.condition_jobs import table
+
+SMALL = 2**20
+
+
+class Counting(Group):
+    """A group that counts its collectives."""
+
+    collectives = 0
+
+    def _flag(self, what: str, *shape: object) -> None:
+        self.collectives += 1
+        super()._flag(what, *shape)
+
+
+def rough() -> fgp.GP:
+    """A model whose low rank takes all the columns that it may."""
+    kernel = fgp.kernels.Matern(nu=0.5, lengthscale=torch.full((3,), 0.5))
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.02))
+
+
+def sent(process_group: Any, n: int, options: dict[str, Any]) -> dict[str, Any]:
+    """A posterior by iterations under a plan of these ranks: what was sent and held, beside what was planned."""
+    group = Counting(process_group)
+    x, y, _, _ = table(n)
+    part = Shares.even(n, group.size).slice(group.rank)
+    gp = rough()
+    plan = fgp.plan(gp, n=n, d=3, memory="8GiB", ranks=group.size, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fgp.FlashGPWarning)
+        post = gp.condition(x[part], y[part], plan=plan, group=group, tolerance=1e-2)
+    shared = of_kind(post.report.events, EventKind.SHARED)[0].fields
+    passes = of_kind(post.report.events, EventKind.SOLVED)[0].fields["passes"] if post.report.iterations else 0
+    return {
+        "sent": shared["sent"], "planned": shared["planned"], "collectives": group.collectives, "passes": passes,
+        "rank": plan.rank, "peak": post.report.peak_bytes, "planned peak": post.report.predicted_bytes,
+        "text": str(of_kind(post.report.events, EventKind.SHARED)[0]),
+    }  # fmt: skip
+
+
+def refused(process_group: Any, short: int) -> list[str]:
+    """Conditioning and a fit of many rows where one rank has a control group of little memory."""
+    group = Group.of(process_group)
+    x, y, _, _ = table(600)
+    part = Shares.even(600, group.size).slice(group.rank)
+    root = Path(tempfile.mkdtemp())
+    if group.rank == short:
+        files = {
+            "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{SMALL}\n",
+            "sys/fs/cgroup/memory.current": "0\n", "sys/fs/cgroup/memory.stat": "inactive_file 0\n",
+        }  # fmt: skip
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    said, seven = [], fgp.plan(rough(), n=600, d=3, ranks=7)
+    for ask in (
+        lambda: rough().condition(x[part], y[part], group=process_group),
+        lambda: fgp.fit(rough(), x[part], y[part], group=process_group, progress=False),
+        lambda: rough().condition(x[part], y[part], group=process_group, plan=seven),
+    ):
+        try:
+            if group.rank == short:
+                with using_root(root):
+                    ask()
+            else:
+                ask()
+        except FlashGPError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    said.append(str(float(group.sum(torch.ones(())))))  # which works afterwards
+    return said
+
+
+def rates(process_group: Any) -> Any:
+    return measured_rate(Group.of(process_group))

@@ -1,0 +1,72 @@
+"""Plans of ranks: what is sent and held beside what was planned, refusals on every rank, rates that are kept."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
+from flashgp.planner.fit_stages import StageSettings
+from flashgp.planner.wire import solve_wire, table_wire
+from processes import plan_jobs
+from processes.launch import Ranks
+
+WITHIN = 1.25  # planned over sent, at the passes that were made
+
+
+@pytest.mark.parametrize("ranks_count", [2, 4])
+def test_as_much_is_sent_as_planned(ranks: Ranks, ranks_count: int) -> None:
+    """Eqs. (M-226) to (M-228), at the passes that the solve took; a plan assumes 100."""
+    n = 3000
+    found = ranks.run(plan_jobs.sent, ranks_count, n, {"route": "recomputed"})
+    problem = conditioning_problem(plan_jobs.rough(), RowCounts(n, 3), StageSettings())
+    problem = dataclasses.replace(problem, ranks=ranks_count)
+    wire = table_wire(problem).plus(solve_wire(problem, 1, found[0]["rank"], found[0]["passes"]))
+    for one in found:
+        assert wire.sent / WITHIN < one["sent"] < WITHIN * wire.sent
+        assert wire.collectives / WITHIN < one["collectives"] < WITHIN * wire.collectives
+        assert one["planned"] == found[0]["planned"] > one["sent"]
+        assert "planned" in one["text"]
+
+
+def test_a_factor_sends_the_table(ranks: Ranks) -> None:
+    for one in ranks.run(plan_jobs.sent, 2, 2000, {"route": "direct"}):
+        assert one["planned"] / WITHIN < one["sent"] < WITHIN * one["planned"]
+
+
+def test_a_rank_holds_what_was_planned(ranks: Ranks) -> None:
+    """Stored tiles of 8,000 rows are 64 MB of each of two ranks, of four 32 MB."""
+    for count in (2, 4):
+        for one in ranks.run(plan_jobs.sent, count, 8000, {"route": "stored"}):
+            assert 0.5 * one["planned peak"] < one["peak"] < 1.1 * one["planned peak"]
+
+
+def test_the_measured_peak_of_a_rank_was_planned(root: Path) -> None:
+    """That of the record, of a process's memory as the system counts it."""
+    cell = json.loads((root / "benchmark/records/ranks.json").read_text())["cells"]["memory/2"]
+    kernel = 1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((8,), 2.0))
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.05))
+    plan = fgp.plan(gp, n=cell["n"], d=8, route="stored", memory="64GiB", ranks=2, profile=BUILT_IN)
+    assert plan.peak_bytes / 1.1 < cell["bytes"] < 1.1 * plan.peak_bytes
+
+
+def test_what_does_not_fit_one_rank_is_refused_by_all(ranks: Ranks) -> None:
+    for short in (0, 2):
+        told = ranks.run(plan_jobs.refused, 3, short)
+        assert told[0] == told[1] == told[2]
+        conditioned, fitted, planned, afterwards = told[0]
+        assert conditioned.startswith("MemoryBudgetError")
+        assert fitted.startswith("MemoryBudgetError")
+        assert "for 7 ranks" in planned
+        assert afterwards == "3.0"
+
+
+def test_rates_are_measured_alike_on_every_rank(ranks: Ranks) -> None:
+    found = ranks.run(plan_jobs.rates, 2)
+    assert found[0] == found[1]
+    assert (found[0].backend, found[0].ranks, found[0].machines) == ("gloo", 2, 1)
+    assert 0.0 < found[0].bytes_per_second < 1e12
