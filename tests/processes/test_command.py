@@ -19,14 +19,17 @@ TIMEOUT = 600.0  # measurements may stop all processes meanwhile
 SRC = Path(fgp.__file__).parents[1]
 
 
-def started(ranks: int, *words: object) -> list["subprocess.Popen[str]"]:
-    """`flashgp` on every rank, started as torchrun starts them."""
+def started(ranks: int, *words: object, profiles: str = "built-in") -> list["subprocess.Popen[str]"]:
+    """`flashgp` on every rank, started as torchrun starts them.
+
+    Args: profiles: the folder of machine profiles, or "built-in".
+    """
     port = 29500 + os.getpid() % 2000
     processes = []
     for rank in range(ranks):
         own = {
             "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "FLASHGP_PROFILE": "built-in",
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "FLASHGP_PROFILE": profiles,
         }  # fmt: skip
         processes.append(
             subprocess.Popen(
@@ -173,9 +176,14 @@ def test_doctor_knows_the_ranks() -> None:
     assert rates["seconds"] > 0
 
 
-def test_tune_measures_what_is_between_ranks() -> None:
-    codes, outs, _ = command(2, "tune", "--json")
+def test_tune_measures_what_is_between_ranks_for_plans(profiles: Path) -> None:
+    """Of any process of this machine, whatever its threads."""
+    codes, outs, errors = ended(started(2, "tune", "--json", profiles=str(profiles)))
     assert codes == [0, 0]
     found = json.loads(outs[0])
     assert found["ranks"] == 2
     assert found["collectives"]["cpu"]["bytes_per_second"] > 0
+    (path,) = profiles.glob("collectives-*.json")
+    assert str(path) in "".join(errors[0].split())
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+    assert fgp.plan(gp, n=1000, d=2, ranks=2).shared.collectives == "measured"
