@@ -164,6 +164,31 @@ def test_ctrl_c_is_one_message_and_a_checkpoint_to_go_on_from(tmp_path: Path, ti
     assert not model.exists()
 
 
+STUCK = """
+import ctypes, signal, threading
+from flashgp.cli.ranks import OneInterrupt
+OneInterrupt(together_seconds=0.2).install()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as a thread that does not come back to Python
+threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
+ctypes.CDLL(None).sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_waits_for_others_ends_with_ctrl_c(rank: str) -> None:
+    own = os.environ | {"RANK": rank, "WORLD_SIZE": "2", "PYTHONPATH": str(SRC)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    (codes, _, errors) = ended([process])
+    assert codes == [130]
+    assert ("did not end together within 0.2 s" in errors[0]) == (rank == "0")
+
+
 def test_doctor_knows_the_ranks() -> None:
     codes, outs, _ = command(2, "doctor", "--json")
     assert codes == [0, 0]

@@ -5,7 +5,6 @@ The only place that imports typer.
 
 import gc
 import os
-import signal
 import sys
 import time
 
@@ -24,7 +23,7 @@ def process() -> None:
         main(began)
         return
     code: object = 1
-    signal.signal(signal.SIGINT, OneInterrupt())
+    OneInterrupt().install()
     try:
         main(began)
     except SystemExit as stop:

@@ -39,6 +39,7 @@ from .options import (
 )
 from .paths import require_writable
 from .ranks import (
+    INTERRUPTED,
     SilentConsole,
     interrupted,
     launched,
@@ -56,7 +57,6 @@ Work = Callable[[Console], dict[str, Any]]
 _BAD_INPUT = 2
 _OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor", "tuning:run_tune")  # which several ranks can do together
 NOTHING_WRITTEN = "interrupted; nothing was written"
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 application = typer.Typer(
@@ -101,10 +101,14 @@ def _command(options: type, work: str) -> Callable[..., None]:
                 "all cores; run it without torchrun"
             )
         place = placed(common.threads, common.cores, common.numa)
-        module, _, function = work.partition(":")
-        does = getattr(importlib.import_module(f".{module}", __package__), function)
         profiling = context.obj if isinstance(context.obj, _Profiling) else None
-        _run(lambda console: does(asked, console), place, common, profiling, began)
+
+        def load() -> Work:
+            module, _, function = work.partition(":")
+            does = getattr(importlib.import_module(f".{module}", __package__), function)
+            return lambda console: does(asked, console)
+
+        _run(load, place, common, profiling, began)
 
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [
@@ -224,7 +228,7 @@ def placed(threads: int | None, cores: str | None, numa: int | None) -> Abstract
 
 
 def _run(
-    work: Work,
+    load: Callable[[], Work],
     place: AbstractContextManager[Any],
     common: CommonOptions,
     profiling: _Profiling | None,
@@ -232,18 +236,19 @@ def _run(
 ) -> None:
     """Do the work where it was placed; a failure that was foreseen is one clear message and exit code 1, or 2 where
     what was given is to blame."""
-    as_json = common.as_json
-    if profiling is not None:
-        as_json, work = as_json or profiling.json, profiling.around(work)
+    as_json = common.as_json or (profiling is not None and profiling.json)
     console = SilentConsole(began) if silent() else Console(json=as_json, quiet=common.quiet, began=began)
     try:
-        with own_stderr(), console.listening(), place, process_group() as console.group, console.group.together():
-            result = work(console)
-            warn_of_others(console)
+        with own_stderr(), console.listening(), place:
+            work = load()  # what it imports may take as long as what it does
+            work = work if profiling is None else profiling.around(work)
+            with process_group() as console.group, console.group.together():
+                result = work(console)
+                warn_of_others(console)
         console.finish(result)
     except KeyboardInterrupt as stop:
         console.error(KeyboardInterrupt(str(stop) or NOTHING_WRITTEN))
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read our output has gone: no more of it, and no complaint when Python closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -253,6 +258,6 @@ def _run(
             raise
         if isinstance(error, ProcessGroupError) and interrupted():
             console.error(KeyboardInterrupt(NOTHING_WRITTEN))
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
         console.error(error)
         raise typer.Exit(_BAD_INPUT if isinstance(error, ValueError) else 1) from None

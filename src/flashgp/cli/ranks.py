@@ -8,7 +8,9 @@ import json
 import math
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -20,6 +22,7 @@ from flashgp.processes.group import ALONE, Group, GroupSettings
 from .console import Console
 
 __all__ = [
+    "INTERRUPTED",
     "OneInterrupt",
     "SilentConsole",
     "interrupted",
@@ -33,6 +36,7 @@ __all__ = [
 
 # Seconds that ranks wait while rank 0 scores and writes: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
+INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
 AGAIN_SECONDS = 2.0  # within which a second Ctrl-C is the first one, which torchrun hands on to its processes
 
 
@@ -67,15 +71,38 @@ def silent() -> bool:
 
 class OneInterrupt:
     """What a rank does with Ctrl-C. The terminal sends it to every process, and torchrun once more to those that it
-    has started: the second one must not end what the first has begun, telling the others and saying one message."""
+    has started: the second one must not end what the first has begun, telling the others and saying one message.
 
-    def __init__(self) -> None:
-        self.last = -math.inf
+    A rank that waits for another, inside torch, does not see it: a thread ends the process where the ranks have not
+    ended together in time.
+
+    Args: together_seconds, that they have from Ctrl-C on; torchrun kills its processes after 30.
+    """
+
+    def __init__(self, together_seconds: float = 10.0) -> None:
+        self.last, self._together_seconds = -math.inf, together_seconds
 
     def __call__(self, *_: object) -> None:
         before, self.last = self.last, time.monotonic()
         if self.last - before > AGAIN_SECONDS:
             raise KeyboardInterrupt
+
+    def install(self) -> None:
+        """From now on, in this process, which ends with its command."""
+        heard, told = socket.socketpair()
+        told.setblocking(False)
+        signal.signal(signal.SIGINT, self)
+        signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
+        threading.Thread(target=self._end, args=(heard,), daemon=True).start()
+
+    def _end(self, heard: socket.socket) -> None:
+        while heard.recv(1) != bytes([signal.SIGINT]):
+            pass
+        time.sleep(self._together_seconds)
+        if not silent():
+            text = f"error: interrupted; the processes did not end together within {self._together_seconds:g} s\n"
+            os.write(2, text.encode())
+        os._exit(INTERRUPTED)
 
 
 def interrupted() -> bool:
