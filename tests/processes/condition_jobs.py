@@ -126,3 +126,22 @@ def refusals(process_group: Any) -> dict[str, str]:
     out["afterwards"] = repr(post.predict(z).mean[:2].tolist())
     assert isinstance(RankMismatchError("", names=(), ranks=()), ValueError)
     return out
+
+
+def means(process_group: Any, counts: tuple[int, ...], kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Means at many points, with what a rank has sent for them, and their gradient by the points."""
+    x, y, _, _ = case(kind, sum(counts))
+    group = Group.of(process_group)
+    part = slice(None) if process_group is None else Shares(counts).slice(group.rank)
+    points = torch.rand(701, 3, generator=torch.Generator().manual_seed(9), dtype=F64)
+    post = model(kind).condition(x[part], y[part], group=None if process_group is None else group, **options)
+    before = group.bytes_sent
+    prediction = post.predict(points)
+    mean = prediction.mean
+    sent = group.bytes_sent - before
+    moved = points.clone().requires_grad_()
+    post.predict(moved).mean.square().sum().backward()
+    out = {"mean": mean, "moved": moved.grad}
+    if options["solver"] == "cholesky":  # else a solve for each point
+        out["variance"] = prediction.variance
+    return {name: value.numpy() for name, value in out.items()} | {"sent": sent, "route": post.report.route}

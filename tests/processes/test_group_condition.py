@@ -73,3 +73,19 @@ def test_what_a_group_refuses(ranks: Ranks) -> None:
     assert said["memory"].startswith("MemoryBudgetError")
     for name in ("differentiable", "approximation", "append", "stream", "drop"):
         assert said[name].startswith("DomainError"), said[name]
+
+
+@pytest.mark.parametrize("kind", ["plain", "outputs"])
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_the_means_of_many_points_are_shared(ranks: Ranks, kind: str, solver: str) -> None:
+    """Each rank evaluates its part of the points; with a gradient by them every rank all of them."""
+    options = {"solver": solver, "tolerance": 1e-9}
+    one = condition_jobs.means(None, (301,), kind, options)
+    for counts in ((150, 151), (200, 97, 4, 0)):
+        found = ranks.run(condition_jobs.means, len(counts), counts, kind, options)
+        share = -(-701 // len(counts)) * 8 * (2 if kind == "outputs" else 1)
+        for part in found:
+            names = ("mean", "moved", *(["variance"] if "variance" in one else []))
+            check([part], one, 1e-12 if solver == "cholesky" else 1e-6, names)
+            assert part["sent"] >= (len(counts) - 1) * share
+            check([part], found[0], 0.0, ("mean",))

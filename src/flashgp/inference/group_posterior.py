@@ -24,6 +24,7 @@ from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, sha
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.exact_predictor import predict
 from flashgp.inference.predict.importance import Importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.paths import Paths
@@ -74,9 +75,10 @@ class GroupPosterior(Posterior):
             points = check_points(x_test, "x_test", like=self.state.x)
             options = f"variance={variance!r} deterministic={deterministic!r} gradients={torch.is_grad_enabled()}"
             group.compare(x_test=tensor_mark(points), options=options)
-            prediction = super().predict(
-                x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic
-            )
+            prediction = predict(
+                self.state, x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic,
+                group=group,
+            )  # fmt: skip
             return prediction.asking(lambda predictor: _Together(predictor, group))
 
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> Paths:

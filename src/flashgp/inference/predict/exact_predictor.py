@@ -9,6 +9,7 @@ covariance is asked for.
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,9 +38,12 @@ from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
 from flashgp.inference.state import State
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.kernels.warped import autocast_events
+from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import check_variance
+from flashgp.processes.group import ALONE, Group
+from flashgp.processes.shares import Shares
 
 __all__ = ["ExactPredictor", "predict"]
 
@@ -202,7 +206,7 @@ class ExactPredictor(Predictor):
             return prior.expand(*batch, self._x.shape[-2], state.residual.shape[-1])
         cross = state.covariance_to(rows, torch.float64, self._workspace, plan)
         if cross.shape.numel() > KEPT_NUMBERS or self.wants_graph(self._x):
-            return prior + cross @ state.representer_weights
+            return prior + self._times_weights(cross, rows, plan)
         self._cross = cross.to_dense()  # a few points: the variance will want the same numbers
         few = self._x.shape[:-1].numel() <= FEW_POINTS and not self.wants_graph(self._x)
         z = state.whitened_for_mean if few else None
@@ -211,6 +215,18 @@ class ExactPredictor(Predictor):
         assert state.factor is not None
         self._solved_cross = state.factor.half_solve(self._cross.mT)  # as quick as the weights, and the variance's too
         return prior + self._solved_cross.mT @ z
+
+    def _times_weights(self, cross: CovarianceOperator, rows: Rows, plan: ProductPlan | None) -> Tensor:
+        """K_sx K^-1 (y - m(x)); each rank of a group evaluates its part of the points, and these are gathered."""
+        state, group = self._state, self._options.group
+        if group.size == 1 or rows.count < group.size or self.wants_graph(self._x):
+            return cross @ state.representer_weights
+        shares = Shares.even(rows.count, group.size)
+        here = shares.slice(group.rank)
+        if plan is not None:
+            plan = replace(plan, n=here.stop - here.start, seconds=plan.seconds / group.size)
+        own = state.covariance_to(rows.part(here.start, here.stop), torch.float64, self._workspace, plan)
+        return group.gather_rows(own @ state.representer_weights, shares)
 
     @property
     def _bound_moves(self) -> bool:
@@ -244,8 +260,9 @@ def predict(
     plan: ProductPlan | None,
     memory: str | int | None,
     deterministic: bool,
+    group: Group = ALONE,
 ) -> Prediction:
-    """See `Posterior.predict`."""
+    """See `Posterior.predict`. Args: group, whose ranks all ask for what they want of the prediction."""
     deterministic = deterministic or state.settings.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
     x_test = state.checked_points(x_test, "x_test")
@@ -255,7 +272,7 @@ def predict(
     variance = check_variance(variance)
     parts = state.parts if isinstance(state, OutputStates) else (state,)
     planners = planners_of(state, x_test, plan, memory, deterministic)
-    options = (PredictOptions(variance, planner, deterministic) for planner in planners)
+    options = (PredictOptions(variance, planner, deterministic, group=group) for planner in planners)
     each = [ExactPredictor(part, one) for part, one in zip(parts, options, strict=True)]
     predictor = OutputPredictor(state, each) if isinstance(state, OutputStates) else each[0]
     prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)

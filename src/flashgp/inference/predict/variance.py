@@ -34,6 +34,7 @@ from flashgp.planner.variances import (
     VarianceSettings,
     strip_points,
 )
+from flashgp.processes.group import ALONE, Group
 
 __all__ = ["PosteriorVariance", "PredictOptions"]
 
@@ -59,6 +60,7 @@ class PredictOptions:
         variances: when samples take the place of exact solves, and the strips.
         unchecked_bytes: of a joint covariance, below which the free memory is not asked for.
         far_below_zero: times n eps k(x, x); a computed variance below minus this is not rounding.
+        group: of ranks that ask together, and share the pairs of the mean.
     """
 
     variance: str = "auto"
@@ -70,6 +72,7 @@ class PredictOptions:
     variances: VarianceSettings = DEFAULT_VARIANCES
     unchecked_bytes: int = 2**28
     far_below_zero: float = 100.0
+    group: Group = ALONE
 
 
 @dataclass(frozen=True, eq=False)
