@@ -1,5 +1,6 @@
 """`flashgp fit`: from a table to a model, its figures, a file and a report."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare_table
+from .ranks import explained
 
 __all__ = ["run_fit"]
 
@@ -39,20 +41,17 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )
+    # Several processes have no best so far in common.
+    together = nullcontext() if group.size == 1 else explained(lambda: _without_model(options.checkpoint))
     try:
-        with console.progress() as progress:
+        with console.progress() as progress, together:
             until = deadline.before(AFTER_FIT.reserved(options, prepared, deadline))
             fit = fit_rows if isinstance(prepared, PreparedRows) else fit_prepared
             model = fit(prepared, until, options.checkpoint, progress)  # type: ignore[arg-type]
     except FitInterrupted as stop:
-        if group.size == 1:
-            raise _interrupted(stop, prepared, options.checkpoint, console) from stop
-        _say_again(stop, options.checkpoint)
-        raise
-    except KeyboardInterrupt as stop:
         if group.size > 1:
-            _say_again(stop, options.checkpoint)
-        raise
+            raise
+        raise _interrupted(stop, prepared, options.checkpoint, console) from stop
     result = model.training
     assert result is not None
     if result.interrupted:
@@ -67,8 +66,10 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         return {}  # rank 0 has all that it takes to score, write and say what all have found
     if options.out is not None and not group.rank:
         model.save(options.out)  # before anything else can fail
-    outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)
-    page = None if options.report is None else fit_page(outcome)  # which predicts, on every rank
+    kept = "nothing was written" if options.out is None else f"the model is in {options.out}, without its scores"
+    with explained(lambda: f"interrupted; {kept}"):
+        outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)
+        page = None if options.report is None else fit_page(outcome)  # which predicts, on every rank
     if group.rank:
         return {}
     say_outcome(outcome, console)
@@ -80,13 +81,13 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     return outcome_json(outcome)
 
 
-def _say_again(stop: KeyboardInterrupt, checkpoint: str | None) -> None:
-    """How several processes go on, in the error itself, which all of them share: they have no best so far in common."""
+def _without_model(checkpoint: str | None) -> str:
+    """Why there is no model, and how the fit goes on."""
     again = "with --checkpoint the same command would go on from there"
     if checkpoint is not None:
         there = Path(checkpoint).is_file()
         again = f"the same command goes on from {checkpoint}" if there else "the fit had not begun"
-    stop.args = (f"interrupted, no model was written; {again}",)
+    return f"interrupted, no model was written; {again}"
 
 
 def _interrupted(

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "INTERRUPTED",
     "OneInterrupt",
     "SilentConsole",
+    "explained",
     "interrupted",
     "launched",
     "own_stderr",
@@ -109,6 +110,20 @@ def interrupted() -> bool:
     """Whether Ctrl-C has come to this rank: what then goes wrong between ranks is how the others ended."""
     handler = signal.getsignal(signal.SIGINT)
     return isinstance(handler, OneInterrupt) and handler.last > -math.inf
+
+
+@contextmanager
+def explained(text: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C within says this, in the error itself: all ranks share it, and another one would count as one more."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.args = (text(),)
+        raise
+    except ProcessGroupError as error:
+        if not interrupted():
+            raise
+        raise KeyboardInterrupt(text()) from error
 
 
 @contextmanager
