@@ -310,15 +310,10 @@ def test_ctrl_c_in_the_last_solve_says_what_was_found(folder: Path, tmp_path: Pa
     assert TableModel.load(model).posterior.count == 60
 
 
-def test_ctrl_c_while_scoring_says_that_the_model_is_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+def test_ctrl_c_while_scoring_says_that_the_model_is_there(folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "m.safetensors"
-    monkeypatch.setattr("flashgp.cli.outcome.Scores.of", interrupted)
-    said = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, code=130)
+    with InsideTorch(lambda _: model.exists(), raising(KeyboardInterrupt, 1)):
+        said = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, code=130)
     assert f"the model is in {model}" in said.stderr
     assert TableModel.load(model).posterior.count == 60
 
