@@ -101,7 +101,7 @@ def resumed(group: Any, path: str) -> tuple[int, bool, bool]:
 
 
 def refused(group: Any) -> list[str]:
-    """What is said on every rank: bad rows on one, other models, other points, full scale, appending."""
+    """What is said on every rank: bad rows on one, other models, other points, "auto", appending."""
     rank = dist.get_rank(group)
     x, y = table(40)
     bad = y.clone()
@@ -113,7 +113,7 @@ def refused(group: Any) -> list[str]:
         lambda: (model() if rank else fgp.GP(fgp.kernels.RBF())).condition(x, y, **short),
         lambda: model().condition(x, y, **short | {"inducing": 5 + rank}),
         lambda: model().condition(x, y, **short | {"inducing": 500}),
-        lambda: fgp.fit(model(), x, y, approximation="full_scale", group=group, progress=False),
+        lambda: fgp.fit(model(), x, y, approximation="auto", group=group, progress=False),
         lambda: fgp.fit(model(), x, bad, approximation="sparse", group=group, progress=False),
         lambda: fgp.fit(model(), x, y, seed=rank, **short, progress=False),
         lambda: model().condition([], inducing=5, group=group),

@@ -58,13 +58,12 @@ def decided(group: Any, time_limits: tuple[float | None, float | None]) -> list[
     return [kind, sizes, found.plan.to_json(), [event.to_json() for event in found.events]]
 
 
-def refused(group: Any, path: str, folder: str) -> list[str]:
-    """What every rank is told of other tables, frames and approximations that ranks do not share."""
+def refused(group: Any, folder: str) -> list[str]:
+    """What every rank is told of other tables and frames."""
     rank, out = dist.get_rank(group), []
     for table, settings in (
         (f"{folder}/table-{rank}.csv", {}),
         ({"a": [0.0, 1.0], "y": [0.0, 1.0]}, {}),
-        (path, {"approximation": "full_scale"}),
     ):
         try:
             fgp.TableModel(starts=1, **settings).fit(table, "y", progress=False, group=group)

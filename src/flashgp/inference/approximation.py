@@ -18,8 +18,8 @@ __all__ = [
     "Approximation",
     "approximation_of",
     "approximation_of_read",
+    "refuse_auto_over_ranks",
     "refuse_exact",
-    "refuse_unsharded",
 ]
 
 APPROXIMATIONS = ("full_scale", "sparse", "auto")
@@ -176,12 +176,12 @@ def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation
     return None
 
 
-def refuse_unsharded(group: Group, kind: str | None) -> None:
-    """DomainError for what has no rows over ranks yet. Args: kind, of the approximation, None for exact inference."""
-    if group.size > 1 and kind in ("full_scale", "auto"):
+def refuse_auto_over_ranks(group: Group, kind: str | None) -> None:
+    """DomainError for a choice that is one process's. Args: kind, of the approximation, None for exact inference."""
+    if group.size > 1 and kind == "auto":
         raise DomainError(
-            f"`group` of {group.size} ranks is for exact inference and for inducing points, got "
-            f"approximation={kind!r}; leave it out, or pass approximation='sparse'"
+            f"`approximation` must be named over the {group.size} ranks of a group, got 'auto', which one process "
+            "chooses; leave it out for exact inference, or pass 'full_scale' or 'sparse'"
         )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from flashgp.foundations.checks import check_points
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.approximation import Approximation, refuse_exact, refuse_unsharded
+from flashgp.inference.approximation import Approximation, refuse_auto_over_ranks, refuse_exact
 from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.restore import with_prior as exact_with_prior
@@ -50,7 +50,7 @@ def posterior_given(
 ) -> Posterior:
     """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
     event = None
-    refuse_unsharded(settings.solve.group, None if approximation is None else approximation.kind)
+    refuse_auto_over_ranks(settings.solve.group, None if approximation is None else approximation.kind)
     if approximation is not None and approximation.kind == "auto":
         refuse_exact(
             solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,

@@ -19,8 +19,8 @@ from flashgp.inference.approximation import (
     Approximation,
     approximation_of,
     approximation_of_read,
+    refuse_auto_over_ranks,
     refuse_exact,
-    refuse_unsharded,
 )
 from flashgp.inference.decision import counts_of, decided
 from flashgp.inference.exact.condition import condition
@@ -188,9 +188,9 @@ def fit(
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
-            (`GP.condition`); that of inducing points sums over rows, and its posterior is one of rows that were read.
-            A time_limit is up for all ranks when it is on one. "full_scale", "auto" and exact_posterior are for one
-            process. `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
+            (`GP.condition`), "full_scale" likewise; that of inducing points sums over rows, and its posterior is one of
+            rows that were read. A time_limit is up for all ranks when it is on one. "auto" and exact_posterior are for
+            one process. `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -223,7 +223,7 @@ def fit(
                 )
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
-        refuse_unsharded(ranks, None if asked is None else asked.kind)
+        refuse_auto_over_ranks(ranks, None if asked is None else asked.kind)
         if ranks.size > 1 and exact_posterior:
             raise DomainError(
                 f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "

@@ -24,7 +24,16 @@ from flashgp.processes.gradient_shares import unwrapped
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
-__all__ = ["GatheredTable", "agreed_memory", "agreed_plan", "compare_models", "gathered", "shared_event", "tensor_mark"]
+__all__ = [
+    "GatheredTable",
+    "agreed_memory",
+    "agreed_plan",
+    "compare_models",
+    "gathered",
+    "of_this_rank",
+    "shared_event",
+    "tensor_mark",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +135,12 @@ def agreed_memory(memory: str | int | None, device: torch.device, group: Group) 
 def agreed_plan(plan: Plan, group: Group) -> Plan:
     """Rank 0's plan; each rank has made one, so that what does not fit is an error on all of them."""
     return plan if group.size == 1 else Plan.from_json(group.text_of_first(plan.to_json()))
+
+
+def of_this_rank(prior: Prior, shares: Shares, group: Group) -> Prior:
+    """A fitted prior whose likelihood knows this rank's rows alone, to condition again on the same ones."""
+    here = shares.slice(group.rank)
+    return prior.with_likelihood(prior.likelihood.by_rows(lambda rows: rows[here]))
 
 
 def shared_event(group: Group, shares: Shares, before: int, planned: int | None) -> Event:

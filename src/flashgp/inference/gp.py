@@ -152,7 +152,7 @@ class GP(Prior):
                 solver, plan, jitter, progress and differentiable do not exist.
             group: a ProcessGroup, or a DeviceMesh of one dimension, whose ranks call this together, each with rows of
                 its own, some with none. The posterior is that of all rows on every rank: a factor is made by each of
-                them, conjugate gradients are shared. None for this process alone.
+                them, conjugate gradients and passes over blocks of full scale are shared. None for this process alone.
         Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError; with a group the same error on
             every rank, RankMismatchError where they were given different columns, models or options, and
             ProcessGroupError where one has died or does not answer.

@@ -20,7 +20,7 @@ from flashgp.inference.decision import counts_of
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, shared_event, tensor_mark
+from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, of_this_rank, shared_event, tensor_mark
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
@@ -186,9 +186,7 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         shared = fitted.report.plan.shared
         planned = None if shared is None else shared.fit_sent_bytes
         fitted.report.events.append(shared_event(group, table.shares, before, planned))
-        here = table.shares.slice(group.rank)
-        likelihood = fitted.prior.likelihood.by_rows(lambda rows: rows[here])  # to condition again with the same rows
-        return replace(fitted, prior=fitted.prior.with_likelihood(likelihood))
+        return replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
 
 
 def agreed_state(state: AnyState, group: Group) -> AnyState:

@@ -22,12 +22,12 @@ from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
+from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.online.update import check_updatable, in_dtype_of
 from flashgp.inference.output_states import OutputStates
+from flashgp.inference.over_ranks import refuse_ranks
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.state import State
-from flashgp.inference.streamed.append import refuse_ranks
-from flashgp.inference.streamed.state import StreamedState
 from flashgp.solvers.direct.strided import load_routines
 
 __all__ = ["Stream", "StreamMetrics", "StreamStep"]
@@ -129,8 +129,8 @@ class Stream:
         if exact:
             check_updatable(posterior.state)
         else:
-            if isinstance(posterior.state, StreamedState):
-                refuse_ranks(posterior.state, "posterior")
+            assert isinstance(posterior, ApproximatePosterior)
+            refuse_ranks(posterior.state.ranks, "posterior")
             _check_approximate(window, refine_every)
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window

@@ -15,13 +15,13 @@ import torch
 
 from flashgp.foundations.events import Event
 from flashgp.inference.approximate_plan import approximate_plan
-from flashgp.inference.approximation import Approximation, refuse_unsharded
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.decision import decided
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
+from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
-from flashgp.inference.streamed.over_ranks import planned_over
 from flashgp.inference.training.options import FitOptions
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
@@ -86,8 +86,7 @@ def planned_over_ranks(
 ) -> PlannedFit:
     """What several ranks do: the plan that each of them has room for, and rank 0's decision between approximations.
 
-    Raises: DomainError where rank 0 decides on an approximation that ranks do not share; MemoryBudgetError, on every
-        rank.
+    Raises: MemoryBudgetError, on every rank.
     """
     asked, limit = settings.asked_approximation, settings.time_limit or None
     device: Any = "cpu" if settings.device in (None, "auto") else settings.device
@@ -110,7 +109,6 @@ def _decided(
 
     def decide() -> PlannedFit:
         approximation, plan, event = decided(gp, rows, asked, wanted, limit)
-        refuse_unsharded(group, None if approximation is None else approximation.kind)
         return PlannedFit(approximation, plan, (event,))
 
     def told(found: PlannedFit) -> list[Any]:

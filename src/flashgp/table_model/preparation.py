@@ -13,7 +13,7 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.inference import plan as plans
-from flashgp.inference.approximation import Approximation, refuse_unsharded
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.gp import GP
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
@@ -131,8 +131,6 @@ def prepare(
         have read other tables.
     """
     assert data.y is not None
-    asked = settings.asked_approximation
-    refuse_unsharded(group, None if asked is None or asked.kind == "auto" else asked.kind)
     check_same_rows(group, data.x, data.y, [column.name for column in encoding.inputs])
     train = np.arange(len(data.rows)) if train is None else train
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
@@ -159,7 +157,7 @@ def prepare(
 
 
 def _planned(group: Group, gp: GP, rows: RowCounts, settings: TableSettings, options: FitOptions) -> PlannedFit:
-    """How the fit goes. Raises: MemoryBudgetError; DomainError for an approximation that ranks do not share."""
+    """How the fit goes. Raises: MemoryBudgetError."""
     if group.size > 1:
         return planned_over_ranks(group, gp, rows, settings, options)
     plan = plans.plan(

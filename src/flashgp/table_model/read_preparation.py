@@ -20,8 +20,8 @@ from flashgp.foundations.events import Event
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
 from flashgp.inference.gp import GP
+from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
-from flashgp.inference.streamed.over_ranks import planned_over
 from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
 from flashgp.planner.approximate import ApproximatePlan

@@ -26,6 +26,7 @@ from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.full_scale.left_out import padded
 from flashgp.inference.full_scale.state import FullScaleState, Tables
 from flashgp.inference.online.update import checked_rows
+from flashgp.inference.over_ranks import refuse_ranks
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.state import UPDATE
@@ -58,6 +59,7 @@ class _More:
 def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> FullScaleState:
     """See `ApproximatePosterior.append`."""
     began = time.perf_counter()
+    refuse_ranks(state.ranks, "append")
     x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return state

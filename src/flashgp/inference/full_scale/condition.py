@@ -1,6 +1,7 @@
 """Conditioning by the full-scale approximation: layout at the given parameters, then one pass over the blocks."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,13 +19,17 @@ from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.gathered import agreed_memory, gathered, shared_event
+from flashgp.inference.over_ranks import check_alike, planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings
 from flashgp.planner.approximate import ApproximatePlan
+from flashgp.processes.agreement import deadline_of
+from flashgp.processes.group import ALONE
 
-__all__ = ["ROUTE", "condition", "layout_events"]
+__all__ = ["ROUTE", "condition", "condition_on", "layout_events"]
 
 ROUTE = "full scale"
 
@@ -42,8 +47,33 @@ def layout_events(layout: Layout, sums: Sums) -> list[Event]:
 @deterministic_where(lambda prior, x, y, asked, settings: settings.solve.deterministic)
 @torch.no_grad()
 def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
-    """The state of a prior given data, by an approximation. Raises: as `GP.condition`."""
-    began = time.perf_counter()
+    """The state of a prior given data, by an approximation; with a group given the rows of all ranks.
+
+    Every rank has all rows, and in the end A of all of them where it predicts; A of a pass and the blocks are shared.
+    Raises: as `GP.condition`, the same error on every rank.
+    """
+    group = settings.solve.group
+    if group.size == 1:
+        return condition_on(prior, x, y, asked, settings)
+    with group.together():
+        before = group.bytes_sent
+        check_alike(
+            group, prior, asked, settings.solve.seed, settings.deadline, neighbours=asked.neighbours,
+            memory=settings.memory, deterministic=settings.solve.deterministic,
+        )  # fmt: skip
+        table = gathered(prior, x, y, group)
+        x, y = table.x, table.y
+        memory = agreed_memory(settings.memory, chosen_device(settings.device, x), group)
+        deadline = deadline_of(group, settings.deadline)
+        state = condition_on(table.prior, x, y, asked, replace(settings, memory=memory, deadline=deadline))
+        state.report.events.append(shared_event(group, table.shares, before, None))
+        return state
+
+
+@torch.no_grad()
+def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
+    """The same, given all rows on every rank."""
+    began, ranks = time.perf_counter(), settings.solve.group
     refuse_exact(
         solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
         progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
@@ -65,15 +95,16 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
         if replicates.x.shape[0] < x.shape[0]:
             events.append(joined_event(group))
         rows_prior, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
-    plan = _plan(prior, x, len(points), asked, settings)
+    plan = planned_over(ranks, lambda one: _plan(prior, x, len(points), one, settings), asked)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
     check_extent(prior.kernel.form, rows, "x")
     theta = tuple(t.detach() for t in values)
-    layout = layout_of(prior, points, noise, sizes, settings.solve.seed, asked.points_like(x))
+    seed = settings.solve.seed
+    layout = layout_of(prior, points, noise, sizes, seed, asked.points_like(x), ranks)
     workspace = Workspace()
     function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(layout.inducing), workspace)
-    factor = FullScaleFactor.of(function, rows, layout.near, residual, noise)
+    factor = FullScaleFactor.of(function, rows, layout.near, residual, noise, ranks, seed)
     sums = factor.sums()
     events += [EVENT] if settings.solve.deterministic else []
     events += layout_events(layout, sums)
@@ -85,9 +116,11 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
         events=events, plan=plan,
     )  # fmt: skip
     state = FullScaleState(
-        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings.solve
-    )
-    state.__dict__["basis"] = factor.basis  # which predictions ask for
+        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates,
+        replace(settings.solve, group=ALONE), ranks=ranks.size,
+    )  # fmt: skip
+    if ranks.size == 1:
+        state.__dict__["basis"] = factor.basis  # which predictions ask for
     return state
 
 

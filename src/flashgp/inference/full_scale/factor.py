@@ -25,12 +25,16 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.full_scale.share import Share
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.group import ALONE, Group
+from flashgp.processes.shares import Shares
 from flashgp.solvers.direct.strided import update_triangle
-from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
+from flashgp.solvers.group_space import GroupSpace
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, dealt_blocks
 from flashgp.solvers.preconditioners.whitening import Whitening, whitening
 
 __all__ = ["Basis", "FullScaleFactor", "Gradients", "Sums", "gradients", "noise_floor", "rounding_of"]
@@ -193,6 +197,8 @@ class FullScaleFactor:
         function: A as a function of rows.
         basis: A of the training rows, (n, m).
         floor: what noise counts as at least; that of these rows by default.
+        share: of a rank whose group shares the blocks, eq. (M-204): rows, residual, noise and A are of the rows that
+            its blocks need, and `near` has their places among these; sums and gradients are those of all ranks.
     Cost of a pass, with q + b rows of a set: n (q + b)^2 / b evaluations, n [(2 m + (q + b) / 3) (q + b)^2 / b + 4 m^2]
         flops; 8 n m bytes.
     """
@@ -207,6 +213,7 @@ class FullScaleFactor:
     basis: Tensor
     workspace: Workspace = field(default_factory=Workspace)
     floor: float | None = None
+    share: Share | None = None
 
     def __post_init__(self) -> None:
         n = self.rows.count
@@ -216,19 +223,44 @@ class FullScaleFactor:
 
     @classmethod
     def of(
-        cls, function: Basis, rows: Rows, near: Neighbourhoods, residual: Tensor, noise: Tensor
+        cls,
+        function: Basis,
+        rows: Rows,
+        near: Neighbourhoods,
+        residual: Tensor,
+        noise: Tensor,
+        group: Group = ALONE,
+        seed: int = 0,
     ) -> "FullScaleFactor":
-        """With A of the rows computed here."""
+        """With A of the rows computed here; with a group this rank's share, of all rows on every rank.
+
+        Args: seed: of the order of blocks.
+        """
         form, theta, workspace = function.form, function.theta, function.workspace
-        return cls(form, theta, rows, near, residual, noise, function, function(rows), workspace)
+        if group.size == 1:
+            return cls(form, theta, rows, near, residual, noise, function, function(rows), workspace)
+        n, floor = rows.count, noise_floor(form, theta, rows)
+        dealt = dealt_blocks(near, n, seed, GroupSpace(group, Shares.even(n, group.size)))
+        here, noise = rows.take(dealt.rows), noise.expand(n)[dealt.rows]
+        return cls(
+            form, theta, here, dealt.near, residual[dealt.rows], noise, function, function(here), workspace, floor,
+            Share(group, dealt.rows, n),
+        )  # fmt: skip
 
     def sums(self) -> Sums:
         """The first pass. Raises: NotPositiveDefiniteError."""
         inner = torch.eye(self.function.rank, dtype=F64, device=self.residual.device)
+        if self.share is not None and self.share.group.rank:
+            inner.zero_()  # I is counted once
         total = Sums.none(self.function.rank, self.residual.shape[1], self.residual.device)
         for here, part in self.whitened():
             inner.addmm_(here.mT, here)
             total = total.with_block(here, part)
+        if self.share is not None:
+            numbers = inner.new_tensor([total.log_determinant, total.squares, total.reduced])
+            inner, projected, numbers = self.share.summed([inner, total.projected, numbers])
+            logs, squares, reduced = numbers.tolist()
+            total = Sums(inner, projected, logs, squares, int(reduced))
         factor, info = torch.linalg.cholesky_ex(inner)
         if int(info):
             raise NotPositiveDefiniteError("I + B^T B of the full-scale factor is not positive definite")
@@ -349,11 +381,25 @@ def gradients(factor: FullScaleFactor, sums: Sums) -> Gradients:
         by_residual.index_add_(0, part.index.view(-1), -(g.mT @ z).flatten(0, 1))
         by_noise.index_add_(0, part.index.view(-1), slope.diagonal(dim1=-2, dim2=-1).flatten())
         total.add_sets(part.index, pull(slope))
-    across, own = factor.function.pull(rows, factor.basis, by_basis)
-    total.add(across.rows, across.cols, across.theta)
-    total.add([None] * len(across.rows), own.rows, own.theta)
+    if n or factor.share is None:  # a rank may have no blocks
+        across, own = factor.function.pull(rows, factor.basis, by_basis)
+        total.add(across.rows, across.cols, across.theta)
+        total.add([None] * len(across.rows), own.rows, own.theta)
     by_noise = by_noise.masked_fill(factor.clamped, 0.0)
-    return Gradients(by_residual, by_noise, total.rows, total.points, total.theta)
+    found = Gradients(by_residual, by_noise, total.rows, total.points, total.theta)
+    return found if factor.share is None else _of_all_ranks(found, factor, factor.share)
+
+
+def _of_all_ranks(own: Gradients, factor: FullScaleFactor, share: Share) -> Gradients:
+    """The sums over ranks of the gradients of their blocks, eq. (M-204)."""
+    rows, points = factor.rows.tensors, factor.function.points.tensors
+    like = [own.residual, own.noise, *rows, *points, *factor.theta]
+    total = share.gradients([own.residual, own.noise, *own.rows], [*own.points, *own.theta], like)
+    residual, noise = total[:2]
+    assert residual is not None
+    assert noise is not None
+    by_rows, rest = total[2 : 2 + len(rows)], total[2 + len(rows) :]
+    return Gradients(residual, noise, by_rows, rest[: len(points)], rest[len(points) :])
 
 
 def _solved(v: Tensor, lower: Tensor) -> Tensor:

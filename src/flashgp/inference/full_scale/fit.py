@@ -23,16 +23,18 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.full_scale.condition import condition
+from flashgp.inference.full_scale.condition import condition_on
 from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.gathered import agreed_memory, gathered, of_this_rank, shared_event
+from flashgp.inference.over_ranks import check_alike, planned_over
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
@@ -41,6 +43,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.fit_stages import part_sizes
+from flashgp.processes.agreement import deadline_of
 
 __all__ = ["fit_full_scale"]
 
@@ -49,8 +52,30 @@ __all__ = ["fit_full_scale"]
 @autocast_disabled
 @deterministic_where(lambda prior, x, y, asked, options: options.deterministic)
 def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
-    """See `flashgp.fit`."""
-    began = time.perf_counter()
+    """See `flashgp.fit`; with a group given the rows of all ranks, whose blocks are shared."""
+    group = options.group
+    if group.size == 1:
+        return _fit(prior, x, y, asked, options)
+    with group.together():
+        before = group.bytes_sent
+        check_alike(
+            group, prior, asked, options.seed, options.deadline, starts=options.starts, initial=options.initial,
+            priors=options.priors, max_iterations=options.max_iterations, checkpoint=options.checkpoint is not None,
+            neighbours=asked.neighbours, memory=options.memory, deterministic=options.deterministic,
+        )  # fmt: skip
+        table = gathered(prior, x, y, group)
+        x, y = table.x.detach(), table.y.detach()
+        memory = agreed_memory(options.memory, chosen_device(options.device, x), group)
+        options = dataclasses.replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
+        fitted = _fit(table.prior, x, y, asked, options)
+        for report in (fitted.report, fitted.state.report):
+            report.events.append(shared_event(group, table.shares, before, None))
+        return dataclasses.replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
+
+
+def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
+    """The same, given all rows on every rank."""
+    began, ranks = time.perf_counter(), options.group
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
     promoted = promotions(x=x, y=y)
@@ -64,18 +89,18 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
     refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
     group, target = equal_rows(prior, x, y), chosen_device(options.device, x)
     distinct = x.shape[-2] if group is None else int(group.max()) + 1
-    plan = approximate_plan(
-        prior, RowCounts(len(x), x.shape[-1], distinct), asked, plan_settings(options, target), options.deadline.limit
-    )
+    counts, limit = RowCounts(len(x), x.shape[-1], distinct), options.deadline.limit
+    wanted = plan_settings(options, target)
+    plan = planned_over(ranks, lambda one: approximate_plan(prior, counts, one, wanted, limit), asked)
     prior, asked = prior.released(), asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     problem = problem_of(prior, x, y, group, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     beside = (asked.kind, dataclasses.astuple(plan.sizes), asked.points_like(x))
     mark = "" if path is None else mark_of(problem, options, beside)
-    log = EvaluationLog(path, mark, options.settings.seconds_between_writes)
+    log = log_over(ranks, path, mark, options.settings.seconds_between_writes)
     searching = options.deadline.before(reserved_seconds(plan, options))
-    recorder = Recorder(log, options.progress, searching, began=began)
+    recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
     recorder.expect(plan.fit_step_seconds, problem.rows)
     ratio = options.settings.stochastic.part_ratio
     trained = LinearStages(
@@ -85,11 +110,13 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
     report = Report(events=promoted)
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance), memory=options.memory
+        SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory
     )
     try:
-        state = condition(prior, x.to(target), y.to(target), asked, settings)
+        state = condition_on(prior, x.to(target), y.to(target), asked, settings)
     except KeyboardInterrupt as stop:
+        if ranks.size > 1:
+            raise  # of all ranks
         raise FitInterrupted(
             "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
             "gp.condition(x, y, approximation=...) goes on from there",
@@ -111,9 +138,11 @@ def _objective(
     problem: Problem, size: int, theta: numpy.ndarray, asked: Approximation, options: FitOptions
 ) -> FullScaleLogJoint:
     """Of so many rows, with points and neighbours chosen at a vector."""
-    sizes, own = asked.sizes(problem.rows), asked.points_like(problem.x)
+    sizes, own, group = asked.sizes(problem.rows), asked.points_like(problem.x), options.group
+    theta = group.from_first(torch.from_numpy(theta)).numpy()
     problem = problem if size == problem.rows else problem.subset(size, options.seed)
     ParameterVector(problem.prior, problem.roles).assign(theta)
     sizes = sizes.within(size)
     noise = problem.prior.sites(problem.y).variance.detach()
-    return FullScaleLogJoint(problem, layout_of(problem.prior, problem.x, noise, sizes, options.seed, own))
+    layout = layout_of(problem.prior, problem.x, noise, sizes, options.seed, own, group)
+    return FullScaleLogJoint(problem, layout, group, options.seed)

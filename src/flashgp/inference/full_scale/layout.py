@@ -20,6 +20,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
+from flashgp.solvers.group_space import GroupSpace
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourhoods
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
@@ -57,8 +58,17 @@ def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def layout_of(prior: Prior, x: Tensor, noise: Tensor, sizes: Sizes, seed: int, points: Tensor | None = None) -> Layout:
-    """The layout of rows x, (n, d), at the parameters that the prior has now.
+def layout_of(
+    prior: Prior,
+    x: Tensor,
+    noise: Tensor,
+    sizes: Sizes,
+    seed: int,
+    points: Tensor | None = None,
+    group: Group = ALONE,
+) -> Layout:
+    """The layout of rows x, (n, d), at the parameters that the prior has now; of all rows, the same on every rank of a
+    group.
 
     Args:
         noise: variance of each row, (n or 1,).
@@ -66,9 +76,10 @@ def layout_of(prior: Prior, x: Tensor, noise: Tensor, sizes: Sizes, seed: int, p
     Cost: 20 m rows by m pivots, and n distances to 4,096 rows.
     """
     rows, settings = prior.kernel.rows(x), FullScaleSettings(sizes.block, sizes.neighbours)
-    near = neighbourhoods(scaled_points(prior, rows, x), settings, seed)
+    space = GroupSpace(group, Shares.even(len(x), group.size))
+    near = neighbourhoods(scaled_points(prior, rows, x), settings, seed, space)
     if points is None:
-        points = pivot_points(prior, x, noise, sizes.inducing, seed)
+        points = of_first(pivot_points(prior, x, noise, sizes.inducing, seed), group)
     return Layout(points, near, sizes)
 
 

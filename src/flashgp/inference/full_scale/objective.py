@@ -10,6 +10,7 @@ from flashgp.foundations.lazy_import import load_autograd
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import Layout
 from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.processes.group import ALONE, Group
 
 __all__ = ["FullScaleLogJoint"]
 
@@ -20,14 +21,15 @@ class FullScaleLogJoint(LogJoint):
     Args:
         problem: rows, prior and starts.
         layout: inducing points, blocks and neighbours, which stay.
+        group: whose ranks share the blocks; seed, of their order.
     Cost: two passes over the blocks (factor.py).
     """
 
-    def __init__(self, problem: Problem, layout: Layout) -> None:
+    def __init__(self, problem: Problem, layout: Layout, group: Group = ALONE, seed: int = 0) -> None:
         super().__init__(problem)
         load_autograd()
         self._small = None
-        self.layout = layout
+        self.layout, self.group, self.seed = layout, group, seed
 
     @property
     def cost_power(self) -> int:
@@ -47,7 +49,9 @@ class FullScaleLogJoint(LogJoint):
         with torch.no_grad():
             points, workspace = rows.part(n, rows.count), self.problem.direct.workspace
             function = Basis.of(prior.kernel.form, theta, points, workspace)
-            factor = FullScaleFactor.of(function, rows.part(0, n), self.layout.near, residual, noise)
+            factor = FullScaleFactor.of(
+                function, rows.part(0, n), self.layout.near, residual, noise, self.group, self.seed
+            )
             sums = factor.sums()
             found = gradients(factor, sums)
         by_rows = [

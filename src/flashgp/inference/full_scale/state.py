@@ -65,7 +65,8 @@ class Tables:
 class FullScaleState:
     """Fields: prior, detached; x (n, d) and y (n[, outputs]), the table; layout; of the u distinct rows:
     rows, their features, residual (u, p), noise (u or 1,); theta; function, A of rows; sums; replicates; settings;
-    online, how many rows joined since conditioning; tables, of rows and blocks with room behind them; report.
+    online, how many rows joined since conditioning; tables, of rows and blocks with room behind them; ranks, that
+    shared the passes over blocks; report.
     """
 
     prior: Prior
@@ -83,6 +84,7 @@ class FullScaleState:
     settings: SolveSettings = field(default_factory=SolveSettings)
     online: UpdateState = field(default_factory=UpdateState)
     tables: "Tables | None" = None
+    ranks: int = 1
     differentiable: ClassVar[bool] = False
     by_solves: ClassVar[bool] = False
 

@@ -14,6 +14,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.online.update import checked_rows
+from flashgp.inference.over_ranks import refuse_ranks
 from flashgp.inference.state import UPDATE
 from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.objective import block_rows
@@ -22,7 +23,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
 
-__all__ = ["append", "check_alike", "refuse_ranks"]
+__all__ = ["append", "check_alike"]
 
 
 @outside_inference_mode
@@ -32,7 +33,7 @@ __all__ = ["append", "check_alike", "refuse_ranks"]
 def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
     """See `StreamedPosterior.append`."""
     began = time.perf_counter()
-    refuse_ranks(state, "append")
+    refuse_ranks(state.ranks, "append")
     known_there = state.knows_rows
     if known_there and y is None:
         raise DomainError(
@@ -89,15 +90,6 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     return dataclasses.replace(
         state, prior=prior, sums=sums, sample=sample.rows, report=report, online=online, held=held
     )
-
-
-def refuse_ranks(state: StreamedState, name: str) -> None:
-    """DomainError for a state of several ranks, each of which would learn other rows. Args: name, of the argument."""
-    if state.ranks > 1:
-        raise DomainError(
-            f"`{name}` learns rows in one process, got a posterior of {state.ranks} ranks, each of which would learn "
-            "others; save it on one rank, and go on with what flashgp.load gives"
-        )
 
 
 def check_alike(state: StreamedState, block: Block) -> None:

@@ -18,12 +18,12 @@ from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
+from flashgp.inference.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of
-from flashgp.inference.streamed.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.streamed.rows import (
     inputs_of,
     noise_of,

@@ -25,6 +25,7 @@ from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
+from flashgp.inference.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -32,7 +33,6 @@ from flashgp.inference.streamed.condition import at_most, condition_on
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.minibatch_search import RUN, LearnedValues, MinibatchSearch, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
-from flashgp.inference.streamed.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.streamed.rows import (
     noise_of,
     prior_of_rows,

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashgp import linalg
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import System
-from flashgp.solvers.preconditioners.near_rows import neighbourhoods, order_of_blocks
+from flashgp.solvers.preconditioners.near_rows import dealt_blocks, neighbourhoods
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.preconditioners.whitening import whitening
@@ -91,18 +91,14 @@ class FullScale(Preconditioner):
         n, self.rank = len(points), factor.shape[1]
         mean = float(self.space.sum(system.diagonal())) / max(1, n)
         near = neighbourhoods(points, settings, seed, self.space)
-        here = self.space.share(len(near.blocks))
-        order = order_of_blocks(len(near.blocks), seed).to(points.device)
-        mine = ((order >= here.start) & (order < here.stop)).nonzero()[:, 0]
-        blocks, index = near.blocks[mine], near.index[mine]
+        dealt = dealt_blocks(near, n, seed, self.space)
+        wanted, index, blocks = dealt.rows, dealt.near.index, dealt.near.blocks
         known, inside = index >= 0, blocks >= 0
-        wanted, own_count = _rows_wanted(blocks[inside], index[known], n)
+        index.clamp_(min=0)
+        blocks.clamp_(min=0)
         self._wanted_count = len(wanted)
         self._near = self.space.exchange(wanted)
-        self._own = self.space.exchange(wanted[:own_count])
-        numbers = torch.zeros(n, dtype=torch.int64, device=points.device)  # of rows among those that are wanted
-        numbers[wanted] = torch.arange(len(wanted), device=points.device)
-        index, blocks = (torch.where(t >= 0, numbers[t.clamp(min=0)], 0) for t in (index, blocks))
+        self._own = self.space.exchange(wanted[: dealt.own])
         noise = self._near.bring(system.noise).clamp_min(max(n * EPS * mean, TINY))
         brought = self._near.bring(factor)
         factor = factor if brought is factor else system.workspace.adopt(brought)
@@ -129,7 +125,7 @@ class FullScale(Preconditioner):
             factor[blocks[part][inside[part]]] = (weights @ gathered)[inside[part]]
         reduced, determinant = self.space.total(figures).tolist()
         self.reduced, self._log_determinant = int(reduced), -determinant
-        own_rows = factor[:own_count]
+        own_rows = factor[: dealt.own]
         self._basis = factor if len(own_rows) == len(factor) else system.workspace.adopt(own_rows.clone())
         self._decompose()
 
@@ -177,15 +173,3 @@ class FullScale(Preconditioner):
         size = max(1, APPLIED_BYTES // max(1, 8 * block * width))
         for part in (slice(start, start + size) for start in range(0, count, size)):
             yield self._rows[part], self._index[part], self._weights[part].double()
-
-
-def _rows_wanted(own: Tensor, index: Tensor, n: int) -> tuple[Tensor, int]:
-    """Positions of the rows of some blocks, in their order, and then those of their neighbours elsewhere; how many the
-    first are.
-
-    Args: own and index, rows of the blocks and of their sets, with neighbours; n, of all rows.
-    """
-    kind = torch.zeros(n, dtype=torch.int8, device=own.device)
-    kind[index] = 1
-    kind[own] = 2
-    return torch.cat([(kind == 2).nonzero()[:, 0], (kind == 1).nonzero()[:, 0]]), len(own)

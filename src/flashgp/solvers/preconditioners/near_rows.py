@@ -13,13 +13,14 @@ from flashgp.solvers.settings import FullScaleSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
 __all__ = [
+    "DealtBlocks",
     "Neighbourhoods",
     "blocks_of_near_rows",
+    "dealt_blocks",
     "nearest_earlier_rows",
     "nearest_of_all_earlier_rows",
     "nearest_rows",
     "neighbourhoods",
-    "order_of_blocks",
 ]
 
 CANDIDATES = 2**15  # rows that are looked at for a point
@@ -62,7 +63,34 @@ def neighbourhoods(
     return Neighbourhoods(blocks, space.joined(nearest_earlier_rows(points, blocks, settings, of=asked)))
 
 
-def order_of_blocks(count: int, seed: int) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class DealtBlocks:
+    """The blocks of one place, and the rows that these need. Fields: rows, positions among all, those of the blocks
+    first, both parts in their order; own, how many these are; near, blocks and neighbours by their places in rows."""
+
+    rows: Tensor
+    own: int
+    near: Neighbourhoods
+
+
+def dealt_blocks(near: Neighbourhoods, n: int, seed: int, space: Space) -> DealtBlocks:
+    """The blocks that are this place's, of n rows: near ones, so that few of the rows that they need are elsewhere."""
+    here = space.share(len(near.blocks))
+    order = _order_of_blocks(len(near.blocks), seed).to(near.blocks.device)
+    mine = ((order >= here.start) & (order < here.stop)).nonzero()[:, 0]
+    blocks, neighbours = near.blocks[mine], near.neighbours[mine]
+    kind = torch.zeros(n, dtype=torch.int8, device=blocks.device)
+    kind[neighbours[neighbours >= 0]] = 1
+    kind[blocks[blocks >= 0]] = 2
+    parts = [(kind == 2).nonzero()[:, 0], (kind == 1).nonzero()[:, 0]]
+    rows = torch.cat(parts)
+    places = torch.zeros_like(kind, dtype=torch.int64)
+    places[rows] = torch.arange(len(rows), device=rows.device)
+    by_place = Neighbourhoods(*(torch.where(t >= 0, places[t.clamp(min=0)], -1) for t in (blocks, neighbours)))
+    return DealtBlocks(rows, len(parts[0]), by_place)
+
+
+def _order_of_blocks(count: int, seed: int) -> Tensor:
     """The blocks of near rows in a random order, (count,): numbers of blocks that are near each other are near."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
@@ -86,7 +114,7 @@ def blocks_of_near_rows(points: Tensor, size: int, seed: int) -> Tensor:
         parts += [(rows[cut:], pieces - first), (rows[:cut], first)]
     shape = (count, max((len(rows) for rows in blocks), default=0))
     members = torch.full(shape, -1, dtype=torch.int64, device=points.device)
-    for place, i in enumerate(order_of_blocks(count, seed).tolist()):
+    for place, i in enumerate(_order_of_blocks(count, seed).tolist()):
         members[place, : len(blocks[i])] = blocks[i]
     return members
 

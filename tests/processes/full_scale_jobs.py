@@ -1,0 +1,148 @@
+"""What ranks do in tests of the full-scale approximation, against one process with all rows."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximation import approximation_of
+from flashgp.inference.fit import fit_as
+from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
+from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.planner.approximate_prices import Sizes
+from flashgp.processes.group import ALONE, Group
+from flashgp.processes.shares import Shares
+from processes.condition_jobs import case, model, table
+from processes.time_jobs import LIMIT, EndsAt
+
+F64 = torch.float64
+FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=80))
+SIZES = {"approximation": "full_scale", "inducing": 12, "neighbours": 20}
+
+
+def quiet(job: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(job)
+    def run(*arguments: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fgp.FlashGPWarning)
+            return job(*arguments)
+
+    return run
+
+
+def here(process_group: Any, counts: tuple[int, ...]) -> slice:
+    return slice(None) if process_group is None else Shares(counts).slice(dist.get_rank(process_group))
+
+
+def numbers(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: tensor.numpy(force=True) for name, tensor in tensors.items()}
+
+
+def passes(process_group: Any, n: int, sizes: tuple[int, int, int]) -> dict[str, Any]:
+    """Value and gradient of the log likelihood, (M-204)."""
+    with (ALONE if process_group is None else Group.of(process_group)).together() as group, torch.no_grad():
+        x, y, variance, _ = table(n)
+        prior, asked = model("plain"), Sizes(*sizes, 0)
+        layout = layout_of(prior, x, variance, asked, 3, None, group)
+        rows, theta = prior.kernel.rows(x).detach(), [t.detach() for t in prior.kernel.theta()]
+        points = prior.kernel.rows(layout.inducing).detach()
+        function = Basis.of(prior.kernel.form, theta, points, prior.kernel.operator(x).workspace)
+        factor = FullScaleFactor.of(function, rows, layout.near, y.unsqueeze(-1), variance, group, 3)
+        sums = factor.sums()
+        found = gradients(factor, sums)
+        named = {"residual": found.residual, "noise": found.noise, "weights": sums.weights, "points": layout.inducing}
+        for kind, parts in (("rows", found.rows), ("by points", found.points), ("theta", found.theta)):
+            named |= {f"{kind} {i}": part for i, part in enumerate(parts) if part is not None}
+        return numbers(named) | {"value": sums.log_likelihood(n), "held": len(factor.basis), "reduced": sums.reduced}
+
+
+@quiet
+def conditioned(process_group: Any, kind: str, counts: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+    x, y, variance, z = case(kind, sum(counts))
+    part = here(process_group, counts)
+    gp = model(kind, None if variance is None else variance[part])
+    post = gp.condition(x[part], y[part], group=process_group, **SIZES | options)
+    p = post.predict(z)
+    found = {
+        "mean": p.mean, "variance": p.variance, "covariance": p.covariance(), "sample": p.sample(3, seed=4),
+        "paths": post.paths(4, seed=7, features=256)(z), "weights": post.representer_weights, "x": post.x,
+        "left out": post.leave_one_out().log_prob, "points": post.state.layout.inducing,
+    }  # fmt: skip
+    shared = of_kind(post.report.events, EventKind.SHARED)
+    return numbers(found) | {
+        "likelihood": float(post.log_marginal_likelihood()), "lost": post.lost.nats,
+        "counts": shared[0].fields["counts"] if shared else None,
+    }  # fmt: skip
+
+
+@quiet
+def fitted(process_group: Any, counts: tuple[int, ...], path: str | None = None) -> dict[str, Any]:
+    x, y, variance, z = table(sum(counts))
+    part = here(process_group, counts)
+    fit = fgp.fit(
+        model("variances", variance[part]), x[part], y[part], group=process_group, progress=False, starts=1,
+        checkpoint=path, settings=FEW, **SIZES,
+    )  # fmt: skip
+    theta = torch.cat([p.detach().reshape(-1) for p in fit.gp.parameters()])
+    again = fit.gp.condition(x[part], y[part], group=process_group, **SIZES)
+    resumed = of_kind(fit.report.events, EventKind.RESUMED)
+    return {
+        "theta": theta.numpy(), "mean": fit.posterior.predict(z).mean.numpy(), "evaluations": len(fit.history),
+        "again": again.predict(z).mean.numpy(), "history": [(entry.start, entry.theta) for entry in fit.history],
+        "replayed": resumed[0].fields["evaluations"] if resumed else 0,
+    }  # fmt: skip
+
+
+@quiet
+def limited(process_group: Any, moment: int | None) -> dict[str, Any]:
+    """A fit within a time limit that ends on the last rank, after so many readings of its clock."""
+    group = Group.of(process_group)
+    x, y, _, z = table(201)
+    part = Shares.even(201, group.size).slice(group.rank)
+    clock = EndsAt(moment if group.rank == group.size - 1 else None)
+    options = FitOptions(starts=1, deadline=Deadline(LIMIT, LIMIT, clock), settings=FEW, group=group)
+    fit = fit_as(model("plain"), x[part], y[part], options, approximation_of("full_scale", 12, 20))
+    theta = torch.cat([p.detach().reshape(-1) for p in fit.gp.parameters()])
+    return {
+        "theta": theta.tolist(), "mean": fit.posterior.predict(z).mean.tolist(), "evaluations": len(fit.history),
+        "interrupted": fit.interrupted, "read": clock.read,
+    }  # fmt: skip
+
+
+def refusals(process_group: Any) -> dict[str, str]:
+    """What full scale over ranks says no to, as every rank hears it; and that the group works afterwards."""
+    group = Group.of(process_group)
+    x, y, _, z = table(60)
+    part, last = Shares.even(60, group.size).slice(group.rank), group.rank == group.size - 1
+    x, y, gp = x[part], y[part], model("plain")
+    small = SIZES | {"neighbours": 8}
+    post = gp.condition(x, y, group=process_group, **small)
+    asked = {
+        "neighbours": lambda: gp.condition(x, y, group=process_group, **small | {"neighbours": 9 if last else 8}),
+        "inducing": lambda: gp.condition(x, y, group=process_group, **small | {"inducing": x[: 4 + last]}),
+        "not finite": lambda: gp.condition(x * (float("nan") if last else 1.0), y, group=process_group, **small),
+        "memory": lambda: gp.condition(x, y, memory=1000, group=process_group, **small),
+        "fit memory": lambda: fgp.fit(gp, x, y, memory=1000, group=process_group, **small),
+        "auto": lambda: gp.condition(x, y, approximation="auto", group=process_group),
+        "append": lambda: post.append(x[:1], y[:1]),
+        "stream": lambda: fgp.Stream(post),
+    }  # fmt: skip
+    out = {}
+    for name, ask in asked.items():
+        try:
+            ask()
+        except fgp.FlashGPError as error:
+            out[name] = f"{type(error).__name__}: {error}"
+    again = gp.condition(x, y, group=process_group, **small)
+    assert numpy.array_equal(again.predict(z).mean.numpy(), post.predict(z).mean.numpy())
+    return out
