@@ -13,7 +13,7 @@ from flashgp.foundations.errors import FlashGPError
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.training.options import FitOptions
 from flashgp.processes.group import Group
-from flashgp.table_model.over_ranks import planned_over_ranks, standard_rows_of_first
+from flashgp.table_model.over_ranks import check_same_rows, planned_over_ranks, standard_rows_of_first
 from flashgp.table_model.settings import TableSettings
 
 NEW = {"a": [0.2, 0.7], "city": ["Ulm", "Bonn"]}
@@ -43,6 +43,16 @@ def chosen(group: Any) -> list[Any]:
         Group.of(group), fgp.GP(fgp.kernels.Matern()), x, np.exp(x) + 1.0, wanted, FitOptions(starts=1)
     )
     return [str(found.units.transforms[0]), found.y.tolist(), [event.to_json() for event in found.events]]
+
+
+def split(group: Any) -> str:
+    """What is said where ranks hold out other rows of the same table."""
+    x, rank = np.linspace(0.0, 1.0, 9)[:, None], dist.get_rank(group)
+    try:
+        check_same_rows(Group.of(group), ["a"], x=x, y=x[:, 0], rows_fitted=np.arange(8 - rank))
+    except FlashGPError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def decided(group: Any, time_limits: tuple[float | None, float | None]) -> list[Any]:

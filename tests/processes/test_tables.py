@@ -59,6 +59,9 @@ def test_every_rank_is_refused_alike(ranks: Ranks, tmp_path: Path) -> None:
         (tmp_path / f"table-{rank}.csv").write_text(lines(40, seed=rank))
     told = ranks.run(table_jobs.refused, 2, str(tmp_path))
     assert told[0] == told[1]
+    held_out = ranks.run(table_jobs.split, 2)
+    assert held_out[0] == held_out[1]
+    assert "rows_fitted is" in held_out[0]
     other, frame = told[0]
     assert other.startswith("RankMismatchError")
     assert "x is" in other

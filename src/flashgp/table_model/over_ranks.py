@@ -51,10 +51,11 @@ def decided_by_first(group: Group, decide: Callable[[], T], told: Callable[[T], 
     return heard(json.loads(text)) if own is None else own
 
 
-def check_same_rows(group: Group, x: _Numbers, y: _Numbers, names: list[str]) -> None:
-    """Raises: RankMismatchError, on every rank, where ranks have read other numbers."""
-    marks = {name: tensor_mark(torch.from_numpy(np.ascontiguousarray(values))) for name, values in (("x", x), ("y", y))}
-    group.compare(columns=names, **marks)
+def check_same_rows(group: Group, names: list[str], **numbers: npt.NDArray[Any]) -> None:
+    """Raises: RankMismatchError, on every rank, where ranks have read other numbers. Args: names, of the columns."""
+    if group.size > 1:
+        marks = {name: tensor_mark(torch.from_numpy(np.ascontiguousarray(one))) for name, one in numbers.items()}
+        group.compare(columns=names, **marks)
 
 
 def standard_rows_of_first(

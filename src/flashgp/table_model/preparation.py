@@ -131,8 +131,8 @@ def prepare(
         have read other tables.
     """
     assert data.y is not None
-    check_same_rows(group, data.x, data.y, [column.name for column in encoding.inputs])
     train = np.arange(len(data.rows)) if train is None else train
+    check_same_rows(group, [column.name for column in encoding.inputs], x=data.x, y=data.y, rows_fitted=train)
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
     built, words, notes = kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
     gp = GP(built.kernel)
