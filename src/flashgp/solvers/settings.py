@@ -115,7 +115,6 @@ class SolveSettings:
             digits; twice as many after each.
         replace_below: with float32 products also once the recurrence has fallen by this factor.
         followed_share: of the digits that the recurrence claims, which must be true with float32 products.
-        fruitless_looks: at true residuals that have not halved, after which float32 products are left.
         divergence: times the first residual, which ends a solve.
         narrow_share: of the columns that must have converged before the block is made smaller.
         float64_patience: float64 products in a row, after which K is kept for more of them: what making it costs.
@@ -137,7 +136,6 @@ class SolveSettings:
     replace_first: int = 10
     replace_below: float = 1e-3
     followed_share: float = 1.0 / 3.0
-    fruitless_looks: int = 3
     divergence: float = 1e6
     narrow_share: float = 0.25
     float64_patience: int = 4

@@ -284,7 +284,6 @@ class _Run:
         self.columns, self.x = self.columns[kept], self.x[:, kept]
         if len(still):
             self._synchronise(self.r[:, kept])
-            self.true_size, self.fruitless = float(self.half_norms.max()), 0
             self.comparison.reset(self.size())
 
     # -- comparing preconditioners -------------------------------------------------------------------------------
@@ -329,7 +328,6 @@ class _Run:
         self.replace_after = self.settings.replace_first if quick else self.settings.replace_every
         self.largest = float(self.half_norms.max()) if len(self.columns) else 0.0
         self.reference, self.reference_iteration = self.largest, self.progress.iterations
-        self.true_size, self.fruitless = self.largest, 0
         self.comparison.reset(self.size())
 
     # -- progress ------------------------------------------------------------------------------------------------
@@ -339,18 +337,6 @@ class _Run:
         if now <= 0.5 * self.reference:
             self.reference, self.reference_iteration = now, self.progress.iterations
         return self.progress.iterations - self.reference_iteration >= self.settings.stagnation_window
-
-    def _is_fruitless(self) -> bool:
-        """Whether float32 products have led to no halving of the true |L^-1 r| in several looks at it: near their
-        rounding the recurrence claims that the goal is met, again and again."""
-        if self.dtype == F64:
-            return False
-        now = float(self.half_norms.max())
-        if now <= 0.5 * self.true_size:
-            self.true_size, self.fruitless = now, 0
-        else:
-            self.fruitless += 1
-        return self.fruitless >= self.settings.fruitless_looks
 
     def _judge(self, before: Tensor, claimed: Tensor, sound: bool) -> StopReason | None:
         """What the true residual says about the recurrence since the last one."""
@@ -364,8 +350,6 @@ class _Run:
             return self.sharpen(Obstacle.INDEFINITE, StopReason.DIVERGED)
         if self._stands_still():
             return self.sharpen(Obstacle.NOT_HALVED, StopReason.STAGNATED)
-        if self._is_fruitless():
-            return self.sharpen(Obstacle.DRIFTED, StopReason.STAGNATED)
         # In float64 a fall of the recurrence without a halving is the end of what rounding allows. Float32 is left
         # earlier: where a third of the digits that it claims are true, float64 products take fewer passes.
         wanted = 0.5 * before if self.dtype == F64 else before * (claimed / before).pow(self.settings.followed_share)
