@@ -1,5 +1,6 @@
 """Two processes' worth of rows in two threads: solvers see sums over rows only through their space."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from flashgp.solvers.iterative.lanczos import log_determinant
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
-from flashgp.solvers.space import LocalSpace, Space
+from flashgp.solvers.space import LocalSpace, RowExchange, Space
 from solvers.dense_system import DenseSystem, matern, normal, points
 
 N, SPLIT = 240, 100  # rows, and how many of them the first place has
@@ -40,11 +41,11 @@ class SplitSpace(Space):
     """The rows of one of two places."""
 
     def __init__(self, exchange: Exchange, place: int) -> None:
-        self.exchange, self.place = exchange, place
+        self.places, self.place = exchange, place
         self.rows = slice(0, SPLIT) if place == 0 else slice(SPLIT, N)
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        return self.exchange.gather(self.place, part)
+        return self.places.gather(self.place, part)
 
     def total(self, part: Tensor) -> Tensor:
         first, second = self.gather(part)
@@ -76,6 +77,21 @@ class SplitSpace(Space):
     def put(self, v: Tensor, index: Tensor, value: float) -> None:
         mine = (index >= self.rows.start) & (index < self.rows.stop)
         v[index[mine] - self.rows.start] = value
+
+    def exchange(self, wanted: Tensor) -> RowExchange:
+        raise NotImplementedError("for full scale, which these systems have no points for")
+
+    def share(self, count: int) -> slice:
+        return slice(0, count // 2) if self.place == 0 else slice(count // 2, count)
+
+    def joined(self, v: Tensor) -> Tensor:
+        return torch.cat(self.gather(v))
+
+    def agreed(self, v: Tensor) -> Tensor:
+        return self.gather(v)[0]
+
+    def together(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 class SplitSystem(System):
