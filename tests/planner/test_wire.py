@@ -96,6 +96,17 @@ def test_a_factor_sends_the_table_alone() -> None:
     assert found.seconds == pytest.approx(plan(1000, 3).seconds + found.shared.wire_seconds)
 
 
+def test_an_exact_fit_sends_its_evaluations() -> None:
+    """(M-229): one number of the variance, one of the lengthscale, one of the noise, and one of the mean at most."""
+    found = plan(1000, 3, ranks=4)
+    count = sum(p.numel() for p in fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).parameters())
+    evaluations = (found.shared.fit_sent_bytes - found.shared.sent_bytes) / (3 * 8 * (2 * count + 1))
+    assert 20.0 < evaluations < 300.0
+    wire = found.shared.fit_wire_seconds - found.shared.wire_seconds
+    rate = collective_rate(KNOWN.collectives, "gloo", 4)
+    assert wire == pytest.approx(evaluations * (3 * rate.seconds + 3 * 8 * (2 * count + 1) / 1e9), rel=1e-3)
+
+
 def test_a_plan_says_that_its_network_was_not_measured() -> None:
     found = plan(solver="cg", ranks=4, profile=BUILT_IN)
     assert found.shared.collectives == "published"

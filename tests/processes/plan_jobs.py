@@ -54,6 +54,22 @@ def sent(process_group: Any, n: int, options: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def fitted(process_group: Any, n: int) -> dict[str, Any]:
+    """An exact fit under a plan of these ranks: what was sent beside what was planned."""
+    group = Counting(process_group)
+    x, y, _, _ = table(n)
+    part = Shares.even(n, group.size).slice(group.rank)
+    plan = fgp.plan(rough(), n=n, d=3, memory="8GiB", ranks=group.size, starts=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fgp.FlashGPWarning)
+        fit = fgp.fit(rough(), x[part], y[part], plan=plan, group=group, progress=False, starts=1)
+    shared = of_kind(fit.report.events, EventKind.SHARED)[0].fields
+    return {
+        "sent": shared["sent"], "planned": shared["planned"], "collectives": group.collectives,
+        "evaluations": len(fit.history), "parameters": len(fit.history[0].theta), "table": plan.shared.sent_bytes,
+    }  # fmt: skip
+
+
 def refused(process_group: Any, short: int) -> list[str]:
     """Conditioning and a fit of many rows where one rank has a control group of little memory."""
     group = Group.of(process_group)

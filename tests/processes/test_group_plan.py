@@ -38,6 +38,15 @@ def test_a_factor_sends_the_table(ranks: Ranks) -> None:
         assert one["planned"] / WITHIN < one["sent"] < WITHIN * one["planned"]
 
 
+def test_an_exact_fit_sends_what_was_planned(ranks: Ranks) -> None:
+    """(M-229), with what a plan itself and the comparison of arguments send, some kilobytes."""
+    for count in (2, 4):
+        for one in ranks.run(plan_jobs.fitted, count, 800):
+            assert one["planned"] / 1.5 < one["sent"] < 1.5 * one["planned"]
+            collectives = 12 + 3 * one["evaluations"]
+            assert collectives / WITHIN < one["collectives"] < WITHIN * collectives
+
+
 def test_a_rank_holds_what_was_planned(ranks: Ranks) -> None:
     """Stored tiles of 8,000 rows are 64 MB of each of two ranks, of four 32 MB."""
     for count in (2, 4):

@@ -17,7 +17,7 @@ from flashgp.planner.prices import (
     preconditioned,
     products_of,
 )
-from flashgp.planner.wire import Wire, rate_of, step_wire, table_wire
+from flashgp.planner.wire import Wire, evaluation_wire, rate_of, step_wire, table_wire
 
 __all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "trained_plan", "with_fit_seconds"]
 
@@ -95,6 +95,7 @@ def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
     problem, device = priced.problem, torch.device(plan.device)
     wire = sent = table_wire(problem) if plan.route in FACTORED else conditioning_wire(problem, plan.rank)
     total = Usual(plan.seconds, plan.seconds, plan.seconds)
+    rate = _rate(priced, device)
     if problem.u and problem.batch:
         settings = problem.stages.for_model(own_modules=problem.own_modules)
         for stage in _stages(plan, priced):
@@ -104,12 +105,16 @@ def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
                 part = replace(priced, problem=replace(problem, n=stage.rows, distinct=None))
                 wire = wire.plus(_wire_of_step(part, plan.training_rank).times(steps.middle))
             else:
-                total = total.plus(stage.evaluations.times(exact_seconds(priced, device, stage.rows)))
+                one = evaluation_wire(problem)
+                seconds = exact_seconds(priced, device, stage.rows) + one.seconds(rate)
+                total, wire = (
+                    total.plus(stage.evaluations.times(seconds)),
+                    wire.plus(one.times(stage.evaluations.middle)),
+                )
         total = total.plus(_information_seconds(plan, priced, device))
         plan = replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
     if problem.ranks == 1:
         return plan
-    rate = _rate(priced, device)
     shared = Shared(
         problem.ranks, "measured" if rate.measured else "published", round(sent.sent), sent.seconds(rate),
         round(wire.sent), wire.seconds(rate),

@@ -13,12 +13,13 @@ from flashgp.foundations.collectives import CollectiveRate, collective_rate
 from flashgp.foundations.profile import MachineProfile
 from flashgp.planner.problem import ConditioningProblem
 
-__all__ = ["Wire", "rate_of", "solve_wire", "step_wire", "table_wire"]
+__all__ = ["Wire", "evaluation_wire", "rate_of", "solve_wire", "step_wire", "table_wire"]
 
 F32, F64 = 4, 8  # bytes of a number
 # Collectives of a table that is joined, of a preconditioner for 128 of its columns, of a pass of a solve, of a step
 # beside its passes: as counted (tests/processes/test_group_plan.py).
 TABLE, BLOCK, PASS, STEP = 12, 12, 15, 20
+EVALUATION = 3  # of an exact evaluation
 BLOCK_COLUMNS = 128
 
 
@@ -96,3 +97,10 @@ def step_wire(problem: ConditioningProblem, t: int, rank: int, passes: float) ->
     probes = _gather(problem.ranks, problem.u, F64 * t)
     gradient = _reduce(problem.ranks, F32 * problem.u * problem.features.width)
     return solve_wire(problem, t, rank, passes).plus(Wire(STEP, probes + gradient))
+
+
+def evaluation_wire(problem: ConditioningProblem) -> Wire:
+    """An exact evaluation, which every rank makes: rank 0's vector and value with gradient, (M-229)."""
+    if problem.ranks == 1:
+        return Wire()
+    return Wire(EVALUATION, (problem.ranks - 1) * F64 * (2 * problem.parameters + 1))
