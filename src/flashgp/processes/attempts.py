@@ -4,6 +4,8 @@ import os
 from typing import Any
 
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 __all__ = ["init_process_group"]
 
@@ -26,6 +28,6 @@ def init_process_group(backend: str = "gloo", **options: Any) -> None:
     if ATTEMPT not in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != size:
         dist.init_process_group(backend, **options)
         return
-    store, rank, ranks = next(iter(dist.rendezvous("env://")))
-    own = dist.PrefixStore(f"attempt {os.environ[ATTEMPT]}", store)
+    store, rank, ranks = next(iter(rendezvous("env://")))
+    own = PrefixStore(f"attempt {os.environ[ATTEMPT]}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, **options)
