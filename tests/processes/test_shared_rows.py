@@ -121,4 +121,4 @@ def test_a_plan_of_ranks_is_that_of_each_of_them() -> None:
     assert 0.25 * one.peak_bytes < four.peak_bytes < 0.3 * one.peak_bytes
     assert four.shared is not None
     assert four.seconds - four.shared.wire_seconds < 0.26 * one.seconds
-    assert "each of 4 ranks" in four.notes[0]
+    assert "ranks          4: bytes and seconds are those of each of them" in str(four)
