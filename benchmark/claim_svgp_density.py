@@ -6,6 +6,7 @@ The cells of a table (its split 0, in standard units), each in a process of its 
 
     flashgp       `fgp.fit(gp, x, y, approximation="sparse")`: inducing points and their collapsed bound at the defaults
     flashgp/any   the same with approximation="auto", which may choose full scale or exact inference
+    flashgp/full_scale  the same with approximation="full_scale"
     gpytorch/RATE GPyTorch's whitened SVGP in float32, 512 inducing points that Adam moves, batches of 1,024 rows, that
                   many epochs of Adam with this rate
 
@@ -30,6 +31,7 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_seconds
 
+KINDS = {"flashgp": "sparse", "flashgp/any": "auto", "flashgp/full_scale": "full_scale"}
 SETS, RATES, GOAL = ("elevators", "kin40k", "keggdirected", "precipitation"), (0.003, 0.01, 0.03), 20.0
 COLUMNS = [
     {"key": "work", "title": "table, rows"},
@@ -56,7 +58,7 @@ def run_cell(cell: Cell) -> Entry:
 
 def _flashgp(cell: Cell) -> Entry:
     split = _split(cell)
-    kind = "sparse" if cell["method"] == "flashgp" else "auto"
+    kind = KINDS[cell["method"]]
 
     def prior() -> fgp.GP:
         kernel = fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(split.x.shape[1], dtype=torch.float64))
@@ -167,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sets, limit, epochs, m = options.sets, options.rows, options.epochs, 512
     if options.toy:
         sets, limit, epochs, m = ["elevators"], 400, 2, 16
-    methods = ["flashgp", "flashgp/any", *(f"gpytorch/{rate:g}" for rate in RATES)]
+    methods = [*KINDS, *(f"gpytorch/{rate:g}" for rate in RATES)]
     cells = [
         Cell(
             f"{name}/{method}",
