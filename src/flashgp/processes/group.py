@@ -30,7 +30,7 @@ from flashgp.processes.shares import Shares
 
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
-INIT = "torch.distributed.init_process_group()"
+INIT = "flashgp.processes.init_process_group()"
 MAX_SECONDS = 366 * 24 * 3600.0  # which torch's own clocks can count
 LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a processor
 
