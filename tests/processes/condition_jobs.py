@@ -1,7 +1,9 @@
 """What ranks do in tests of conditioning: answers, gradients and refusals."""
 
+import os
 import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, FlashGPError, RankMismatchError
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile_store import CHOICE, forget_profiles, keep_profile
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
@@ -145,3 +149,27 @@ def means(process_group: Any, counts: tuple[int, ...], kind: str, options: dict[
     if options["solver"] == "cholesky":  # else a solve for each point
         out["variance"] = prediction.variance
     return {name: value.numpy() for name, value in out.items()} | {"sent": sent, "route": post.report.route}
+
+
+def variances(process_group: Any, folder: str) -> dict[str, Any]:
+    """Variances without a factor where rank 0 alone has a profile of a machine that is so slow that it samples."""
+    group = Group.of(process_group)
+    x, y, _, _ = table(101)
+    part = Shares.even(101, group.size).slice(group.rank)
+    points = torch.rand(600, 3, generator=torch.Generator().manual_seed(9), dtype=F64)
+    usual = os.environ[CHOICE]
+    try:
+        if group.rank == 0:
+            os.environ[CHOICE] = folder
+            products = tuple(replace(rate, pairs_per_second=1e-7 * rate.pairs_per_second) for rate in BUILT_IN.products)
+            keep_profile(replace(BUILT_IN, name="measured", products=products))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fgp.FlashGPWarning)
+            post = model("plain").condition(x[part], y[part], group=group, solver="cg")
+            prediction = post.predict(points)
+            variance = prediction.variance
+    finally:
+        os.environ[CHOICE] = usual
+        forget_profiles()
+    sampled = bool(of_kind(prediction.report.events, EventKind.VARIANCE_BY_SAMPLES))
+    return {"variance": variance.numpy(), "sampled": sampled}

@@ -130,6 +130,7 @@ def refusals(process_group: Any) -> dict[str, str]:
     asked = {
         "neighbours": lambda: gp.condition(x, y, group=process_group, **small | {"neighbours": 9 if last else 8}),
         "inducing": lambda: gp.condition(x, y, group=process_group, **small | {"inducing": x[: 4 + last]}),
+        "exact on one": lambda: gp.condition(x, y, group=process_group, **{} if last else small),
         "not finite": lambda: gp.condition(x * (float("nan") if last else 1.0), y, group=process_group, **small),
         "memory": lambda: gp.condition(x, y, memory=1000, group=process_group, **small),
         "fit memory": lambda: fgp.fit(gp, x, y, memory=1000, group=process_group, **small),

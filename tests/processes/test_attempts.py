@@ -41,3 +41,29 @@ def test_ranks_of_a_new_attempt_find_each_other(moment: str, tmp_path: Path, roo
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["2 4", "2 4"]
+
+
+WITHOUT = """
+import torch
+torch.distributed.is_available = lambda: False
+import sys
+for name in [name for name in sys.modules if name.startswith("torch.distributed.")]:
+    sys.modules[name] = None  # as a build of torch without it: to import one of these is an error
+import flashgp as fgp
+x = torch.linspace(0.0, 1.0, 5, dtype=torch.float64)[:, None]
+print(fgp.GP(fgp.kernels.Matern()).condition(x, x[:, 0]).count)
+try:
+    fgp.processes.init_process_group()
+except fgp.BackendUnavailableError as error:
+    print(error)
+"""
+
+
+def test_a_torch_without_process_groups_does_everything_else(source_environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], env=source_environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    count, error = done.stdout.splitlines()
+    assert count == "5"
+    assert "needs torch.distributed" in error

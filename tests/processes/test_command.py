@@ -189,6 +189,28 @@ def test_a_rank_that_waits_for_others_ends_with_ctrl_c(rank: str) -> None:
     assert ("did not end together within 0.2 s" in errors[0]) == (rank == "0")
 
 
+SLOW_FIRST = """
+import os, time
+from flashgp.cli import process
+if os.environ["RANK"] == "0":
+    time.sleep(1.5)
+process()
+"""
+
+
+def test_rank_0_says_what_is_wrong_with_the_words_also_as_the_last(tmp_path: Path) -> None:
+    """torchrun ends all ranks as soon as one has failed."""
+    (tmp_path / "program.py").write_text(SLOW_FIRST)
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "program.py")]
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("TORCHELASTIC")}
+    done = subprocess.run(
+        [sys.executable, *run, "tune", "--no-such-option"], env={**kept, "PYTHONPATH": str(SRC)}, capture_output=True,
+        text=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.count("No such option: --no-such-option") == 1
+
+
 def test_doctor_knows_the_ranks() -> None:
     codes, outs, _ = command(2, "doctor", "--json")
     assert codes == [0, 0]

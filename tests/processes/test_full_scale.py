@@ -78,7 +78,8 @@ def test_what_it_refuses(ranks: Ranks) -> None:
     told = ranks.run(full_scale_jobs.refusals, 3)
     assert told[0] == told[1] == told[2]
     said = told[0]
-    for name in ("neighbours", "inducing"):
+    assert "arguments: approximation is full_scale on ranks 0, 1, None on rank 2. Pass" in said["exact on one"]
+    for name in ("neighbours", "inducing", "exact on one"):
         assert said[name].startswith("RankMismatchError"), said[name]
     for name in ("memory", "fit memory"):
         assert said[name].startswith("MemoryBudgetError"), said[name]

@@ -1,5 +1,7 @@
 """Conditioning by ranks, each with rows of its own, equals conditioning by one process on all rows."""
 
+from pathlib import Path
+
 import numpy
 import pytest
 
@@ -89,3 +91,11 @@ def test_the_means_of_many_points_are_shared(ranks: Ranks, kind: str, solver: st
             check([part], one, 1e-12 if solver == "cholesky" else 1e-6, names)
             assert part["sent"] >= (len(counts) - 1) * share
             check([part], found[0], 0.0, ("mean",))
+
+
+def test_rank_0_says_for_all_whether_variances_are_sampled(ranks: Ranks, tmp_path: Path) -> None:
+    """(M-107) goes by a machine's rates, which differ between ranks."""
+    found = ranks.run(condition_jobs.variances, 2, str(tmp_path))
+    assert found[0]["sampled"]
+    assert found[1]["sampled"]
+    check([found[1] | {"route": ""}], found[0] | {"route": ""}, 0.0, ("variance",))

@@ -30,3 +30,11 @@ def test_a_clock_that_ends_on_one_rank_ends_all_alike(ranks: Ranks, what: str, r
         ended.append(bool(UP & set(found[0]["events"])))
     assert ended[0]  # at the first question
     assert sum(ended) >= 3 or readings < 10  # and in the midst of the work
+
+
+@pytest.mark.parametrize(("seconds", "left", "wanted"), [((0.01, 90.0), 60.0, True), ((0.01, 0.02), -1e6, False)])
+def test_ranks_that_expect_other_seconds_answer_alike(
+    ranks: Ranks, seconds: tuple[float, float], left: float, wanted: bool
+) -> None:
+    """Also where it is negligible work for some of them, which is done however late it is."""
+    assert ranks.run(time_jobs.late, 2, seconds, left) == [[wanted, True]] * 2

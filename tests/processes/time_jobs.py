@@ -4,12 +4,15 @@ import dataclasses
 import warnings
 from typing import Any
 
+import torch
+
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.group_posterior import GroupPosterior, condition_group, fit_group
 from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 from processes.condition_jobs import model, table
@@ -65,3 +68,11 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
         "mean": mean.tolist(), "rows": len(post.x), "theta": theta, "iterations": report.iterations,
         "events": sorted({event.kind.name for event in report.events}), "read": clock.read,
     }  # fmt: skip
+
+
+def late(process_group: Any, seconds: tuple[float, ...], left: float) -> list[bool]:
+    """Whether ranks take work for too late that each of them expects to take other seconds; and that they go on."""
+    group = Group.of(process_group)
+    deadline = deadline_of(group, Deadline(LIMIT, left, lambda: 0.0))
+    answers = [TimeSettings().late(deadline, seconds[group.rank])]
+    return [*answers, float(group.sum(torch.ones(()))) == group.size]

@@ -9,7 +9,7 @@ import sys
 import time
 
 from .application import main
-from .ranks import OneInterrupt, launched
+from .ranks import OneInterrupt, after_first, launched
 
 __all__ = ["main", "process"]
 
@@ -22,15 +22,16 @@ def process() -> None:
     if not launched():
         main(began)
         return
-    code: object = 1
+    code = 1
     OneInterrupt().install()
     try:
         main(began)
     except SystemExit as stop:
-        code = stop.code
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        after_first(code)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         if sys.exc_info()[0] is None:
             # Threads of a process group that is taken apart as Python ends may abort it, with a code of their own.
-            os._exit(code if isinstance(code, int) else int(code is not None))
+            os._exit(code)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 from flashgp.foundations.errors import ProcessGroupError
@@ -25,6 +25,7 @@ __all__ = [
     "INTERRUPTED",
     "OneInterrupt",
     "SilentConsole",
+    "after_first",
     "explained",
     "interrupted",
     "launched",
@@ -38,6 +39,7 @@ __all__ = [
 # Seconds that ranks wait while rank 0 scores and writes: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
+LAST_WORD_SECONDS = 10.0  # that rank 0 has to say what failed, from the end of another rank on
 AGAIN_SECONDS = 2.0  # within which a second Ctrl-C is the first one, which torchrun hands on to its processes
 
 
@@ -104,6 +106,13 @@ class OneInterrupt:
             text = f"error: interrupted; the processes did not end together within {self._together_seconds:g} s\n"
             os.write(2, text.encode())
         os._exit(INTERRUPTED)
+
+
+def after_first(code: int) -> None:
+    """Let rank 0 say what failed: torchrun ends all ranks as soon as one has failed, this one with them."""
+    if silent() and code not in (0, INTERRUPTED) and "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(KeyboardInterrupt):
+            time.sleep(LAST_WORD_SECONDS)
 
 
 def interrupted() -> bool:

@@ -17,8 +17,7 @@ _FIELDS = tuple(f.name for f in dataclasses.fields(Report))
 _TEXTS = ("backend", "device", "dtype", "route")
 # Fields of a plan that the first format lacks.
 _SINCE_2 = ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank")
-# And fields that files of format 4 may lack: of a prediction for a fit, of outputs with noise of their
-# own, of ranks.
+# And fields that files of format 4 may lack: of a prediction for a fit, of outputs with noise of their own, of ranks.
 _LATER: dict[str, Any] = {
     "fit_seconds": 0.0, "fit_seconds_low": 0.0, "fit_seconds_high": 0.0, "largest_fit": None, "factors": 1,
     "offers": [], "shared": None,

@@ -200,6 +200,7 @@ def _asked(settings: ConditionSettings) -> dict[str, object]:
     """What all ranks must have asked for."""
     solve, plan = settings.solve, settings.plan
     return {
+        "approximation": None,
         "solver": settings.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": settings.memory,
         "deterministic": solve.deterministic, "dtype": settings.dtype, "jitter": settings.jitter,
         "plan": None if plan is None else plan.route, "progress": settings.progress is not None,
@@ -211,6 +212,7 @@ def _fit_asked(options: FitOptions) -> dict[str, object]:
     """The same of a fit."""
     plan = options.plan
     return {
+        "approximation": None,
         "starts": options.starts, "initial": options.initial, "priors": options.priors, "seed": options.seed,
         "max_iterations": options.max_iterations, "memory": options.memory, "dtype": options.dtype,
         "tolerance": options.tolerance, "jitter": options.jitter, "deterministic": options.deterministic,

@@ -1,5 +1,6 @@
 """How conditioning and solves were asked for, as values that are passed down."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -91,9 +92,12 @@ class TimeSettings:
         return min(plan.seconds, self.part_share * max(0.0, left))
 
     def late(self, deadline: Deadline, seconds: float) -> bool:
-        """Whether work of so many seconds that begins now would end too long after the deadline."""
+        """Whether work of so many seconds that begins now would end too long after the deadline.
+
+        Negligible work asks too: ranks of a group, each with seconds of its own, ask at the same places.
+        """
         grace = 0.0 if deadline.limit is None else self.grace_share * deadline.limit + self.grace_seconds
-        return seconds > self.negligible_seconds and deadline.passed(seconds - grace)
+        return deadline.passed(seconds - grace if seconds > self.negligible_seconds else -math.inf)
 
 
 @dataclass(frozen=True)

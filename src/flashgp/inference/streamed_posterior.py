@@ -220,8 +220,9 @@ class StreamedPosterior(ApproximatePosterior):
 
     def _held(self, name: str) -> Held:
         if self.state.held is None:
+            again = "give some of them again, post.leave_out(x, y)" if name == "leave_one_out" else "take post.inducing"
             raise DomainError(
-                f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; take "
-                "post.inducing, or condition on the rows that count"
+                f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read, or "
+                f"are spread over ranks; {again}, or condition on the rows that count"
             )
         return self.state.held

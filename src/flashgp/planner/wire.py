@@ -1,8 +1,8 @@
 """What the ranks of a group send each other in exact inference, eqs. (M-226) to (M-229): bytes, and seconds of waiting.
 
 Counted for rank 0, which sends the most: its triangles are everyone's. A low rank that is decomposed by a QR, where its
-columns are hardly independent, sends more. Rates are those that `flashgp tune` has measured
-in a group, or published ones. Nothing overlaps: a rank computes, or it waits.
+columns are hardly independent, sends more. Rates are those that `flashgp tune` has measured in a group, or published
+ones. Nothing overlaps: a rank computes, or it waits.
 """
 
 from dataclasses import dataclass

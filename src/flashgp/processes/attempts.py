@@ -4,8 +4,8 @@ import os
 from typing import Any
 
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+
+from flashgp.foundations.errors import BackendUnavailableError
 
 __all__ = ["init_process_group"]
 
@@ -20,14 +20,20 @@ def init_process_group(backend: str = "gloo", **options: Any) -> None:
     and without torchrun it is torch's own function.
 
     Args: backend, options: as there; no store, rank or size.
-    Raises: as `torch.distributed.init_process_group`.
+    Raises: as `torch.distributed.init_process_group`; BackendUnavailableError where torch was built without it.
     Example:
         >>> from flashgp.processes import init_process_group  # in each process of torchrun --max-restarts 3
     """
+    if not dist.is_available():
+        raise BackendUnavailableError("`init_process_group` needs torch.distributed, which this build of torch lacks")
     size = os.environ.get("WORLD_SIZE", "1")
     if ATTEMPT not in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != size:
         dist.init_process_group(backend, **options)
         return
-    store, rank, ranks = next(iter(rendezvous("env://")))
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    waits = {} if options.get("timeout") is None else {"timeout": options["timeout"]}  # of joining, too
+    store, rank, ranks = next(iter(rendezvous("env://", **waits)))
     own = PrefixStore(f"attempt {os.environ[ATTEMPT]}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, **options)

@@ -30,7 +30,7 @@ from flashgp.processes.shares import Shares
 
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
-INIT = "torch.distributed.init_process_group()"
+INIT = "flashgp.processes.init_process_group()"
 MAX_SECONDS = 366 * 24 * 3600.0  # which torch's own clocks can count
 LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a processor
 
@@ -221,7 +221,11 @@ class Group:
         texts = {name: str(value) for name, value in parts.items()}
         every = [json.loads(data) for data in self.gather_bytes(json.dumps(texts).encode(errors="surrogatepass"))]
         lines, names, ranks = [], [], set()
-        for name in sorted({name for one in every for name in one}):
+        given = {name for one in every for name in one}
+        common = {name for name in given if all(name in one for one in every)}
+        # Of different calls what both are given says enough, if it differs.
+        shown = common if any(one[name] != every[0][name] for one in every for name in common) else given
+        for name in sorted(shown):
             values = [one.get(name, "nothing") for one in every]
             if len(set(values)) > 1:
                 usual = max(values, key=lambda v: (values.count(v), -values.index(v)))

@@ -1,7 +1,8 @@
 """The plan of a prediction, and what variances take without a float64 factor, eq. (M-107)."""
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -53,11 +54,16 @@ def _passes_of_solves(state: State) -> int:
 def price_of(
     state: State, n_test: int, asked: str, deterministic: bool, settings: VarianceSettings = DEFAULT_VARIANCES
 ) -> VariancePrice:
-    """Of variances at so many points, by exact solves or by samples in their place, (M-107)."""
+    """Of variances at so many points, by exact solves or by samples in their place, (M-107).
+
+    Of a group, whose ranks may have other rates, by those of rank 0; all of its ranks ask.
+    """
     size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
     profile = BUILT_IN if deterministic else current_profile()
     problem = replace(size.variances(state.prior, n_test, state.x.device, profile), settings=settings)
-    return exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
+    price = exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
+    group = state.settings.group
+    return price if group.size == 1 else VariancePrice(*json.loads(group.text_of_first(json.dumps(astuple(price)))))
 
 
 def planner_of(

@@ -66,7 +66,7 @@ class CandidatePreconditioner:
             refuses it for all.
     Fields: size, the index; outcome, of the last comparison; why, of a refusal; gain, iterations of the first one that
     one of this does the work of, by the comparison; 1 without one; at_once, whether a solve may begin with it: no
-    longer once one has that gained nothing.
+    longer once one has that gained nothing, unless `deterministic` makes every solve begin alike.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CandidatePreconditioner:
     def is_quick(self) -> bool:
         """Whether it is made in hardly more time than an iteration takes, in the largest size of which that is true."""
         self.choose_size(self.settings.at_once / self.settings.making_share)
-        return self.at_once and self.price <= self.settings.at_once
+        return (self.at_once or is_deterministic()) and self.price <= self.settings.at_once
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
         """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
@@ -230,10 +230,14 @@ class ComparisonRun(Comparison):
                 solve.use(preconditioner, solve.dtype)
             elif self.candidate.why:
                 solve.note(EventKind.PRECONDITIONER_REFUSED, error=self.candidate.why)
-        elif self.running and self._may_settle(solve) and not self._settled(solve):
-            solve.use(None, self.dtype)
-            if torch.float64 not in self.tried:
-                solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
+        elif self.running and self._may_settle(solve):
+            alone = (
+                self.at_once
+            )  # nothing says yet that float32 products are to blame: the low rank has not had its turn
+            if not self._settled(solve):
+                solve.use(None, self.dtype)
+                if not alone and torch.float64 not in self.tried:
+                    solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
 
     def _may_settle(self, solve: SolveState) -> bool:
         """By a residual that is true: wanted, of nothing that is left open, or come early where there is no rate that
