@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 import flashgp as fgp
+from flashgp.processes import init_process_group
 
 TABLE = Path(__file__).parents[1] / "data" / "kin40k_6000.csv.gz"  # 8 columns, the target last
 
@@ -65,6 +66,6 @@ def main(rows: int = 6000, epochs: int = 30, batch: int = 250, group: Any = None
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    init_process_group("gloo")
     main()
     dist.destroy_process_group()

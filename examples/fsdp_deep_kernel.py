@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import flashgp as fgp
+from flashgp.processes import init_process_group
 
 
 def model() -> fgp.GP:
@@ -63,6 +64,6 @@ def main(rows: int = 4000, steps: int = 150, group: Any = None) -> tuple[float, 
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    init_process_group("gloo")
     main()
     dist.destroy_process_group()

@@ -37,6 +37,21 @@ def test_a_collective_waits_until_its_thread_lets_go() -> None:
     assert let_go.is_set()
 
 
+def test_a_thread_that_keeps_tensors_is_waited_for_once() -> None:
+    tensor, held, group = torch.ones(3), list[torch.Tensor](), Group()
+
+    class Work:
+        def wait(self, _: timedelta) -> None:
+            held.append(tensor.view(3))
+
+    seconds = []
+    for _ in range(2):
+        began = time.monotonic()
+        group._wait("a test", Work, tensor)
+        seconds.append(time.monotonic() - began)
+    assert seconds[0] >= LET_GO_SECONDS > seconds[1]
+
+
 @pytest.mark.parametrize("counts", [(5,), (4, 4), (101, 97, 3), (101, 97, 3, 0), (0, 1, 0, 9)])
 def test_collectives_equal_one_process(ranks: Ranks, counts: tuple[int, ...]) -> None:
     size = len(counts)

@@ -80,6 +80,7 @@ class Group:
         self.bytes_sent = 0
         self._shared: BaseException | None = None  # the error that all ranks are raising
         self._broken = ""  # what left the group out of step
+        self._threads_let_go = True
         if process_group is not None:
             self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
             self._devices = _devices_of(process_group)
@@ -405,7 +406,8 @@ class Group:
                 operation=name,
             ) from error
         self._broken = ""
-        _let_go(tensors, owners)
+        if self._threads_let_go:  # where those of this torch keep tensors longer, waiting is of no use
+            self._threads_let_go = _let_go(tensors, owners)
 
     def _near(self, tensor: Tensor) -> torch.device:
         """Where a tensor is sent from: its own device, or one that the group has a backend for."""
@@ -474,8 +476,9 @@ def _warn_if_launched() -> None:
         )
 
 
-def _let_go(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-    """Wait, most often not at all, until a thread of gloo has let go of the tensors of a collective that has ended.
+def _let_go(tensors: Sequence[Tensor], owners: Sequence[int]) -> bool:
+    """Wait, most often not at all, until a thread of gloo has let go of the tensors of a collective that has ended;
+    whether it has within LET_GO_SECONDS.
 
     A thread that is the last to let go of one needs Python for it, and aborts the process where Python is about to end
     (torch 2.13, pytorch/pytorch#190489): a fit that was done would count as failed, and torchrun start it again.
@@ -483,8 +486,11 @@ def _let_go(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
     until = time.monotonic() + LET_GO_SECONDS
     for tensor, before in zip(tensors, owners, strict=True):
         if tensor.device.type == "cpu":
-            while _owners(tensor) > before and time.monotonic() < until:
+            while _owners(tensor) > before:
+                if time.monotonic() >= until:
+                    return False
                 time.sleep(0.0)
+    return True
 
 
 def _owners(tensor: Any) -> int:
