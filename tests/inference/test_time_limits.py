@@ -1,6 +1,7 @@
 """A time limit holds for the whole call, on every route: by a clock that only the work of these tests moves."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy
@@ -10,7 +11,7 @@ import torch
 import flashgp as fgp
 from clocks import Clock
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.inference.training.fit import Fitted, fit_prior
@@ -80,15 +81,17 @@ def test_a_fit_ends_in_time(route: str, limit: float, evaluation: float, posteri
     """
     found, clock = fitted(route, limit, evaluation, posterior)
     parts = of_kind(found.report.events, EventKind.POSTERIOR_OF_PART)
-    whole = not parts
+    quick = of_kind(found.report.events, EventKind.FACTOR_ON_TIME)  # of all rows after all
+    whole = not parts and not quick
     planned = posterior if route != "iterations" else TIME.min_solve * posterior
     assert clock.now <= limit, "the search alone"
     assert clock.now + (planned if whole else 0.0) <= 1.1 * limit + 2.0
     if parts:
         assert parts[0].fields == {"rows": found.state.count, "of": ROWS, "limit": limit}
-        assert 100 <= found.state.count <= ROWS
-    else:
+        assert 100 <= found.state.count < ROWS
+    elif whole:
         assert planned <= 1.1 * limit + 2.0
+    assert bool(parts) == (found.state.count < ROWS)
     if posterior <= 0.75 * limit:
         assert whole, "a search leaves as much as the posterior takes"
     ended = of_kind(found.report.events, EventKind.FIT_TIME_UP)
@@ -169,7 +172,11 @@ def test_rows_whose_factor_takes_no_time_are_taken_however_late_it_is() -> None:
     x, y = table(ROWS)
     plan = dataclasses.replace(fgp.plan(prior(), n=ROWS, d=3, route="direct"), seconds=1e6)
     late = ConditionSettings(deadline=Deadline(1.0, -1e9, Clock()), plan=plan, time=TimeSettings(min_rows=100))
-    assert condition(prior(), x, y, late).count == ROWS
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fgp.FlashGPWarning)  # nothing is lost
+        state = condition(prior(), x, y, late)
+    assert state.count == ROWS
+    assert state.report.events == [Event(EventKind.FACTOR_ON_TIME, limit=1.0)]
     none = dataclasses.replace(late, time=TIME)
     assert condition(prior(), x, y, none).count == 100
 

@@ -12,7 +12,7 @@ import torch
 from flashgp.foundations import errors
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ProcessGroupError
 from flashgp.processes import Group, GroupSettings
-from flashgp.processes.group import ALONE
+from flashgp.processes.group import ALONE, LET_GO_SECONDS
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 from processes import group_jobs

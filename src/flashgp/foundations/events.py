@@ -261,6 +261,9 @@ class EventKind(Enum):
     )
     PRECONDITIONER_REFUSED = "{solver} is slow; the full-scale preconditioner could not be made: {error}"
 
+    FACTOR_ON_TIME = (
+        "The time limit of {limit:g} s left no time for what was planned: a float64 factor of all rows took its place."
+    )
     POSTERIOR_OF_PART = (
         "The time limit of {limit:g} s left no time for the planned posterior of {of:n row}: this one is of {rows:,} "
         "random ones. Allow more time, or call gp.condition(x, y), for that of all."

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, ProcessGroupError, RankMismatchError, warn
+from flashgp.foundations.quantities import counted
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 
@@ -253,8 +254,8 @@ class Group:
         if self.size > 1 and sum(counts) < self.size:
             raise self._all_raise(
                 DomainError(
-                    f"`group` must have no more ranks than there are rows, got {self.size} ranks and {sum(counts)} "
-                    "rows; start fewer processes"
+                    f"`group` must have no more ranks than there are rows, got {self.size} ranks and "
+                    f"{counted(sum(counts), 'row')}; start fewer processes"
                 )
             )
         return Shares(tuple(counts))
@@ -400,9 +401,10 @@ class Group:
         except RuntimeError as error:
             self._broken = f"{name}: {error}"
             raise ProcessGroupError(
-                f"a collective ({name}) over the {self.size} ranks of `group` failed on rank {self.rank}: {error}. "
-                f"A rank has died, or did not answer within {self._settings.time_limit:g} s: see its own error, or let "
-                "ranks wait longer, group=flashgp.processes.Group.of(group, GroupSettings(time_limit=...))",
+                f"a collective ({name}) over the {self.size} ranks of `group` failed on rank {self.rank}: a "
+                f"rank has died, or did not answer within {self._settings.time_limit:g} s. See its own error, or let "
+                "ranks wait longer, group=flashgp.processes.Group.of(group, GroupSettings(time_limit=...)). "
+                f"torch says: {error}",
                 operation=name,
             ) from error
         self._broken = ""

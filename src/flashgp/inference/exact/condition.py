@@ -241,8 +241,11 @@ def _of_part(
         prior, plan, deadline.own, settings.time, deterministic=settings.solve.deterministic, slowdown=slowdown
     )
     rows = int(smallest(settings.solve.group, rows))
-    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
-    warn(str(event))
+    if rows < n:
+        event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
+        warn(str(event))
+    else:
+        event = Event(EventKind.FACTOR_ON_TIME, limit=deadline.limit)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
     index = order[:rows].sort().values.to(x.device)
     y = y[..., index] if prior.outputs is None else y[..., index, :]
