@@ -81,7 +81,7 @@ def test_one_rank_s_error_is_every_rank_s(ranks: Ranks) -> None:
     assert "columns is 3 on ranks 0, 1, 4 on rank 2" in different[1]
     assert different[2]["ranks"] == (0, 2)
     assert "dtype" not in different[1]
-    assert "3 ranks and 1 rows" in ends[0]
+    assert "3 ranks and 1 row;" in ends[0]
     assert ends[1:] == [True, True]
 
 

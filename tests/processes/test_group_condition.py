@@ -71,7 +71,7 @@ def test_what_a_group_refuses(ranks: Ranks) -> None:
     assert "columns is 3 on ranks 0, 1, 2 on rank 2" in said["columns"]
     assert said["shape"].startswith("ShapeError")
     assert said["not finite"].startswith("DomainError")
-    assert "3 ranks and 1 rows" in said["no rows"]
+    assert "3 ranks and 1 row;" in said["no rows"]
     assert said["memory"].startswith("MemoryBudgetError")
     for name in ("differentiable", "approximation", "append", "stream", "drop"):
         assert said[name].startswith("DomainError"), said[name]
