@@ -99,3 +99,8 @@ def test_rank_0_says_for_all_whether_variances_are_sampled(ranks: Ranks, tmp_pat
     assert found[0]["sampled"]
     assert found[1]["sampled"]
     check([found[1] | {"route": ""}], found[0] | {"route": ""}, 0.0, ("variance",))
+
+
+def test_the_least_room_of_any_rank_decides_how_many_pivots_draws_have(ranks: Ranks) -> None:
+    """Of kernels without random features: else paths of ranks with other memory would differ."""
+    assert ranks.run(condition_jobs.pivots, 2) == [12, 12]

@@ -19,6 +19,8 @@ from flashgp.inference.prior import Prior
 from flashgp.kernels.random_features import RandomFeatures
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
+from flashgp.processes.agreement import smallest
+from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.direct.cholesky import factorise_keeping
 from flashgp.solvers.preconditioners.pivoted_cholesky import common_pivots
 
@@ -154,12 +156,19 @@ def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> Cova
 
 
 def prior_draws(
-    prior: Prior, x: Tensor, batch: torch.Size, columns: int, features: int, generator: torch.Generator
+    prior: Prior,
+    x: Tensor,
+    batch: torch.Size,
+    columns: int,
+    features: int,
+    generator: torch.Generator,
+    group: Group = ALONE,
 ) -> PriorDraws:
     """Draws of the prior: by random features where the kernel has them, else by a pivoted Cholesky of the rows x.
 
     Args: x, training points; batch, of the posterior; columns, functions per model; features, how many; generator, on
-        the CPU, so that every device draws the same.
+        the CPU, so that every device draws the same; group, whose ranks draw together: the least free memory of any of
+        them decides how many pivots there are.
     Raises: DomainError for a kernel without features and no rows to take pivots from.
     """
     psi = prior.kernel.features(features, generator)
@@ -178,7 +187,8 @@ def prior_draws(
             "post.predict(x_test).sample(), or condition on data"
         )
     free = available_bytes(x.device) // (8 * PIVOTED_SHARE * max(1, batch.numel()) * x.shape[-2])
-    pivots, _, residual = pivots_of(prior, x, max(1, min(features, x.shape[-2], free)), generator)
+    limit = int(smallest(group, min(features, x.shape[-2], free)))
+    pivots, _, residual = pivots_of(prior, x, max(1, limit), generator)
     return PivotedDraws(prior, x, pivots, residual, normal(pivots.numel()))
 
 
