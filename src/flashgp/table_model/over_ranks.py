@@ -31,7 +31,14 @@ from flashgp.units import StandardRows, standard_rows
 
 from .settings import TableSettings
 
-__all__ = ["PlannedFit", "check_same_rows", "decided_by_first", "planned_over_ranks", "standard_rows_of_first"]
+__all__ = [
+    "PlannedFit",
+    "check_same_rows",
+    "decided_by_first",
+    "memory_of_each",
+    "planned_over_ranks",
+    "standard_rows_of_first",
+]
 
 T = TypeVar("T")
 _Numbers = npt.NDArray[np.float64]
@@ -82,6 +89,12 @@ class PlannedFit:
     events: tuple[Event, ...] = ()
 
 
+def memory_of_each(group: Group, settings: TableSettings) -> str | int | None:
+    """The bytes that a plan of each rank may take; of one process what was asked for."""
+    device: Any = "cpu" if settings.device in (None, "auto") else settings.device
+    return agreed_memory(settings.memory, torch.device(device), group)
+
+
 def planned_over_ranks(
     group: Group, gp: GP, rows: RowCounts, settings: TableSettings, options: FitOptions
 ) -> PlannedFit:
@@ -90,9 +103,8 @@ def planned_over_ranks(
     Raises: MemoryBudgetError, on every rank.
     """
     asked, limit = settings.asked_approximation, settings.time_limit or None
-    device: Any = "cpu" if settings.device in (None, "auto") else settings.device
     wanted = PlanSettings(
-        agreed_memory(settings.memory, torch.device(device), group), settings.device, settings.compute_dtype,
+        memory_of_each(group, settings), settings.device, settings.compute_dtype,
         solver=settings.solver, deterministic=settings.deterministic, stages=options.stages, ranks=group.size,
     )  # fmt: skip
     if asked is None:

@@ -36,7 +36,7 @@ from flashgp.table.parts import TableParts, learn_encoding
 from flashgp.target_transform import TargetTransform
 from flashgp.units import standard_rows
 
-from .over_ranks import standard_rows_of_first
+from .over_ranks import memory_of_each, standard_rows_of_first
 from .preparation import best_kernel, fit_options, kernel_of
 from .settings import TableSettings
 
@@ -133,8 +133,9 @@ def prepare_rows(
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
     wanted_of_plan = PlanSettings(
-        settings.memory, settings.device, deterministic=settings.deterministic, stages=options.stages, ranks=group.size
-    )
+        memory_of_each(group, settings), settings.device, deterministic=settings.deterministic, stages=options.stages,
+        ranks=group.size,
+    )  # fmt: skip
     rows_read = RowCounts(survey.count, survey.width)
     plan = planned_over(
         group,
