@@ -113,6 +113,7 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
     [
         (("fit", "CSV", "--target", "nothing"), 2, "must name a column"),
         (("fit", "CSV", "--target", "y", "--approximation", "full_scale", "--starts", "1"), 0, "2 categories"),
+        (("fit", "CSV", "--target", "y", "--starts", "1"), 0, "processes 2: memory and time are those of each"),
         (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
         (("predict", "model", "CSV", "--out", "p.csv"), 2, "predict needs no ranks"),
         (("fit", "CSV", "--target", "y", "--starts", "0"), 2, "Invalid value"),
@@ -123,7 +124,7 @@ def test_every_rank_ends_with_the_same_code(csv: Path, words: tuple[str, ...], c
     assert codes == [code, code]
     assert outs[1] == ""
     assert errors[1] == ""
-    assert said in " ".join(errors[0].replace("│", " ").split())
+    assert said in " ".join((outs[0] + errors[0]).replace("│", " ").split())
 
 
 def test_a_warning_of_all_ranks_is_said_once(tmp_path: Path) -> None:

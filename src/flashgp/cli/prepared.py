@@ -126,8 +126,14 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
         matrix = "stored" if plan.route == "stored" else "computed again in every product"
         how = f"conjugate gradients, the covariance matrix {matrix}"
     rates = "" if plan.profile == "measured" else "; `flashgp tune` measures how fast this machine is"
+    ranks = prepared.options.group.size if isinstance(plan, Plan) else 1
     return [
         ("method", f"{how}, on {plan.device}"),
+        *(
+            [("processes", f"{ranks}: memory and time are those of each")]
+            if ranks > 1 and isinstance(plan, Plan)
+            else []
+        ),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
         ("time", f"{plan.fit_text}{rates}"),
         *([("fits up to", str(plan.largest_fit))] if isinstance(plan, Plan) and plan.largest_fit else []),
