@@ -4,7 +4,8 @@ A file is found by what it was measured on (processor, cores, torch's threads an
 by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
 stepping are part of the processor where the system lists them. A file is written whole or not at all, under a lock.
 One that cannot be read, or is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is
-executed. Rates of collectives are in a file of their own: they are of a machine whatever its threads and cores are.
+executed. Rates of collectives are in a file of their own, whatever threads and cores there are; it is written whole,
+but without a lock: of two groups that measure at once the last one's are kept.
 """
 
 import contextlib
