@@ -19,7 +19,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.prior import Prior
-from flashgp.planner.plan import Plan
+from flashgp.planner.plan import Plan, Shared
 from flashgp.processes.gradient_shares import unwrapped
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
@@ -150,10 +150,10 @@ def of_this_rank(prior: Prior, shares: Shares, group: Group) -> Prior:
     return prior.with_likelihood(prior.likelihood.by_rows(lambda rows: rows[here]))
 
 
-def shared_event(group: Group, shares: Shares, before: int, planned: int | None) -> Event:
+def shared_event(group: Group, shares: Shares, before: int, planned: Shared | None, *, fitting: bool = False) -> Event:
     """Of a report: whose rows were joined, what this rank has sent since it had sent so many bytes, and what by a plan
-    rank 0 would send."""
-    beside = {} if planned is None else {"planned": planned}
+    rank 0 would send to condition, or in a whole fit."""
+    beside = {} if planned is None else {"planned": planned.fit_sent_bytes if fitting else planned.sent_bytes}
     return Event(
         EventKind.SHARED, ranks=group.size, rows=shares.total, counts=list(shares.counts),
         sent=group.bytes_sent - before, **beside,
