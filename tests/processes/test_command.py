@@ -112,7 +112,7 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
     assert of_ranks["SHARED"]["fields"]["ranks"] == 2
     assert of_ranks["STREAMED"] == of_one["STREAMED"]  # of rows that are held
     text = command(2, *words[:-1])[1][0]
-    assert "2: they share the passes over the rows" in text
+    assert "2: memory and time are those of each" in text
     assert "leave-one-out, 602 rows" in text
     new = {"a": [0.1, 0.6], "city": ["Ulm", "Bonn"]}
     predicted = [fgp.load(path).predict(new).mean for path in (one, two)]

@@ -120,10 +120,9 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
         how = f"conjugate gradients, the covariance matrix {matrix}"
     rates = "" if plan.profile == "measured" else "; `flashgp tune` measures how fast this machine is"
     ranks = prepared.options.group.size
-    shared = "memory and time are those of each" if isinstance(plan, Plan) else "they share the passes over the rows"
     return [
         ("method", f"{how}, on {plan.device}"),
-        *([("processes", f"{ranks}: {shared}")] if ranks > 1 else []),
+        *([("processes", f"{ranks}: memory and time are those of each")] if ranks > 1 else []),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
         ("time", f"{plan.fit_text}{rates}"),
         *([("fits up to", str(plan.largest_fit))] if isinstance(plan, Plan) and plan.largest_fit else []),
