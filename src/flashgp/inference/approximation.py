@@ -98,12 +98,16 @@ class Approximation:
         return LADDER[DEFAULT][0] if isinstance(self.inducing, str) else int(self.inducing)
 
     @property
+    def leaves_points(self) -> bool:
+        """Whether the number of inducing points is left open."""
+        return isinstance(self.inducing, str)
+
+    @property
     def automatic(self) -> bool:
         """Whether a size is left to the plan, which has not chosen yet."""
         if self.chosen_sizes is not None:
             return False
-        of_inducing = isinstance(self.inducing, str)
-        return of_inducing or (self.kind != "sparse" and isinstance(self.neighbours, str))
+        return self.leaves_points or (self.kind != "sparse" and isinstance(self.neighbours, str))
 
     def points_of(self, d: int) -> Tensor | None:
         """Inducing points of the caller's own, (m, d); None where they are chosen. Raises: ShapeError, DomainError."""

@@ -24,7 +24,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition_on
-from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.layout import few_suffice, layout_of
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
@@ -148,4 +148,9 @@ def _objective(
     sizes = sizes.within(size)
     noise = problem.prior.sites(problem.y).variance.detach()
     layout = layout_of(problem.prior, problem.x, noise, sizes, options.seed, own, group)
-    return FullScaleLogJoint(problem, layout, group, options.seed)
+    found = FullScaleLogJoint(problem, layout, group, options.seed)
+    if asked.leaves_points and len(layout.inducing):
+        fewer = FullScaleLogJoint(problem, layout.with_fewer_points(), group, options.seed)
+        if few_suffice(found.log_likelihood(), fewer.log_likelihood(), size, group):
+            return fewer
+    return found

@@ -7,7 +7,7 @@ regression, for pivots as inducing points.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,9 +25,11 @@ from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourh
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points"]
+__all__ = ["PIVOT_SHARE", "Layout", "few_suffice", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points"]
 
 F64 = torch.float64
+FEWER = 8  # times fewer points are tried, and so many nats a row may be lost with them
+NEGLIGIBLE = 1e-3
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
 # Pivots are taken while they say anything: what limits them are their number and rounding.
 PIVOTS = LowRankSettings(trace_share=1e-3, min_decay=0.5)
@@ -47,6 +49,19 @@ class Layout:
     def conditioned(self) -> Tensor:
         """The blocks of conditioning, alike in size."""
         return self.near.blocks[: len(self.near.blocks) - self.appended]
+
+    def with_fewer_points(self) -> "Layout":
+        """The same with an eighth of the inducing points, the first pivots."""
+        points = self.inducing[: -(-len(self.inducing) // FEWER)]
+        return replace(self, inducing=points, sizes=replace(self.sizes, inducing=len(points)))
+
+
+def few_suffice(many: float, few: float, rows: int, group: Group) -> bool:
+    """Whether fewer inducing points explain as much, but for what no prediction shows; rank 0 decides.
+
+    Args: many, few: log likelihoods, nats.
+    """
+    return bool(group.from_first(torch.tensor([int(many - few <= NEGLIGIBLE * rows)])))
 
 
 def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:
