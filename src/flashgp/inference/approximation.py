@@ -155,6 +155,11 @@ class Approximation:
         predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, MAX_PREDICTING, n))
         return Sizes(inducing, max(1, min(block, n)), neighbours, predicting)
 
+    def with_points(self, inducing: int) -> "Approximation":
+        """The same with so many inducing points, which leaves them open no longer."""
+        sizes = None if self.chosen_sizes is None else replace(self.chosen_sizes, inducing=inducing)
+        return replace(self, inducing=inducing, chosen_sizes=sizes)
+
     def resolved(self, sizes: Sizes) -> "Approximation":
         """The same with the sizes that a plan chose."""
         return replace(self, chosen_sizes=sizes)

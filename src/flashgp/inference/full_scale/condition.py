@@ -17,7 +17,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
-from flashgp.inference.full_scale.layout import Layout, few_suffice, layout_of
+from flashgp.inference.full_scale.layout import Layout, few_suffice, fewer_points_event, layout_of
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.gathered import agreed_memory, gathered, shared_event
 from flashgp.inference.over_ranks import check_alike, planned_over
@@ -110,11 +110,13 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
         return factor, factor.sums()
 
     factor, sums = factor_of(layout)
-    if asked.leaves_points and len(layout.inducing):
+    if asked.leaves_points:
         fewer = layout.with_fewer_points()
         other, few = factor_of(fewer)
         n = rows.count
-        if few_suffice(sums.log_likelihood(n), few.log_likelihood(n), n, ranks):
+        gain = few_suffice(sums.log_likelihood(n), few.log_likelihood(n), n, ranks)
+        if gain is not None:
+            events.append(fewer_points_event(fewer, sizes.inducing, gain))
             layout, factor, sums = fewer, other, few
     events += [EVENT] if settings.solve.deterministic else []
     events += layout_events(layout, sums)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
@@ -25,7 +26,10 @@ from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourh
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = ["PIVOT_SHARE", "Layout", "few_suffice", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points"]
+__all__ = [
+    "PIVOT_SHARE", "Layout", "few_suffice", "fewer_points_event", "layout_of", "of_first", "pivot_points", "rows_of_all",
+    "scaled_points",
+]  # fmt: skip
 
 F64 = torch.float64
 FEWER = 8  # times fewer points are tried, and so many nats a row may be lost with them
@@ -56,12 +60,20 @@ class Layout:
         return replace(self, inducing=points, sizes=replace(self.sizes, inducing=len(points)))
 
 
-def few_suffice(many: float, few: float, rows: int, group: Group) -> bool:
-    """Whether fewer inducing points explain as much, but for what no prediction shows; rank 0 decides.
+def few_suffice(many: float, few: float, rows: int, group: Group = ALONE) -> float | None:
+    """What more inducing points add to a log likelihood, nats a row, where no prediction shows it, eq. (M-207); else
+    None.
 
-    Args: many, few: log likelihoods, nats.
+    Args: many, few: log likelihoods of so many rows, nats; group: whose rank 0 decides.
     """
-    return bool(group.from_first(torch.tensor([int(many - few <= NEGLIGIBLE * rows)])))
+    gain = float(group.from_first(torch.tensor([(many - few) / max(1, rows)], dtype=F64)))
+    return gain if gain <= NEGLIGIBLE else None
+
+
+def fewer_points_event(layout: Layout, planned: int, gain: float) -> Event:
+    """That a layout has fewer points than planned, since these suffice. Args: gain, of all, nats a row."""
+    more = gain if gain > 0.0 else None
+    return Event(EventKind.FEWER_POINTS_SUFFICE, kept=len(layout.inducing), planned=planned, gain=more)
 
 
 def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:
