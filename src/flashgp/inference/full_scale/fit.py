@@ -18,6 +18,7 @@ from flashgp.foundations.contexts import autocast_disabled, outside_inference_mo
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.events import Event, StopReason
+from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
@@ -164,7 +165,10 @@ class _Choices:
         if not asked.leaves_points:
             return found
         fewer = FullScaleLogJoint(problem, layout.with_fewer_points(), group, self.options.seed)
-        gain = few_suffice(found.log_likelihood(), fewer.log_likelihood(), size, group)
+        try:
+            gain = few_suffice(found.log_likelihood(), fewer.log_likelihood(), size, group)
+        except NotPositiveDefiniteError:  # which the search finds too, and passes over
+            return found
         taken = found if gain is None else fewer
         if problem is self.problem:
             self.asked = asked.with_points(taken.layout.sizes.inducing)

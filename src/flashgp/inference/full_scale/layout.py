@@ -18,7 +18,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.approximate_prices import ApproximateWork, Sizes
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.group_space import GroupSpace
@@ -32,8 +32,8 @@ __all__ = [
 ]  # fmt: skip
 
 F64 = torch.float64
-FEWER = 8  # times fewer points are tried, and so many nats a row may be lost with them
-NEGLIGIBLE = 1e-3
+FEWER = ApproximateWork.fewer  # times fewer points are tried
+NEGLIGIBLE = 1e-3  # nats a row that may be lost with them
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
 # Pivots are taken while they say anything: what limits them are their number and rounding.
 PIVOTS = LowRankSettings(trace_share=1e-3, min_decay=0.5)
