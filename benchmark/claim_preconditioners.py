@@ -8,8 +8,8 @@ an observation: `flashgp.solvers.ConjugateGradients` without comparisons, and as
 after `TIMES` times as long, if it has not come so far.
 Both in one process, the latter first, after what is compiled on first use; seconds are of preparation and solve, the
 error is the certified bound. Then the log determinant by stochastic Lanczos quadrature with the preconditioner that the
-solve has come to as control variate: its standard error over 16 probes, in nats, and its steps. A published table is also conditioned on by `gp.condition` at its defaults, by the route
-that its plan chooses.
+solve has come to as control variate: its standard error over 16 probes, in nats, and its steps. A published table is
+also conditioned on by `gp.condition` at its defaults, by the route that its plan chooses.
 """
 
 import argparse

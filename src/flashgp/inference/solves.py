@@ -108,7 +108,7 @@ class Solves:
             counted.peak_bytes, counted.budget_bytes = max(peak, counted.peak_bytes), budget
 
     def log_determinant(self) -> LogDeterminant:
-        """log|A|, eq. (M-99), with the factor, or the preconditioner that solves by conjugate gradients have come to."""
+        """log|A|, eq. (M-99), with the factor, or the preconditioner that conjugate gradients have come to."""
         method = self.prepared()
         assert isinstance(method, PreparedConjugateGradients)
         kept = method.preconditioner.kept()

@@ -113,7 +113,12 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     ratio = options.settings.stochastic.part_ratio
     choices = _Choices(problem, asked, options)
     trained = LinearStages(
-        problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options, recorder
+        problem,
+        problem.rows,
+        lambda first: part_sizes(problem.rows, first, ratio),
+        choices.objective,
+        options,
+        recorder,
     ).run()
     report = Report(events=promoted)
     report_search(report, recorder, trained, options)

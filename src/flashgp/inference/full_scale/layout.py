@@ -27,8 +27,8 @@ from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
 __all__ = [
-    "PIVOT_SHARE", "Layout", "few_suffice", "fewer_points_event", "layout_of", "of_first", "pivot_points", "rows_of_all",
-    "scaled_points",
+    "PIVOT_SHARE", "Layout", "few_suffice", "fewer_points_event", "layout_of", "of_first", "pivot_points",
+    "rows_of_all", "scaled_points",
 ]  # fmt: skip
 
 F64 = torch.float64

@@ -68,6 +68,4 @@ class FullScaleLogJoint(LogJoint):
         n, prior = residual.shape[-2], self.problem.prior
         points, workspace = rows.part(n, rows.count), self.problem.direct.workspace
         function = Basis.of(prior.kernel.form, theta, points, workspace)
-        return FullScaleFactor.of(
-            function, rows.part(0, n), self.layout.near, residual, noise, self.group, self.seed
-        )
+        return FullScaleFactor.of(function, rows.part(0, n), self.layout.near, residual, noise, self.group, self.seed)
