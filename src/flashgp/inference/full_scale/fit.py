@@ -16,8 +16,7 @@ import torch
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
-from flashgp.foundations.errors import ShapeError
-from flashgp.foundations.events import Event, StopReason
+from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
