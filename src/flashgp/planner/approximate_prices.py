@@ -313,12 +313,12 @@ class SparsePrice(Price):
 
     def value(self, rows: int) -> float:
         m = self.sizes.inducing
-        return rows * m / self.rates.block_pairs + self.gemm(2.25 * rows * m**2 + 2.0 * m**3)
+        return rows * m / self.rates.block_pairs + self.gemm(2.0 * rows * m**2 + 2.0 * m**3)
 
     def step(self, rows: int) -> float:
         m = self.sizes.inducing
         pairs = self.derivatives * rows * m / self.rates.block_pairs
-        return self.value(rows) + pairs + self.gemm(5.25 * rows * m**2 + 6.0 * m**3)
+        return self.value(rows) + pairs + self.gemm(5.0 * rows * m**2 + 6.0 * m**3)
 
     def layout(self, rows: int) -> float:
         return self.points(rows)
