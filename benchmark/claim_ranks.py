@@ -137,7 +137,8 @@ def _memory(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     x, y = _rows(given["n"], process_group)
     with warnings.catch_warnings(), PeakMeter() as meter:
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
-        plan = fgp.plan(_model(), n=given["n"], d=D, route="stored", memory="64GiB")
+        ranks = 1 if process_group is None else Group.of(process_group).size
+        plan = fgp.plan(_model(), n=given["n"], d=D, route="stored", memory="64GiB", ranks=ranks)
         post = _model().condition(x, y, plan=plan, tolerance=0.1, group=process_group)
     return {"bytes": meter.peak_bytes, "route": post.report.route, "sent": post.state.settings.group.bytes_sent}
 

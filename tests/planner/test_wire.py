@@ -11,12 +11,13 @@ from flashgp.foundations.collectives import CollectiveRate, collective_rate
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.planner.plan import Plan
+from flashgp.processes.shares import too_many_ranks
 
 MEASURED = CollectiveRate("gloo", 2, 1e-4, 1e9, machines=1)
 KNOWN = dataclasses.replace(BUILT_IN, collectives=(MEASURED,))
 
 
-def plan(n: int = 60_000, d: int = 3, **options: Any) -> Plan:
+def plan(n: int = 60_000, d: int = 3, **options: Any) -> Any:
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
     return fgp.plan(gp, n=n, d=d, **{"memory": "4GiB", "profile": KNOWN, **options})
 
@@ -113,10 +114,115 @@ def test_a_plan_says_that_its_network_was_not_measured() -> None:
     assert any("torchrun --nproc-per-node 4 -m flashgp tune" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("beside", [{"n_test": 5}, {"approximation": "sparse"}, {"batch": 3}, {"ranks": 0}])
-def test_ranks_are_of_exact_fits_of_one_model(beside: dict[str, Any]) -> None:
+@pytest.mark.parametrize("beside", [{"n_test": 5}, {"batch": 3}, {"ranks": 0}])
+def test_ranks_are_of_fits_of_one_model(beside: dict[str, Any]) -> None:
     with pytest.raises(DomainError, match="`ranks`"):
         plan(1000, **{"ranks": 2, **beside})
+
+
+@pytest.mark.parametrize("kind", [None, "full_scale", "sparse", "auto"])
+def test_more_ranks_than_rows_are_refused_as_a_fit_refuses_them(kind: str | None) -> None:
+    with pytest.raises(DomainError) as refused:
+        plan(10, ranks=20, approximation=kind)
+    assert str(refused.value) == str(too_many_ranks("group", 20, 10)).replace("group", "ranks")
+    assert "got 20 ranks and 10 rows" in str(refused.value)
+    assert plan(10, ranks=10, approximation=kind) is not None
+
+
+# -- approximations --------------------------------------------------------------------------------------------------
+def waiting(kind: str, name: str, ranks: int, **options: Any) -> float:
+    """Seconds of a field that ranks wait: beside those of a network that takes no time."""
+    rate = collective_rate(KNOWN.collectives, "gloo", ranks)
+    instant = dataclasses.replace(rate, seconds=1e-15, bytes_per_second=1e21)
+    one, other = (
+        plan(approximation=kind, ranks=ranks, profile=dataclasses.replace(BUILT_IN, collectives=(r,)), **options)
+        for r in (rate, instant)
+    )
+    return getattr(one, name) - getattr(other, name)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_bytes_and_seconds_of_a_full_scale_model_over_ranks(ranks: int) -> None:
+    """Eq. (M-231), written out: table, blocks with neighbours and points, sums; a gradient of all rows."""
+    n, d, m, b, q = 60_000, 3, 200, 32, 96
+    sizes = {"inducing": m, "neighbours": q}
+    found = plan(n, d, approximation="full_scale", ranks=ranks, **sizes)
+    assert (found.block, found.shared.ranks, found.shared.collectives) == (b, ranks, "measured")
+    sets, reduced = n // b, 2.0 * (ranks - 1) / ranks
+    near = (ranks - 1) * 8 * (sets * b + -(-sets // ranks) * q + m * d)
+    sums = reduced * 8 * (m * m + m + 3)
+    sent = (ranks - 1) * -(-n // ranks) * 8 * (d + 1) + near + sums
+    assert found.shared.sent_bytes == pytest.approx(sent, rel=1e-6)
+    rate = collective_rate(KNOWN.collectives, "gloo", ranks)
+    wire = (12 + 3 + 2 + 1) * rate.seconds + sent / 1e9
+    assert found.shared.wire_seconds == pytest.approx(wire)
+    assert waiting("full_scale", "seconds", ranks, **sizes) == pytest.approx(wire, rel=1e-6)
+    width, parameters = 3, sum(p.numel() for p in fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).parameters())
+    step = sums + reduced * 8 * (n * (2 + width) + m * width + parameters) + (ranks - 1) * 8 * (2 * parameters + 1)
+    wire = (1 + 2 + 3) * rate.seconds + step / 1e9
+    assert waiting("full_scale", "fit_step_seconds", ranks, **sizes) == pytest.approx(wire, rel=1e-6)
+    assert found.shared.fit_sent_bytes > 16 * step
+    whole = waiting("full_scale", "fit_seconds", ranks, **sizes)
+    assert whole == pytest.approx(found.shared.fit_wire_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_bytes_and_seconds_of_inducing_points_over_ranks(ranks: int) -> None:
+    """Eq. (M-231), written out: a sample, points, sums."""
+    n, d, m = 60_000, 3, 200
+    found = plan(n, d, approximation="sparse", ranks=ranks, inducing=m)
+    reduced = 2.0 * (ranks - 1) / ranks
+    sums = reduced * 8 * (m * m + m + 6)
+    sent = (ranks - 1) * 8 * (20 * m * (d + 3) + m * d) + sums
+    assert found.shared.sent_bytes == pytest.approx(sent, rel=1e-6)
+    rate = collective_rate(KNOWN.collectives, "gloo", ranks)
+    wire = (25 + 2 + 1) * rate.seconds + sent / 1e9
+    assert waiting("sparse", "seconds", ranks, inducing=m) == pytest.approx(wire, rel=1e-6)
+    width, parameters = 3, sum(p.numel() for p in fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).parameters())
+    step = sums + reduced * 8 * (m * width + 2 * parameters) + (ranks - 1) * 8 * (2 * parameters + 1)
+    wire = (1 + 1 + 3) * rate.seconds + step / 1e9
+    assert waiting("sparse", "fit_step_seconds", ranks, inducing=m) == pytest.approx(wire, rel=1e-6)
+    whole = waiting("sparse", "fit_seconds", ranks, inducing=m)
+    assert whole == pytest.approx(found.shared.fit_wire_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+def test_more_ranks_share_the_work_of_an_approximation(kind: str) -> None:
+    """Eq. (M-230): a step of as many ranks is that part of one process's, beside what each of them does; memory is no
+    more than that of fewer."""
+    instant = dataclasses.replace(MEASURED, seconds=1e-15, bytes_per_second=1e21)
+    profile = dataclasses.replace(BUILT_IN, collectives=(instant,))
+    sizes = {"inducing": 64, "neighbours": 24} if kind == "full_scale" else {"inducing": 64}
+    plans = [
+        plan(2_000_000, approximation=kind, ranks=ranks, profile=profile, memory="64GiB", **sizes)
+        for ranks in (1, 2, 4, 16)
+    ]
+    assert plans[0].shared is None
+    for one, ranks in zip(plans[1:], (2, 4, 16), strict=True):
+        share = one.fit_step_seconds / plans[0].fit_step_seconds
+        # A of the rows that blocks may need, (24 + 8) / 8 times their own.
+        assert 0.99 / ranks < share < (2.2 if kind == "full_scale" else 1.01) / ranks
+        assert one.seconds < plans[0].seconds
+        assert type(one).from_json(one.to_json()) == one
+        assert f"{ranks}: bytes and seconds are those of each of them" in dict(one.lines())["ranks"]
+        assert "% of the time" in dict(one.lines())["sent"]
+    assert all(a.training_bytes >= b.training_bytes for a, b in itertools.pairwise(plans[1:]))
+    assert plans[-1].training_bytes < 0.7 * plans[0].training_bytes
+
+
+def test_auto_over_ranks_is_planned_from_their_share() -> None:
+    """What one process has no time for, many may have; and a plan offers what its ranks would take."""
+    instant = dataclasses.replace(MEASURED, seconds=1e-15, bytes_per_second=1e21)
+    options = {"profile": dataclasses.replace(BUILT_IN, collectives=(instant,)), "memory": "64GiB"}
+    alone = plan(1_000_000, approximation="full_scale", inducing=64, neighbours=24, **options)
+    asked = {"approximation": "auto", "time_limit": 0.6 * alone.fit_seconds, **options}
+    one, many = (plan(1_000_000, ranks=ranks, **asked) for ranks in (1, 64))
+    assert (one.shared, many.shared.ranks) == (None, 64)
+    assert one.approximation == "sparse"
+    assert many.approximation == "full_scale"
+    exact = plan(200_000, solver="cg", ranks=4, **options)
+    offered = {offer.approximation: offer.seconds for offer in exact.offers}
+    assert offered["full_scale"] == plan(200_000, approximation="full_scale", ranks=4, **options).fit_seconds
 
 
 def test_a_plan_of_ranks_is_not_run_by_one_process() -> None:

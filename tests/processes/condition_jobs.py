@@ -108,7 +108,6 @@ def refusals(process_group: Any) -> dict[str, str]:
         "no rows": lambda: gp.condition(x[: int(not group.rank)], y[: int(not group.rank)], group=process_group),
         "time limit": lambda: gp.condition(x, y, time_limit=5.0 + last, group=process_group),
         "differentiable": lambda: gp.condition(x, y, differentiable=True, group=process_group),
-        "approximation": lambda: gp.condition(x, y, approximation="auto", group=process_group),
         "memory": lambda: gp.condition(x, y, memory=1000, group=process_group),
         "points": lambda: post.predict(z + float(last)),
         "variance": lambda: post.predict(z, variance="sampled" if last else "auto"),

@@ -25,12 +25,12 @@ def case(process_group: Any, counts: tuple[int, ...]) -> tuple[Tensor, Tensor, T
     return x[part], y[part], z
 
 
-def options(n: int, kind: str) -> dict[str, Any]:
+def options(n: int, kind: str, ranks: int) -> dict[str, Any]:
     """Of an exact fit, or of one by estimated gradients from 100 rows on."""
     if kind == "exact":
         return {"starts": 1}
     gp = model("plain")
-    plan = fgp.plan(gp, n=n, d=3, solver="cg", memory="1GiB")
+    plan = fgp.plan(gp, n=n, d=3, solver="cg", memory="1GiB", ranks=ranks)
     plan = dataclasses.replace(plan, training=plan.route, training_rank=40, training_factor_passes=0)
     stochastic = dataclasses.replace(StochasticSettings(), first_rows=100, min_draws=16)
     return {"plan": plan, "starts": 1, "settings": FitSettings(stochastic=stochastic), "tolerance": 1e-8}
@@ -38,11 +38,13 @@ def options(n: int, kind: str) -> dict[str, Any]:
 
 def fitted(process_group: Any, kind: str, counts: tuple[int, ...], path: str | None = None) -> dict[str, Any]:
     x, y, z = case(process_group, counts)
+    ranks = 1 if process_group is None else len(counts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         fit = fgp.fit(
-            model("plain"), x, y, group=process_group, progress=False, checkpoint=path, **options(sum(counts), kind)
-        )
+            model("plain"), x, y, group=process_group, progress=False, checkpoint=path,
+            **options(sum(counts), kind, ranks),
+        )  # fmt: skip
     theta = torch.cat([p.detach().reshape(-1) for p in fit.gp.parameters()])
     shared = of_kind(fit.report.events, EventKind.SHARED)
     resumed = of_kind(fit.report.events, EventKind.RESUMED)

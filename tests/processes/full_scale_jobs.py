@@ -134,7 +134,6 @@ def refusals(process_group: Any) -> dict[str, str]:
         "not finite": lambda: gp.condition(x * (float("nan") if last else 1.0), y, group=process_group, **small),
         "memory": lambda: gp.condition(x, y, memory=1000, group=process_group, **small),
         "fit memory": lambda: fgp.fit(gp, x, y, memory=1000, group=process_group, **small),
-        "auto": lambda: gp.condition(x, y, approximation="auto", group=process_group),
         "append": lambda: post.append(x[:1], y[:1]),
         "stream": lambda: fgp.Stream(post),
     }  # fmt: skip

@@ -11,10 +11,19 @@ import flashgp as fgp
 from flashgp.foundations.errors import FlashGPError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.machine import using_root
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.objective import FullScaleLogJoint
+from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.parameter_vector import ParameterVector
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate_prices import Sizes
 from flashgp.processes.group import Group
 from flashgp.processes.rates import measured_rate
 from flashgp.processes.shares import Shares
+from inference.allocations import Allocations
 from processes.condition_jobs import table
+from processes.full_scale_jobs import FEW
 
 SMALL = 2**20
 
@@ -70,6 +79,52 @@ def fitted(process_group: Any, n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def approximated(process_group: Any, n: int, kind: str, fitting: bool) -> dict[str, Any]:
+    """An approximation by ranks: what was sent beside what was planned."""
+    group = Counting(process_group)
+    x, y, _, _ = table(n)
+    part = Shares.even(n, group.size).slice(group.rank)
+    asked = {"approximation": kind, "inducing": 60, **({"neighbours": 30} if kind == "full_scale" else {})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fgp.FlashGPWarning)
+        if fitting:
+            fit = fgp.fit(rough(), x[part], y[part], group=group, progress=False, starts=1, settings=FEW, **asked)
+            report, evaluations = fit.report, len(fit.history)
+        else:
+            report, evaluations = rough().condition(x[part], y[part], group=group, **asked).report, 0
+    shared = report.plan.shared
+    return {
+        "sent": group.bytes_sent, "collectives": group.collectives, "evaluations": evaluations,
+        "planned": shared.fit_sent_bytes if fitting else shared.sent_bytes, "shared": report.plan.to_json(),
+        "events": [event.fields.get("planned") for event in of_kind(report.events, EventKind.SHARED)],
+    }  # fmt: skip
+
+
+def allocated(process_group: Any, n: int, sizes: tuple[int, int, int]) -> dict[str, int]:
+    """The most bytes of tensors of this rank in full-scale conditioning and in a value with its gradient."""
+    group = Group.of(process_group)
+    x, y, _, _ = table(n)
+    part = Shares.even(n, group.size).slice(group.rank)
+    gp, (m, block, q) = rough(), sizes
+
+    def condition() -> Any:
+        return gp.condition(x[part], y[part], approximation="full_scale", inducing=m, neighbours=q, group=group)
+
+    with group.together(), torch.no_grad():
+        layout = layout_of(gp, x, torch.full((1,), 0.02, dtype=x.dtype), Sizes(m, block, q, 0), 0, None, group)
+    objective = FullScaleLogJoint(Problem(gp.released(), x, y, DirectSettings(TorchTiles())), layout, group)
+    theta = ParameterVector(objective.problem.prior, objective.problem.roles).values()
+    out = {}
+    for name, run in (("condition", condition), ("gradient", lambda: objective(theta))):
+        with group.together():
+            run()  # what is loaded once
+        with group.together(), Allocations(2**12) as seen:
+            result = run()
+        del result
+        out[name] = seen.peak
+    return out
+
+
 def refused(process_group: Any, short: int) -> list[str]:
     """Conditioning and a fit of many rows where one rank has a control group of little memory."""
     group = Group.of(process_group)
@@ -84,11 +139,13 @@ def refused(process_group: Any, short: int) -> list[str]:
         for name, text in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
-    said, seven = [], fgp.plan(rough(), n=600, d=3, ranks=7)
+    said, seven, one = [], fgp.plan(rough(), n=600, d=3, ranks=7), fgp.plan(rough(), n=600, d=3)
     for ask in (
         lambda: rough().condition(x[part], y[part], group=process_group),
         lambda: fgp.fit(rough(), x[part], y[part], group=process_group, progress=False),
         lambda: rough().condition(x[part], y[part], group=process_group, plan=seven),
+        lambda: rough().condition(x[part], y[part], group=process_group, plan=one),
+        lambda: fgp.fit(rough(), x[part], y[part], group=process_group, plan=one, progress=False),
     ):
         try:
             if group.rank == short:

@@ -57,7 +57,9 @@ def conditioned(group: Any, counts: tuple[int, ...]) -> list[float]:
     for of in (
         lambda rows, group: model().condition(x[rows], y[rows], approximation="sparse", inducing=12, group=group),
         lambda rows, group: model().condition(x[rows], y[rows], approximation="sparse", inducing=x[:7], group=group),
-        lambda rows, group: model().condition([(x[rows], y[rows])] * bool(len(x[rows])), inducing=x[3:11], group=group),
+        lambda rows, group: model().condition(
+            [(x[rows], y[rows])] * bool(len(x[rows])), approximation="auto", inducing=x[3:11], group=group
+        ),
         lambda rows, group: model().condition(
             [(x[rows][i : i + 9], y[rows][i : i + 9], known[rows][i : i + 9]) for i in range(0, len(x[rows]), 9)],
             inducing=x[3:11], group=group,
@@ -101,7 +103,7 @@ def resumed(group: Any, path: str) -> tuple[int, bool, bool]:
 
 
 def refused(group: Any) -> list[str]:
-    """What is said on every rank: bad rows on one, other models, other points, "auto", appending."""
+    """What is said on every rank: bad rows on one, other models, other points, appending."""
     rank = dist.get_rank(group)
     x, y = table(40)
     bad = y.clone()
@@ -113,7 +115,6 @@ def refused(group: Any) -> list[str]:
         lambda: (model() if rank else fgp.GP(fgp.kernels.RBF())).condition(x, y, **short),
         lambda: model().condition(x, y, **short | {"inducing": 5 + rank}),
         lambda: model().condition(x, y, **short | {"inducing": 500}),
-        lambda: fgp.fit(model(), x, y, approximation="auto", group=group, progress=False),
         lambda: fgp.fit(model(), x, bad, approximation="sparse", group=group, progress=False),
         lambda: fgp.fit(model(), x, y, seed=rank, **short, progress=False),
         lambda: model().condition([], inducing=5, group=group),

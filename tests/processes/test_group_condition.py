@@ -73,7 +73,7 @@ def test_what_a_group_refuses(ranks: Ranks) -> None:
     assert said["not finite"].startswith("DomainError")
     assert "3 ranks and 1 row;" in said["no rows"]
     assert said["memory"].startswith("MemoryBudgetError")
-    for name in ("differentiable", "approximation", "append", "stream", "drop"):
+    for name in ("differentiable", "append", "stream", "drop"):
         assert said[name].startswith("DomainError"), said[name]
 
 

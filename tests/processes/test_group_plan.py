@@ -1,6 +1,5 @@
 """Plans of ranks: what is sent and held beside what was planned, refusals on every rank, rates that are kept."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
-from flashgp.inference.plan_settings import RowCounts, conditioning_problem
-from flashgp.planner.fit_stages import StageSettings
+from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditioning_problem
 from flashgp.planner.wire import solve_wire, table_wire
 from processes import plan_jobs
 from processes.launch import Ranks
@@ -23,8 +21,7 @@ def test_as_much_is_sent_as_planned(ranks: Ranks, ranks_count: int) -> None:
     """Eqs. (M-226) to (M-228), at the passes that the solve took; a plan assumes 100."""
     n = 3000
     found = ranks.run(plan_jobs.sent, ranks_count, n, {"route": "recomputed"})
-    problem = conditioning_problem(plan_jobs.rough(), RowCounts(n, 3), StageSettings())
-    problem = dataclasses.replace(problem, ranks=ranks_count)
+    problem = conditioning_problem(plan_jobs.rough(), RowCounts(n, 3), PlanSettings(ranks=ranks_count))
     wire = table_wire(problem).plus(solve_wire(problem, 1, found[0]["rank"], found[0]["passes"]))
     for one in found:
         assert wire.sent / WITHIN < one["sent"] < WITHIN * wire.sent
@@ -63,14 +60,53 @@ def test_the_measured_peak_of_a_rank_was_planned(root: Path) -> None:
     assert plan.peak_bytes / 1.1 < cell["bytes"] < 1.1 * plan.peak_bytes
 
 
+@pytest.mark.parametrize("kind", ["full_scale", "sparse"])
+@pytest.mark.parametrize("fitting", [False, True])
+def test_approximations_send_what_was_planned(ranks: Ranks, kind: str, fitting: bool) -> None:
+    """(M-231). A fit takes other evaluations than are usual, of which most of what it sends comes."""
+    within = 4.0 if fitting else WITHIN
+    for count in (2, 4):
+        found = ranks.run(plan_jobs.approximated, count, 1500 if fitting else 4000, kind, fitting)
+        assert found[0]["planned"] / within < found[0]["sent"]  # which has most to send
+        for one in found:
+            assert one["sent"] < within * one["planned"]
+            assert one["shared"] == found[0]["shared"]
+            if kind == "full_scale":
+                assert one["events"] == [one["planned"]]
+        if not fitting:
+            planned = {"full_scale": 18, "sparse": 28}[kind]
+            assert planned / 2 < found[0]["collectives"] < 2 * planned
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("sizes", [(300, 16, 48), (60, 32, 96)])
+def test_a_rank_of_a_full_scale_model_holds_what_was_planned(
+    ranks: Ranks, count: int, sizes: tuple[int, int, int]
+) -> None:
+    """(M-230): never more, and not much less: blocks that are near each other need fewer rows than planned."""
+    gp, n = plan_jobs.rough(), 6000
+    asked = {"approximation": "full_scale", "inducing": sizes[0], "neighbours": sizes[2], "memory": "8GiB"}
+    plan = fgp.plan(gp, n=n, d=3, ranks=count, **asked)
+    assert (plan.inducing, plan.block, plan.neighbours) == sizes
+    gradient = sum(one.bytes for one in plan.allocations if one.during in ("all of it", "a gradient"))
+    for one in ranks.run(plan_jobs.allocated, count, n, sizes):
+        assert one["condition"] <= 1.1 * plan.peak_bytes
+        assert plan.peak_bytes <= 2.5 * one["condition"]
+        assert one["gradient"] <= 1.1 * gradient
+        assert gradient <= 2.5 * one["gradient"]
+
+
 def test_what_does_not_fit_one_rank_is_refused_by_all(ranks: Ranks) -> None:
     for short in (0, 2):
         told = ranks.run(plan_jobs.refused, 3, short)
         assert told[0] == told[1] == told[2]
-        conditioned, fitted, planned, afterwards = told[0]
+        conditioned, fitted, planned, alone, fit_alone, afterwards = told[0]
         assert conditioned.startswith("MemoryBudgetError")
         assert fitted.startswith("MemoryBudgetError")
-        assert "for 7 ranks" in planned
+        assert "`plan` is for 7 ranks, each of which has its share of the work, got 3 ranks" in planned
+        for said in (alone, fit_alone):
+            assert "`plan` is for 1 rank, each of which has its share of the work, got 3 ranks" in said
+            assert "make a plan with ranks=3" in said
         assert afterwards == "3.0"
 
 

@@ -50,7 +50,7 @@ def test_a_checkpoint_is_one_file_that_all_ranks_go_on_from(ranks: Ranks, tmp_pa
 def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
     told = ranks.run(streamed_jobs.refused, 2)
     assert told[0] == told[1]
-    bad, columns, models, points, many, auto, bad_fit, seeds, none, append, stream, memory = told[0]
+    bad, columns, models, points, many, bad_fit, seeds, none, append, stream, memory = told[0]
     assert bad.startswith("DomainError")
     assert "`y`" in bad
     assert columns.startswith("RankMismatchError")
@@ -58,7 +58,6 @@ def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
     assert "model is" in models
     assert "inducing is 5 on rank 0, 6 on rank 1" in points
     assert "at most the 80 rows" in many
-    assert "must be named over the 2 ranks of a group" in auto
     assert bad_fit == bad
     assert "seed is" in seeds
     assert "none on any rank" in none

@@ -41,7 +41,7 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
     clock = EndsAt(moment if group.rank == ends_on else None)
     deadline = Deadline(LIMIT, LIMIT, clock)
     gp = model("plain")
-    plan = dataclasses.replace(fgp.plan(gp, n=ROWS, d=3, route=route, memory="1GiB"), seconds=1.0)
+    plan = dataclasses.replace(fgp.plan(gp, n=ROWS, d=3, route=route, memory="1GiB", ranks=group.size), seconds=1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         if what == "condition":

@@ -43,6 +43,7 @@ def approximate_plan(
 
     Args:
         asked: of kind "full_scale" or "sparse".
+        settings: of its ranks bytes and seconds are those of each.
         time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
             sizes of the ladder that keep to it and fit; without it the default ones, or the largest smaller ones
             that fit. Where none does, the smallest.
@@ -51,7 +52,7 @@ def approximate_plan(
         do not; DomainError for more points or neighbours than rows; ShapeError for points of other columns.
     Cost: a plan for each step of the ladder, some 50 us each.
     """
-    problem, resources = conditioning_problem(prior, rows, settings.stages), resources_of(settings)
+    problem, resources = conditioning_problem(prior, rows, settings), resources_of(settings)
     asked.points_of(problem.d)  # which may be refused
     # What is free now is asked for once: all steps compare with the same number.
     resources = replace(resources, memory=max(1, resources.available()[str(resources.devices[0])]))

@@ -9,7 +9,6 @@ from torch import Tensor
 from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.planner.approximate_prices import Sizes
-from flashgp.processes.group import Group
 
 __all__ = [
     "APPROXIMATIONS",
@@ -18,7 +17,6 @@ __all__ = [
     "Approximation",
     "approximation_of",
     "approximation_of_read",
-    "refuse_auto_over_ranks",
     "refuse_exact",
 ]
 
@@ -174,15 +172,6 @@ def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation
                 'approximation="full_scale" too, or leave it out'
             )
     return None
-
-
-def refuse_auto_over_ranks(group: Group, kind: str | None) -> None:
-    """DomainError for a choice that is one process's. Args: kind, of the approximation, None for exact inference."""
-    if group.size > 1 and kind == "auto":
-        raise DomainError(
-            f"`approximation` must be named over the {group.size} ranks of a group, got 'auto', which one process "
-            "chooses; leave it out for exact inference, or pass 'full_scale' or 'sparse'"
-        )
 
 
 def refuse_exact(**settings: Any) -> None:

@@ -16,7 +16,10 @@ from flashgp.inference.replicates import equal_rows
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
 
-__all__ = ["counts_of", "decided"]
+__all__ = ["Decision", "counts_of", "decided"]
+
+# What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
+Decision = tuple[Approximation | None, Plan | ApproximatePlan, Event]
 
 
 def counts_of(prior: Prior, x: Any, y: Any) -> RowCounts:
@@ -36,7 +39,7 @@ def decided(
     time_limit: float | None = None,
     *,
     training: bool = True,
-) -> tuple[Approximation | None, Plan | ApproximatePlan, Event]:
+) -> Decision:
     """Exact inference where its plan keeps to the limits; else full scale, else inducing points alone.
 
     Args:

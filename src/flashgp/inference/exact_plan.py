@@ -1,7 +1,6 @@
 """The plan of exact conditioning and fitting of a prior; what cannot fit is refused with the approximations that do."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
@@ -19,8 +18,7 @@ __all__ = ["conditioning_plan", "planned_as"]
 def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Plan:
     """What conditioning and fitting take; the batch may be empty. Raises: as `plan`."""
     try:
-        problem = conditioning_problem(prior, rows, settings.stages)
-        return planned_as(replace(problem, ranks=settings.ranks), settings)
+        return planned_as(conditioning_problem(prior, rows, settings), settings)
     except MemoryBudgetError as error:
         if settings.factored or settings.route is not None:
             raise

@@ -7,8 +7,7 @@ import torch
 
 from flashgp.foundations.checks import check_points
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.approximation import Approximation, refuse_auto_over_ranks, refuse_exact
-from flashgp.inference.decision import counts_of, decided
+from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.restore import with_prior as exact_with_prior
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
@@ -16,7 +15,8 @@ from flashgp.inference.full_scale.restore import with_prior as full_scale_with_p
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.group_posterior import GroupPosterior, condition_group
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan_settings import PlanSettings, chosen_device
+from flashgp.inference.over_ranks import check_alike, decided_for
+from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -49,23 +49,23 @@ def posterior_given(
     prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
 ) -> Posterior:
     """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
-    event = None
-    refuse_auto_over_ranks(settings.solve.group, None if approximation is None else approximation.kind)
+    event, solve, deadline = None, settings.solve, settings.deadline
     if approximation is not None and approximation.kind == "auto":
         refuse_exact(
             solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
             dtype=None if settings.dtype == torch.float64 else settings.dtype,
         )  # fmt: skip
-        rows = counts_of(prior, x, y)
-        wanted = PlanSettings(
-            settings.memory, chosen_device(settings.device, check_points(x, "x")), settings.dtype,
-            deterministic=settings.solve.deterministic, factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
+        check_alike(
+            solve.group, prior, approximation, solve.seed, deadline, neighbours=approximation.neighbours,
+            memory=settings.memory, dtype=settings.dtype, deterministic=solve.deterministic,
         )  # fmt: skip
-        limit = settings.deadline.limit
-        approximation, _, event = decided(prior, rows, approximation, wanted, limit, training=False)
+        wanted = PlanSettings(settings.memory, settings.device, settings.dtype, deterministic=solve.deterministic)
+        approximation, _, event = decided_for(
+            solve.group, prior, x, y, approximation, wanted, deadline.limit, training=False
+        )
         if approximation is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
-    alone = settings.solve.group.size == 1  # other ranks may have rows
+    alone = solve.group.size == 1  # other ranks may have rows
     if alone and approximation is not None and approximation.kind == "sparse" and not check_points(x, "x").shape[-2]:
         approximation.points_of(check_points(x, "x").shape[-1])  # which may be refused
         approximation = None  # of no rows there is nothing to approximate: the posterior is the prior

@@ -19,10 +19,9 @@ from flashgp.inference.approximation import (
     Approximation,
     approximation_of,
     approximation_of_read,
-    refuse_auto_over_ranks,
     refuse_exact,
 )
-from flashgp.inference.decision import counts_of, decided
+from flashgp.inference.decision import counts_of
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
@@ -30,8 +29,9 @@ from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.group_posterior import fit_group
+from flashgp.inference.over_ranks import check_alike, decided_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
-from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
+from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.streamed.fit import fit_streamed
@@ -189,8 +189,9 @@ def fit(
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
             (`GP.condition`), "full_scale" likewise; that of inducing points sums over rows, and its posterior is one of
-            rows that were read. A time_limit is up for all ranks when it is on one. "auto" and exact_posterior are for
-            one process. `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
+            rows that were read. With "auto" rank 0 decides for all. A time_limit is up for all ranks when it is on one.
+            exact_posterior is for one process. `flashgp.processes.Group.of` says how long ranks wait for each other, 10
+            minutes unless told.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:
@@ -223,7 +224,6 @@ def fit(
                 )
             return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
-        refuse_auto_over_ranks(ranks, None if asked is None else asked.kind)
         if ranks.size > 1 and exact_posterior:
             raise DomainError(
                 f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
@@ -242,9 +242,14 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
     if approximation is not None and approximation.kind == "auto":
         single = None if options.dtype == torch.float64 else options.dtype
         refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-        rows = counts_of(gp, x, y)
-        wanted = _wanted(gp, rows, x, options)
-        approximation, _, event = decided(gp, rows, approximation, wanted, options.deadline.limit)
+        group, deadline = options.group, options.deadline
+        check_alike(
+            group, gp, approximation, options.seed, deadline, neighbours=approximation.neighbours,
+            memory=options.memory, dtype=options.dtype, deterministic=options.deterministic, starts=options.starts,
+        )  # fmt: skip
+        approximation, _, event = decided_for(
+            group, gp, x, y, approximation, _wanted(options), deadline.limit, training=True
+        )
     if approximation is None:
         exact = (fit_group if options.group.size > 1 else fit_prior)(gp, x, y, options)
         found = _fit_of(exact, posterior_of(exact.state), None)
@@ -259,19 +264,18 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
     return found
 
 
-def _wanted(gp: GP, rows: RowCounts, x: Any, options: FitOptions) -> PlanSettings:
+def _wanted(options: FitOptions) -> PlanSettings:
     """What an exact plan has to keep to."""
     return PlanSettings(
-        options.memory, chosen_device(options.device, check_points(x, "x")), options.dtype,
-        deterministic=options.deterministic, stages=options.stages,
-        factored=rows.batch * gp.kernel.batch_shape.numel() > 1,
-    )  # fmt: skip
+        options.memory, options.device, options.dtype, deterministic=options.deterministic, stages=options.stages
+    )
 
 
 def _planned(gp: GP, x: Any, y: Any, options: FitOptions) -> Plan:
     """The plan of the exact posterior. Raises: MemoryBudgetError."""
-    rows = counts_of(gp, x, y)
-    return conditioning_plan(gp, rows, _wanted(gp, rows, x, options))
+    rows, device = counts_of(gp, x, y), chosen_device(options.device, check_points(x, "x"))
+    factored = rows.batch * gp.kernel.batch_shape.numel() > 1
+    return conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))
 
 
 def _with_exact_posterior(

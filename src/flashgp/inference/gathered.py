@@ -19,7 +19,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.prior import Prior
-from flashgp.planner.plan import Plan
+from flashgp.planner.plan import Plan, Shared
 from flashgp.processes.gradient_shares import unwrapped
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
@@ -28,6 +28,7 @@ __all__ = [
     "GatheredTable",
     "agreed_memory",
     "agreed_plan",
+    "checked_rows",
     "compare_models",
     "gathered",
     "of_this_rank",
@@ -71,13 +72,7 @@ def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> Gat
         on every rank, if called within `group.together()`.
     Cost: n (d + outputs) numbers on every rank, sent once.
     """
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
-    if prior.is_batch(x, y):
-        raise DomainError(
-            "`group` shares the rows of one model, got a batch of models or tables; give each rank models of its own, "
-            "without a group"
-        )
+    x, y = checked_rows(prior, x, y)
     group.check_device(x.device)
     compare_models(
         prior, group, columns=x.shape[-1], dtypes=f"{x.dtype} and {y.dtype}", targets=tuple(y.shape[1:]),
@@ -96,6 +91,18 @@ def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> Gat
     likelihood = prior.likelihood.by_rows(all_rows)
     prior = prior if likelihood is prior.likelihood else prior.with_likelihood(likelihood)
     return GatheredTable(prior, _GatheredRows.apply(x, group, shares), _GatheredRows.apply(y, group, shares), shares)
+
+
+def checked_rows(prior: Prior, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """This rank's rows. Raises: ShapeError, DomainError for what is no table of one model."""
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, prior.outputs)
+    if prior.is_batch(x, y):
+        raise DomainError(
+            "`group` shares the rows of one model, got a batch of models or tables; give each rank models of its own, "
+            "without a group"
+        )
+    return x, y
 
 
 def compare_models(prior: Prior, group: Group, **equal: object) -> None:
@@ -143,10 +150,10 @@ def of_this_rank(prior: Prior, shares: Shares, group: Group) -> Prior:
     return prior.with_likelihood(prior.likelihood.by_rows(lambda rows: rows[here]))
 
 
-def shared_event(group: Group, shares: Shares, before: int, planned: int | None) -> Event:
+def shared_event(group: Group, shares: Shares, before: int, planned: Shared | None, *, fitting: bool = False) -> Event:
     """Of a report: whose rows were joined, what this rank has sent since it had sent so many bytes, and what by a plan
-    rank 0 would send."""
-    beside = {} if planned is None else {"planned": planned}
+    rank 0 would send to condition, or in a whole fit."""
+    beside = {} if planned is None else {"planned": planned.fit_sent_bytes if fitting else planned.sent_bytes}
     return Event(
         EventKind.SHARED, ranks=group.size, rows=shares.total, counts=list(shares.counts),
         sent=group.bytes_sent - before, **beside,

@@ -165,8 +165,7 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
         deadline = deadline_of(group, settings.deadline)
         settings = replace(settings, plan=plan, memory=None, device=plan.device, deadline=deadline)
         state = condition(prior, x, y, settings)
-        planned = None if plan.shared is None else plan.shared.sent_bytes
-        state.report.events.append(shared_event(group, table.shares, before, planned))
+        state.report.events.append(shared_event(group, table.shares, before, plan.shared))
         return GroupPosterior(agreed_state(state, group))
 
 
@@ -183,9 +182,8 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         options = replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
         fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), options)
         agreed_state(fitted.state, group)
-        shared = fitted.report.plan.shared
-        planned = None if shared is None else shared.fit_sent_bytes
-        fitted.report.events.append(shared_event(group, table.shares, before, planned))
+        planned = fitted.report.plan.shared
+        fitted.report.events.append(shared_event(group, table.shares, before, planned, fitting=True))
         return replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
 
 

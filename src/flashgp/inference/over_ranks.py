@@ -1,21 +1,32 @@
-"""What conditioning and fits over ranks ask of the ranks before work begins: the same model, the same sizes."""
+"""What conditioning and fits over ranks ask of the ranks before work begins: the same model, sizes and choices."""
 
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from typing import Any
 
+import numpy
 import torch
 
+from flashgp.foundations.checks import check_points
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.gathered import compare_models, tensor_mark
+from flashgp.inference.decision import Decision, counts_of, decided
+from flashgp.inference.gathered import agreed_memory, checked_rows, compare_models, tensor_mark
+from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import joining_keys
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Plan
+from flashgp.processes.agreement import decided_by_first
 from flashgp.processes.group import Group
+from flashgp.processes.shares import Shares
+from flashgp.sources.checksum import hashes
 from flashgp.sources.source import RowSource
 
-__all__ = ["check_alike", "dealt", "planned_over", "refuse_ranks"]
+__all__ = ["check_alike", "counts_over", "dealt", "decided_for", "decided_over", "planned_over", "refuse_ranks"]
 
 
 def check_alike(
@@ -59,3 +70,84 @@ def planned_over(
     sizes = torch.tensor(astuple(own.sizes))
     least = Sizes(*(-group.max(-sizes)).tolist())
     return own if own.sizes == least else plan(asked.resolved(least))
+
+
+def decided_for(
+    group: Group,
+    prior: Prior,
+    x: Any,
+    y: Any,
+    asked: Approximation,
+    settings: PlanSettings,
+    time_limit: float | None,
+    *,
+    training: bool,
+) -> Decision:
+    """What approximation="auto" takes for rows that are held, by one process, or some of them by each rank of a group.
+
+    Args: settings, with the memory and device that were asked for; the rest as `decided`.
+    Raises: as `decided`, and ShapeError, DomainError for what is no table; the same on every rank.
+    """
+    with group.together():
+        points = check_points(x, "x")
+        rows = counts_of(prior, points, y) if group.size == 1 else counts_over(group, prior, points, y)
+        device = chosen_device(settings.device, points)
+        settings = replace(
+            settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
+            factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
+        )  # fmt: skip
+        return decided_over(group, prior, rows, asked, settings, time_limit, training=training)
+
+
+def decided_over(
+    group: Group,
+    prior: Prior,
+    rows: RowCounts,
+    asked: Approximation,
+    settings: PlanSettings,
+    time_limit: float | None = None,
+    *,
+    training: bool = True,
+) -> Decision:
+    """Rank 0's `decided` on every rank. Args: rows, of all ranks together; settings, whose memory is that of each."""
+
+    def told(found: Decision) -> list[Any]:
+        approximation, plan, event = found
+        return [None if approximation is None else approximation.kind, plan.to_json(), event.to_json()]
+
+    def heard(data: list[Any]) -> Decision:
+        kind, text, event = data
+        if kind is None:
+            return None, Plan.from_json(text), Event.from_json(event)
+        plan = ApproximatePlan.from_json(text)
+        taken = next(one for one in asked.candidates if one.kind == kind)
+        return taken.resolved(plan.sizes), plan, Event.from_json(event)
+
+    return decided_by_first(
+        group, lambda: decided(prior, rows, asked, settings, time_limit, training=training), told, heard
+    )
+
+
+def counts_over(group: Group, prior: Prior, x: Any, y: Any) -> RowCounts:
+    """The sizes of the table of all ranks, its distinct rows counted without gathering it.
+
+    Each rank sends a hash of each of its distinct rows to the rank that counts those of this remainder. A plan is all
+    that they are for: of n rows two that differ have the same one in n^2 / 2^65 tables, and are planned as one.
+
+    Args: x, (rows, d), and y, (rows,) or (rows, outputs), of this rank.
+    Raises: ShapeError, DomainError; on every rank, if called within `group.together()`.
+    Cost: 8 bytes for each row, sent once.
+    """
+    x, y = checked_rows(prior, x, y)
+    shares, found = group.shares(len(x)), numpy.zeros(0, numpy.uint64)
+    keys = joining_keys(prior.likelihood, x, y) if len(x) else []
+    if keys:
+        columns = [key.detach().to("cpu", torch.float64) for key in keys]
+        found = numpy.unique(hashes(torch.stack(columns, dim=1).numpy()))
+    owner = torch.from_numpy((found % numpy.uint64(group.size)).astype(numpy.int64))
+    sent = torch.bincount(owner, minlength=group.size)
+    received = group.gather_rows(sent.unsqueeze(0), Shares((1,) * group.size))[:, group.rank]
+    own = torch.from_numpy(found.view(numpy.int64))[owner.argsort(stable=True)]
+    counted = len(group.exchange(own, sent.tolist(), received.tolist()).unique())
+    alone = len(x) if keys is None else 0  # which join no others
+    return RowCounts(shares.total, x.shape[-1], int(group.sum(torch.tensor(counted + alone))))

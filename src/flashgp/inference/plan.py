@@ -13,6 +13,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.quantities import counted
 from flashgp.inference.approximate_plan import approximate_plan, offered, offers_of, refuse_unfit
 from flashgp.inference.approximation import Approximation, approximation_of, refuse_exact
 from flashgp.inference.decision import decided
@@ -40,6 +41,7 @@ from flashgp.planner.variances import (
     check_variance,
     variance_price,
 )
+from flashgp.processes.shares import too_many_ranks
 
 __all__ = [
     "PredictionQuestion",
@@ -110,6 +112,7 @@ def plan(
     approximation: Literal["full_scale", "sparse"],
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
+    ranks: int = 1,
 ) -> ApproximatePlan: ...
 @overload
 def plan(
@@ -129,6 +132,7 @@ def plan(
     approximation: str | None,
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
+    ranks: int = 1,
 ) -> Plan | ApproximatePlan: ...
 @overload
 def plan(
@@ -200,8 +204,8 @@ def plan(
         starts: of a fit, as in `fgp.fit`.
         approximation, inducing, neighbours: as in `fgp.fit`: the plan of that approximation, eqs. (M-183) to (M-186),
             with the sizes that "auto" takes under the limits, eq. (M-187); "auto" plans what would be taken.
-        ranks: of a group that shares exact conditioning and fitting: bytes and seconds are those of each, with this
-            machine's rates, its memory is memory=, and `shared` says what it sends, eqs. (M-225) to (M-229).
+        ranks: of a group that shares conditioning and fitting, at most the rows: bytes and seconds are those of each,
+            with this machine's rates, its memory is memory=, and `shared` says what it sends, eqs. (M-225) to (M-231).
     Returns: Plan, or ProductPlan with n_test, or ApproximatePlan; printed, it also shows the routes not chosen, and
         where an exact fit takes long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is
         a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
@@ -236,11 +240,13 @@ def plan(
         check_count(ranks, "ranks", 1),
     )  # fmt: skip
     asked = approximation_of(approximation, inducing, neighbours)
-    if ranks > 1 and (n_test is not None or asked is not None or rows.batch > 1):
+    if ranks > 1 and (n_test is not None or rows.batch > 1):
         raise DomainError(
-            f"`ranks` is of exact conditioning and fits of one model, got {ranks} beside n_test=, approximation= or "
-            "batch=; leave it out for those"
+            f"`ranks` is of conditioning and fits of one model, got {ranks} beside n_test= or batch=; leave it out for "
+            "those"
         )
+    if error := too_many_ranks("ranks", ranks, check_count(n, "n", 0)):
+        raise error
     if asked is not None:
         single = None if dtype == torch.float64 else dtype
         refuse_exact(n_test=n_test, dtype=single, route=route, solver=solver, factored=factored)
@@ -249,7 +255,7 @@ def plan(
         made = conditioning_plan(gp, rows, settings)
         limited = time_limit is not None or memory is not None
         made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
-        return made if ranks > 1 else _with_offers(made, gp, rows, settings, time_limit)
+        return _with_offers(made, gp, rows, settings, time_limit)
     return prediction_plan(gp, rows, PredictionQuestion(n_test, variance, conditioned, passes), settings)
 
 
@@ -276,7 +282,7 @@ def _with_largest_fit(
     made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
 ) -> Plan:
     """A plan that also says how many rows like these a fit would finish: as large a share of them distinct."""
-    problem = replace(conditioning_problem(prior, rows, settings.stages), ranks=settings.ranks)
+    problem = conditioning_problem(prior, rows, settings)
     share = problem.u / problem.n if problem.n else 1.0
     fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
 
@@ -385,11 +391,11 @@ def check_plan(
         raise DomainError(
             f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
         )
-    ranks = settings.solve.group.size
-    if plan.shared is not None and plan.shared.ranks != ranks:
+    planned, ranks = 1 if plan.shared is None else plan.shared.ranks, settings.solve.group.size
+    if planned != ranks:
         raise DomainError(
-            f"`plan` is for {plan.shared.ranks} ranks, each of which has its share of the work, got {ranks}; make a "
-            f"plan with ranks={ranks}"
+            f"`plan` is for {counted(planned, 'rank')}, each of which has its share of the work, got "
+            f"{counted(ranks, 'rank')}; make a plan with ranks={ranks}"
         )
     if plan.factors != prior.factors:
         what = {True: "with noise of their own", False: "that share their noise"}

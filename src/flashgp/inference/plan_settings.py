@@ -107,12 +107,12 @@ class ProblemSize:
         )  # fmt: skip
 
 
-def conditioning_problem(prior: Prior, rows: RowCounts, stages: StageSettings) -> ConditioningProblem:
+def conditioning_problem(prior: Prior, rows: RowCounts, settings: PlanSettings) -> ConditioningProblem:
     """What is planned, in sizes. Raises: DomainError."""
     size = ProblemSize.of(prior, rows)
     return ConditioningProblem(
         prior.kernel.form, int(rows.n), int(rows.d), size.features, size.n, size.outputs, size.batch,
-        prior.trainable_count, prior.has_user_modules, stages, prior.factors,
+        prior.trainable_count, prior.has_user_modules, settings.stages, prior.factors, settings.ranks,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.prior import Prior
 from flashgp.likelihoods.base import Likelihood
 
-__all__ = ["Replicates", "equal_rows", "join", "joined_event"]
+__all__ = ["Replicates", "equal_rows", "join", "joined_event", "joining_keys"]
 
 LISTED_ROWS = 1024  # up to so many rows on the CPU a set of tuples finds repeats sooner than a sort
 
@@ -85,10 +85,9 @@ def equal_rows(prior: Prior, x: Tensor, y: Tensor) -> Tensor | None:
         return None
     if not likelihood.joins_always and _all_differ(x):
         return None
-    more_keys = likelihood.join_keys(y)
-    if more_keys is None:
+    keys = joining_keys(likelihood, x, y)
+    if keys is None:
         return None
-    keys = [*(column + 0.0 for column in x.unbind(-1)), *more_keys]
     order = torch.arange(n, device=x.device)
     for column in reversed(keys):
         order = order[column[order].argsort(stable=True)]
@@ -99,6 +98,12 @@ def equal_rows(prior: Prior, x: Tensor, y: Tensor) -> Tensor | None:
     if not likelihood.joins_always and bool(follows[1:].all()):
         return None
     return torch.empty_like(order).index_copy_(0, order, follows.cumsum(0))
+
+
+def joining_keys(likelihood: Likelihood, x: Tensor, y: Tensor) -> list[Tensor] | None:
+    """Columns, each (n,), in which rows that are joined are equal; None where none may be. Args: x (n, d)."""
+    more_keys = likelihood.join_keys(y)
+    return None if more_keys is None else [*(column + 0.0 for column in x.unbind(-1)), *more_keys]
 
 
 def _all_differ(x: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Plans of approximate fits: bytes of every allocation and seconds, from sizes, eqs. (M-183) to (M-186).
 
-Prices are those of planner/approximate_prices.py. Which sizes are planned is decided where sizes are asked for
-(inference/approximate_plan.py).
+Prices are those of planner/full_scale_price.py and sparse_price.py. Which sizes are planned is decided where sizes are
+asked for (inference/approximate_plan.py).
 """
 
 from collections.abc import Iterable
@@ -18,15 +18,16 @@ from flashgp.planner.approximate_prices import (
     PHASES,
     Allocation,
     ApproximateWork,
-    FullScalePrice,
     Price,
     Sizes,
-    SparsePrice,
 )
 from flashgp.planner.choice import plan_json, plan_values
-from flashgp.planner.plan import kernel_line, printed, printed_html, seconds_text
+from flashgp.planner.full_scale_price import FullScalePrice
+from flashgp.planner.plan import Shared, kernel_line, printed, printed_html, seconds_text
 from flashgp.planner.prices import Priced, factored_plan
 from flashgp.planner.problem import ConditioningProblem, Resources
+from flashgp.planner.sparse_price import SparsePrice
+from flashgp.planner.training import shared_by
 
 __all__ = [
     "KINDS",
@@ -51,7 +52,8 @@ class ApproximatePlan:
     once; training_bytes, the peak of a fit; fit_step_seconds of one value with its gradient; fit_seconds of a whole fit
     with its posterior, eq. (M-186), most between fit_seconds_low and fit_seconds_high; predict_seconds of a point;
     more_seconds, of a whole fit with twice the neighbours, or twice the inducing points where there are none;
-    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python; notes.
+    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python; notes; shared,
+    what ranks send where several share the work: bytes and seconds are then those of each of them, (M-230).
     """
 
     approximation: str
@@ -78,6 +80,7 @@ class ApproximatePlan:
     profile: str
     kernel: str
     notes: tuple[str, ...] = field(default=(), compare=False)
+    shared: Shared | None = None
 
     @property
     def fit_text(self) -> str:
@@ -142,6 +145,7 @@ class ApproximatePlan:
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             ("of it", shown),
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
+            *(self.shared.lines(self.seconds, self.fit_seconds) if self.shared else []),
             ("training", f"{readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             ("whole fit", self.fit_text),
@@ -180,14 +184,15 @@ def plan_approximate(
     few = min(problem.u, problem.stages.first_rows)
     exact = factored_plan(replace(priced, problem=replace(problem, n=few, distinct=None)), device, "direct")
     allocations += (Allocation(FEW, "exact searches", exact.training_bytes),)
-    low, middle, high = price.fit_seconds()
-    more = replace(price, sizes=sizes.doubled().within(problem.u)).fit_seconds()[1]
+    fit, fit_wire = price.fit()
+    more, _ = replace(price, sizes=sizes.doubled().within(problem.u)).fit()
+    shared = None if problem.ranks == 1 else shared_by(problem.ranks, price.rate, price.condition_wire(), fit_wire)
     return ApproximatePlan(
         kind, str(device), problem.n, problem.u, problem.d, problem.outputs, sizes.inducing, sizes.block,
         sizes.neighbours, sizes.predicting, allocations, peak_of(allocations, (LAYOUT, PASS)),
-        peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)), price.condition(), price.step(problem.u), middle, low,
-        high, price.predict(), more, resources.available()[str(device)], priced.profile.name, problem.form.fusion,
-        resources.notes(),
+        peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)), price.condition(), price.step(problem.u), fit.middle,
+        fit.low, fit.high, price.predict(), more.middle, resources.available()[str(device)], priced.profile.name,
+        problem.form.fusion, (*(shared.notes if shared else ()), *resources.notes()), shared,
     )  # fmt: skip
 
 

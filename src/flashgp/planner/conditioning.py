@@ -79,7 +79,7 @@ def plan_conditioning(
         plan = trained_plan(plans[key], priced, left[key[0]], "refined" if route == "refined" else "direct")
         plan = with_fit_seconds(plan, priced)
         plan = replace(plan, training_bytes=_bytes_with_joining(plan.training_bytes, n, joining))
-        notes = (*_notes(plan), *_rate_notes(plan), *plan.notes, *resources.notes())
+        notes = (*_notes(plan), *(plan.shared.notes if plan.shared else ()), *plan.notes, *resources.notes())
         plan = plan if solver is None else replace(plan, solver=solver)
         return replace(plan, available_bytes=available[key[0]], alternatives=alternatives, notes=notes)
 
@@ -167,14 +167,6 @@ def _notes(plan: Plan) -> tuple[str, ...]:
         f"{PASSES} passes over the pairs are assumed; the spectrum decides how many a solve takes",
         "without a factor every exact variance costs a solve: more memory, or fewer rows, would allow one",
     )
-
-
-def _rate_notes(plan: Plan) -> tuple[str, ...]:
-    """Of ranks whose collectives were not measured."""
-    if plan.shared is None or plan.shared.collectives == "measured":
-        return ()
-    tune = f"`torchrun --nproc-per-node {plan.shared.ranks} -m flashgp tune` measures yours"
-    return (f"published rates of a network for what ranks send; {tune}",)
 
 
 def _does_not_fit(plan: Plan, cheapest: Plan | None) -> MemoryBudgetError:

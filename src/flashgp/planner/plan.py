@@ -105,11 +105,23 @@ class Shared:
     fit_sent_bytes: int
     fit_wire_seconds: float
 
-    def text(self, seconds: float, fit_seconds: float) -> str:
-        """In words, beside the seconds of the whole."""
+    def lines(self, seconds: float, fit_seconds: float) -> list[tuple[str, str]]:
+        """(name, readable value), beside the seconds of the whole."""
         one = f"{readable_bytes(self.sent_bytes)} to condition, {_part(self.wire_seconds, seconds)}"
         fit = f"{readable_bytes(self.fit_sent_bytes)} in a whole fit, {_part(self.fit_wire_seconds, fit_seconds)}"
-        return f"{one}; {fit} ({self.collectives} rates)" if fit_seconds else f"{one} ({self.collectives} rates)"
+        sent = f"{one}; {fit}" if fit_seconds else one
+        return [
+            ("ranks", f"{self.ranks}: bytes and seconds are those of each of them"),
+            ("sent", f"{sent} ({self.collectives} rates)"),
+        ]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of collectives that were not measured."""
+        if self.collectives == "measured":
+            return ()
+        tune = f"`torchrun --nproc-per-node {self.ranks} -m flashgp tune` measures yours"
+        return (f"published rates of a network for what ranks send; {tune}",)
 
 
 def _part(seconds: float, whole: float) -> str:
@@ -212,8 +224,7 @@ class Plan:
             ("solver", _SOLVERS[self.solver]),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
-            *([("ranks", f"{self.shared.ranks}: bytes and seconds are those of each of them")] if self.shared else []),
-            *([("sent", self.shared.text(self.seconds, self.fit_seconds))] if self.shared else []),
+            *(self.shared.lines(self.seconds, self.fit_seconds) if self.shared else []),
             ("training", f"{self.training}: {TRAININGS[self.training]}; {readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             *([("whole fit", self.fit_text)] if self.fit_seconds else []),

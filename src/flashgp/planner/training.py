@@ -19,7 +19,7 @@ from flashgp.planner.prices import (
 )
 from flashgp.planner.wire import Wire, evaluation_wire, rate_of, step_wire, table_wire
 
-__all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "trained_plan", "with_fit_seconds"]
+__all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "shared_by", "trained_plan", "with_fit_seconds"]
 
 # An exact step is preferred while so many of them, a short fit, take less than this.
 TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
@@ -115,11 +115,13 @@ def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
         plan = replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
     if problem.ranks == 1:
         return plan
-    shared = Shared(
-        problem.ranks, "measured" if rate.measured else "published", round(sent.sent), sent.seconds(rate),
-        round(wire.sent), wire.seconds(rate),
-    )  # fmt: skip
-    return replace(plan, shared=shared)
+    return replace(plan, shared=shared_by(problem.ranks, rate, sent, wire))
+
+
+def shared_by(ranks: int, rate: CollectiveRate, sent: Wire, fit: Wire) -> Shared:
+    """What a plan says of ranks that send so much to condition, and in a whole fit."""
+    collectives = "measured" if rate.measured else "published"
+    return Shared(ranks, collectives, round(sent.sent), sent.seconds(rate), round(fit.sent), fit.seconds(rate))
 
 
 def _stages(plan: Plan, priced: Priced) -> tuple[FitStage, ...]:

@@ -1,4 +1,4 @@
-"""What the ranks of a group send each other in exact inference, eqs. (M-226) to (M-229): bytes, and seconds of waiting.
+"""What the ranks of a group send each other, eqs. (M-226) to (M-229), (M-231): bytes, and seconds of waiting.
 
 Counted for rank 0, which sends the most: its triangles are everyone's. A low rank that is decomposed by a QR, where its
 columns are hardly independent, sends more. Rates are those that `flashgp tune` has measured in a group, or published
@@ -13,13 +13,25 @@ from flashgp.foundations.collectives import CollectiveRate, collective_rate
 from flashgp.foundations.profile import MachineProfile
 from flashgp.planner.problem import ConditioningProblem
 
-__all__ = ["Wire", "evaluation_wire", "rate_of", "solve_wire", "step_wire", "table_wire"]
+__all__ = [
+    "Wire",
+    "evaluation_wire",
+    "neighbours_wire",
+    "points_wire",
+    "rate_of",
+    "solve_wire",
+    "step_wire",
+    "summed_wire",
+    "survey_wire",
+    "table_wire",
+]
 
 F32, F64 = 4, 8  # bytes of a number
 # Collectives of a table that is joined, of a preconditioner for 128 of its columns, of a pass of a solve, of a step
 # beside its passes: as counted (tests/processes/test_group_plan.py).
 TABLE, BLOCK, PASS, STEP = 12, 12, 15, 20
 EVALUATION = 3  # of an exact evaluation
+SURVEY = 25  # of a first pass over rows that stay on their ranks
 BLOCK_COLUMNS = 128
 
 
@@ -104,3 +116,32 @@ def evaluation_wire(problem: ConditioningProblem) -> Wire:
     if problem.ranks == 1:
         return Wire()
     return Wire(EVALUATION, (problem.ranks - 1) * F64 * (2 * problem.parameters + 1))
+
+
+def survey_wire(problem: ConditioningProblem, sample: int) -> Wire:
+    """A first pass over rows that stay on their ranks, whose sample is gathered, (M-231). Nothing of one process."""
+    if problem.ranks == 1:
+        return Wire()
+    kept = min(sample, -(-problem.n // problem.ranks))
+    return Wire(SURVEY, (problem.ranks - 1) * kept * F64 * (problem.d + problem.outputs + 2))
+
+
+def points_wire(problem: ConditioningProblem, inducing: int) -> Wire:
+    """Rank 0's inducing points to all, (M-231). Nothing of one process."""
+    if problem.ranks == 1:
+        return Wire()
+    return Wire(2, (problem.ranks - 1) * F64 * inducing * problem.d)
+
+
+def neighbours_wire(problem: ConditioningProblem, rows: int, block: int, neighbours: int) -> Wire:
+    """Rank 0's blocks of so many rows to all, and everyone's neighbours of some of them, (M-231). Nothing of one
+    process."""
+    if problem.ranks == 1:
+        return Wire()
+    sets = -(-rows // block)
+    return Wire(3, (problem.ranks - 1) * F64 * sets * block + _gather(problem.ranks, sets, F64 * neighbours))
+
+
+def summed_wire(problem: ConditioningProblem, numbers: float, collectives: int = 1) -> Wire:
+    """So many float64 numbers added up over ranks, (M-226). Nothing of one process."""
+    return Wire() if problem.ranks == 1 else Wire(collectives, _reduce(problem.ranks, F64 * numbers))

@@ -1,13 +1,18 @@
 """What ranks decide together that each of them would decide by its own clock, memory or processor."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from flashgp.foundations.deadline import Deadline
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["GroupDeadline", "deadline_of", "largest", "late", "smallest"]
+__all__ = ["GroupDeadline", "deadline_of", "decided_by_first", "largest", "late", "smallest"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,17 @@ def largest(group: Group, number: float) -> float:
 def smallest(group: Group, number: float) -> float:
     """The smallest of every rank's number, such as what it has time for."""
     return -largest(group, -number)
+
+
+def decided_by_first(group: Group, decide: Callable[[], T], told: Callable[[T], Any], heard: Callable[[Any], T]) -> T:
+    """What rank 0 decides, on every rank; the others wait.
+
+    Args: told and heard, a decision as JSON values, and back.
+    Raises: what the decision raises, on every rank.
+    """
+    if group.size == 1:
+        return decide()
+    with group.together():
+        own = None if group.rank else decide()
+        text = group.text_of_first("" if own is None else json.dumps(told(own)))
+    return heard(json.loads(text)) if own is None else own

@@ -25,9 +25,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, ProcessGroupError, RankMismatchError, warn
-from flashgp.foundations.quantities import counted
 from flashgp.processes.shared_errors import packed, unpacked
-from flashgp.processes.shares import Shares
+from flashgp.processes.shares import Shares, too_many_ranks
 
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
@@ -251,13 +250,8 @@ class Group:
     def shares(self, rows: int) -> Shares:
         """How many rows each rank has. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
         counts = self.gather_rows(torch.tensor([rows]), Shares((1,) * self.size)).tolist()
-        if self.size > 1 and sum(counts) < self.size:
-            raise self._all_raise(
-                DomainError(
-                    f"`group` must have no more ranks than there are rows, got {self.size} ranks and "
-                    f"{counted(sum(counts), 'row')}; start fewer processes"
-                )
-            )
+        if error := too_many_ranks("group", self.size, sum(counts)):
+            raise self._all_raise(error)
         return Shares(tuple(counts))
 
     def check_device(self, device: torch.device) -> None:

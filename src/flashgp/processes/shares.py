@@ -3,7 +3,10 @@
 import itertools
 from dataclasses import dataclass
 
-__all__ = ["Shares"]
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.quantities import counted
+
+__all__ = ["Shares", "too_many_ranks"]
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,13 @@ class Shares:
     def even(cls, total: int, size: int) -> "Shares":
         """As equal as whole rows allow."""
         return cls(tuple(total // size + (rank < total % size) for rank in range(size)))
+
+
+def too_many_ranks(name: str, ranks: int, rows: int) -> DomainError | None:
+    """What is said of more ranks than rows, None of as many. Args: name, of the argument that has the ranks."""
+    if ranks == 1 or rows >= ranks:
+        return None
+    return DomainError(
+        f"`{name}` must leave a row for each rank, got {counted(ranks, 'rank')} and {counted(rows, 'row')}; start "
+        "fewer processes"
+    )

@@ -1,9 +1,12 @@
-"""A checksum of rows that does not depend on their order: two passes that differ in it did not read the same rows."""
+"""A checksum of rows that does not depend on their order: two passes that differ in it did not read the same rows.
+
+It is made of a hash of each row, by which equal rows are also found where no process has all of them.
+"""
 
 import numpy
 import numpy.typing as npt
 
-__all__ = ["checksum", "combined"]
+__all__ = ["checksum", "combined", "hashes"]
 
 # Odd constants of SplitMix64 (Steele, Lea & Flood 2014): multiplications and shifts that mix all 64 bits.
 _GAMMA = numpy.uint64(0x9E3779B97F4A7C15)
@@ -13,12 +16,17 @@ _MASK = 2**64 - 1
 
 
 def checksum(table: npt.NDArray[numpy.float64]) -> int:
-    """The sum modulo 2^64 of a 64-bit hash of each row, (n, columns). Cost: 10 operations on each number."""
+    """The sum modulo 2^64 of the hashes of all rows, (n, columns)."""
+    return int(hashes(table).sum(dtype=numpy.uint64))
+
+
+def hashes(table: npt.NDArray[numpy.float64]) -> npt.NDArray[numpy.uint64]:
+    """A 64-bit hash of each row, (n, columns): (n,). Cost: 10 operations on each number."""
     bits = numpy.ascontiguousarray(table + 0.0).view(numpy.uint64)  # -0.0 counts as 0.0
     found = numpy.zeros(len(bits), numpy.uint64)
     for column in bits.T:
         found = _mixed((found ^ column) + _GAMMA)
-    return int(found.sum(dtype=numpy.uint64))
+    return found
 
 
 def combined(one: int, other: int) -> int:

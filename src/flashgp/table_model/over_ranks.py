@@ -4,10 +4,8 @@ The scale of the target, the covariance function, and whether the fit is exact. 
 is of short fits to 300 rows, and ranks of one machine share its cores.
 """
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +14,15 @@ import torch
 from flashgp.foundations.events import Event
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.decision import decided
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
-from flashgp.inference.over_ranks import planned_over
+from flashgp.inference.over_ranks import decided_over, planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.training.options import FitOptions
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
+from flashgp.processes.agreement import decided_by_first
 from flashgp.processes.group import Group
 from flashgp.target_transform import TargetTransform
 from flashgp.units import StandardRows, standard_rows
@@ -34,28 +32,12 @@ from .settings import TableSettings
 __all__ = [
     "PlannedFit",
     "check_same_rows",
-    "decided_by_first",
     "memory_of_each",
     "planned_over_ranks",
     "standard_rows_of_first",
 ]
 
-T = TypeVar("T")
 _Numbers = npt.NDArray[np.float64]
-
-
-def decided_by_first(group: Group, decide: Callable[[], T], told: Callable[[T], Any], heard: Callable[[Any], T]) -> T:
-    """What rank 0 decides, on every rank.
-
-    Args: told and heard, a decision as JSON values, and back.
-    Raises: what the decision raises, on every rank.
-    """
-    if group.size == 1:
-        return decide()
-    with group.together():
-        own = None if group.rank else decide()
-        text = group.text_of_first("" if own is None else json.dumps(told(own)))
-    return heard(json.loads(text)) if own is None else own
 
 
 def check_same_rows(group: Group, names: list[str], **numbers: npt.NDArray[Any]) -> None:
@@ -110,31 +92,7 @@ def planned_over_ranks(
     if asked is None:
         return PlannedFit(None, agreed_plan(conditioning_plan(gp, rows, wanted), group))
     if asked.kind == "auto":
-        return _decided(group, gp, rows, asked, wanted, limit)
+        approximation, taken, event = decided_over(group, gp, rows, asked, wanted, limit)
+        return PlannedFit(approximation, taken, (event,))
     plan = planned_over(group, lambda one: approximate_plan(gp, rows, one, wanted, limit), asked)
     return PlannedFit(asked, plan)
-
-
-def _decided(
-    group: Group, gp: GP, rows: RowCounts, asked: Approximation, wanted: PlanSettings, limit: float | None
-) -> PlannedFit:
-    """Rank 0's choice of "auto"."""
-
-    def decide() -> PlannedFit:
-        approximation, plan, event = decided(gp, rows, asked, wanted, limit)
-        return PlannedFit(approximation, plan, (event,))
-
-    def told(found: PlannedFit) -> list[Any]:
-        kind = None if found.approximation is None else found.approximation.kind
-        return [kind, found.plan.to_json(), [event.to_json() for event in found.events]]
-
-    def heard(data: Any) -> PlannedFit:
-        kind, text, events = data
-        why = tuple(map(Event.from_json, events))
-        if kind is None:
-            return PlannedFit(None, Plan.from_json(text), why)
-        plan = ApproximatePlan.from_json(text)
-        taken = next(one for one in asked.candidates if one.kind == kind)
-        return PlannedFit(taken.resolved(plan.sizes), plan, why)
-
-    return decided_by_first(group, decide, told, heard)

@@ -24,6 +24,7 @@ from flashgp.kernels import Kernel
 from flashgp.kernels.default import CANDIDATES, DEFAULT
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
+from flashgp.processes.agreement import decided_by_first
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.standardise import ColumnScaling, Scaling, check_scales
@@ -31,7 +32,7 @@ from flashgp.table import EncodedTable, Encoding, Table
 from flashgp.target_transform import TargetTransform
 from flashgp.units import check_categories
 
-from .over_ranks import PlannedFit, check_same_rows, decided_by_first, planned_over_ranks, standard_rows_of_first
+from .over_ranks import PlannedFit, check_same_rows, planned_over_ranks, standard_rows_of_first
 from .settings import TableSettings
 
 __all__ = ["PreparedTable", "best_kernel", "fit_options", "kernel_of", "prepare"]

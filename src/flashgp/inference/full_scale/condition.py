@@ -66,7 +66,7 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
         memory = agreed_memory(settings.memory, chosen_device(settings.device, x), group)
         deadline = deadline_of(group, settings.deadline)
         state = condition_on(table.prior, x, y, asked, replace(settings, memory=memory, deadline=deadline))
-        state.report.events.append(shared_event(group, table.shares, before, None))
+        state.report.events.append(shared_event(group, table.shares, before, state.report.plan.shared))
         return state
 
 
@@ -127,5 +127,6 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
 def _plan(prior: Prior, x: Tensor, distinct: int, asked: Approximation, settings: ConditionSettings) -> ApproximatePlan:
     """The plan of conditioning, with the sizes that are left to it. Raises: MemoryBudgetError, DomainError."""
     rows = RowCounts(len(x), x.shape[-1], distinct)
-    wanted = PlanSettings(settings.memory, x.device, deterministic=settings.solve.deterministic)
+    solve = settings.solve
+    wanted = PlanSettings(settings.memory, x.device, deterministic=solve.deterministic, ranks=solve.group.size)
     return approximate_plan(prior, rows, asked, wanted, settings.deadline.limit, training=False)

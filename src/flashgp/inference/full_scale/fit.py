@@ -69,7 +69,7 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
         options = dataclasses.replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
         fitted = _fit(table.prior, x, y, asked, options)
         for report in (fitted.report, fitted.state.report):
-            report.events.append(shared_event(group, table.shares, before, None))
+            report.events.append(shared_event(group, table.shares, before, report.plan.shared, fitting=True))
         return dataclasses.replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
 
 

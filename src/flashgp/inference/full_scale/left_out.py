@@ -16,7 +16,6 @@ from flashgp.inference.full_scale.state import FullScaleState, Lost
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditioning_problem, resources_of
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, left_out_moments
 from flashgp.planner.approximate import ApproximatePlan, plan_approximate
-from flashgp.planner.fit_stages import StageSettings
 from flashgp.solvers.preconditioners.near_rows import (
     Neighbourhoods,
     nearest_earlier_rows,
@@ -83,8 +82,8 @@ def _seconds_of_more(state: FullScaleState) -> float:
     plan = state.report.plan
     if not isinstance(plan, ApproximatePlan):
         n, d = state.x.shape
-        problem = conditioning_problem(state.prior, RowCounts(n, d, state.distinct), StageSettings())
         settings = PlanSettings(device=state.x.device, deterministic=state.settings.deterministic)
+        problem = conditioning_problem(state.prior, RowCounts(n, d, state.distinct), settings)
         plan = plan_approximate("full_scale", problem, state.sizes, resources_of(settings))
     return plan.more_seconds
 

@@ -108,9 +108,10 @@ def _state(
     began = time.perf_counter()
     device, prior = chosen_device(settings.device, survey.x), prior.held()
     memory = agreed_memory(settings.memory, device, survey.group)
-    wanted = PlanSettings(memory, device, deterministic=settings.solve.deterministic)
+    group = survey.group
+    wanted = PlanSettings(memory, device, deterministic=settings.solve.deterministic, ranks=group.size)
     limit, read = settings.deadline.limit, not isinstance(survey.source, Held)
-    rows, group = RowCounts(survey.count, survey.width), survey.group
+    rows = RowCounts(survey.count, survey.width)
     plan = planned_over(
         group, lambda one: approximate_plan(prior, rows, one, wanted, limit, training=False, read=read), asked
     )

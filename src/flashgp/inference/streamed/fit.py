@@ -86,7 +86,7 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
     prior, target = prior.released(), chosen_device(options.device, survey.x)
     counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
     memory, limit = agreed_memory(options.memory, target, group), options.deadline.limit
-    wanted = dataclasses.replace(plan_settings(options, target), memory=memory, ranks=group.size)
+    wanted = dataclasses.replace(plan_settings(options, target), memory=memory)
     plan = planned_over(group, lambda one: approximate_plan(prior, counts, one, wanted, limit, read=read), asked)
     asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))

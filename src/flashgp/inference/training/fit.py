@@ -176,8 +176,9 @@ def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[Appr
     """The approximations that would fit in place of an exact plan."""
     models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
     asked = PlanSettings(
-        plan.available_bytes, torch.device(plan.device), deterministic=options.deterministic, stages=options.stages
-    )
+        plan.available_bytes, torch.device(plan.device), deterministic=options.deterministic, stages=options.stages,
+        ranks=options.group.size,
+    )  # fmt: skip
     rows = RowCounts(plan.n, plan.d, plan.distinct, models)
     return offered(prior, rows, asked, options.deadline.limit)
 

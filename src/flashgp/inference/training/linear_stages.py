@@ -199,7 +199,9 @@ class LinearStages:
 # -- what fits of approximations have in common ---------------------------------------------------------------------
 def plan_settings(options: FitOptions, device: torch.device) -> PlanSettings:
     """What the plan of an approximate fit is asked to keep to."""
-    return PlanSettings(options.memory, device, deterministic=options.deterministic, stages=options.stages)
+    return PlanSettings(
+        options.memory, device, deterministic=options.deterministic, stages=options.stages, ranks=options.group.size
+    )
 
 
 def reserved_seconds(plan: ApproximatePlan, options: FitOptions) -> float:

@@ -1,0 +1,133 @@
+"""What the full-scale model takes: bytes (M-183), seconds (M-184), of a rank of a group (M-230) and (M-231)."""
+
+from dataclasses import dataclass
+
+from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
+from flashgp.planner.fit_stages import Usual, part_sizes
+from flashgp.planner.wire import Wire, evaluation_wire, neighbours_wire, points_wire, summed_wire, table_wire
+
+__all__ = ["FullScalePrice"]
+
+
+@dataclass(frozen=True)
+class FullScalePrice(Price):
+    """Of the full-scale model; a rank has a share of the blocks."""
+
+    @property
+    def width(self) -> int:
+        return self.sizes.neighbours + self.sizes.block
+
+    def sets(self, rows: int) -> int:
+        return -(-rows // self.sizes.block)
+
+    def needed(self, rows: int) -> int:
+        """Rows that the blocks of a rank have and need, at most."""
+        return min(rows, self.of_rank(self.sets(rows)) * self.width)
+
+    @property
+    def at_once(self) -> int:
+        """Sets whose matrices are taken together."""
+        return min(self.of_rank(self.sets(self.problem.u)), max(1, self.work.set_pairs // self.width**2))
+
+    @property
+    def all_rows(self) -> Usual:
+        return self.work.all_rows
+
+    def parts(self, first: int) -> list[int]:
+        return part_sizes(self.problem.u, first, self.problem.stages.part_ratio)
+
+    def value(self, rows: int) -> float:
+        m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
+        sets, here, own = self.of_rank(sets), self.needed(rows), self.of_rank(rows)
+        pairs = (0.5 * sets * w**2 + here * m) / self.rates.block_pairs
+        products = sets * (2.0 * m * w**2 + 2.0 * b * w * m) + (here + 2.0 * own) * m**2
+        small = work.small * sets * (w**3 / 3.0 + w**2 * b)
+        calls = 30.0 * self.rates.call_seconds * -(-sets // max(1, work.set_pairs // w**2))
+        return pairs + self.gemm(products + small) + calls + self.sums_wire.seconds(self.rate)
+
+    @property
+    def sums_wire(self) -> Wire:
+        """Of a value."""
+        m = self.sizes.inducing
+        return summed_wire(self.problem, m * m + m * self.problem.outputs + 3)
+
+    def step(self, rows: int) -> float:
+        m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
+        sets, here, own = self.of_rank(sets), self.needed(rows), self.of_rank(rows)
+        pairs = self.derivatives * (sets * w**2 + here * m) / self.rates.block_pairs
+        products = sets * (2.0 * m * w**2 + 10.0 * b * w * m) + (3.0 * here + 2.0 * own) * m**2
+        small = work.small * sets * (w**3 / 3.0 + 4.0 * w**2 * b)
+        moved = 8.0 * work.moves * sets * w * m / self.rates.copy_bytes
+        seconds = self.value(rows) + pairs + self.gemm(products + small) + moved
+        return seconds + self.gradient_wire(rows).seconds(self.rate)
+
+    def gradient_wire(self, rows: int) -> Wire:
+        """Of a gradient beside its value: by residual, noise and features of all rows, by points and parameters."""
+        problem, width = self.problem, self.problem.features.width
+        numbers = rows * (problem.outputs + 1 + width) + self.sizes.inducing * width + problem.parameters
+        return summed_wire(problem, numbers, 2).plus(evaluation_wire(problem))
+
+    def step_wire(self, rows: int) -> Wire:
+        return self.sums_wire.plus(self.gradient_wire(rows))
+
+    def layout(self, rows: int) -> float:
+        distances = (rows * min(rows, self.work.candidates) + self.sets(rows) ** 2) / self.problem.ranks
+        return distances / self.rates.block_pairs + self.points(rows) + self.layout_wire(rows).seconds(self.rate)
+
+    def layout_wire(self, rows: int) -> Wire:
+        near = neighbours_wire(self.problem, rows, self.sizes.block, self.sizes.neighbours)
+        return near.plus(points_wire(self.problem, self.sizes.inducing))
+
+    def condition(self) -> float:
+        seconds = self.layout(self.problem.u) + self.value(self.problem.u)
+        return seconds + table_wire(self.problem).seconds(self.rate)
+
+    def condition_wire(self) -> Wire:
+        return table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
+
+    @property
+    def few_wire(self) -> Wire:
+        return evaluation_wire(self.problem)
+
+    def predict(self) -> float:
+        m, q = self.sizes.inducing, min(self.sizes.predicting, self.problem.u)
+        flops = q**2 * (2.0 * m + self.work.small * q / 3.0) + 4.0 * m**2
+        distances = min(self.problem.u, 2**15)
+        return self.gemm(flops) + (0.5 * q**2 + m + distances) / self.rates.block_pairs
+
+    def allocations(self) -> list[Allocation]:
+        problem, m, w, work = self.problem, self.sizes.inducing, self.width, self.work
+        u, p, numbers, sets = problem.u, problem.outputs, problem.numbers, self.at_once
+        here, slots = self.needed(u), self.of_rank(self.sets(u)) * w
+        shared = problem.ranks > 1
+        copied = 8 * (here * (numbers + p + 2) + slots) if shared else 0
+        summed = 8 * (here + 3 * u) * (problem.features.width + p + 1) if shared else 0
+        of_set = 8 * sets * w * m
+        of_pairs = 8 * sets * w * w
+        evaluated = of_pairs * (problem.temporaries + 2)  # before A is gathered
+        joined = 8 * problem.n * (problem.d + p) + (8 * u * (problem.d + 3 * p) if u < problem.n else 0)
+        return [
+            Allocation(HELD, "rows and targets", joined),
+            Allocation(HELD, "rows of all ranks", 8 * problem.n * (problem.d + p) if shared else 0),
+            Allocation(HELD, "features, residual and noise", 8 * u * (numbers + 2 * p + 2)),
+            Allocation(HELD, "blocks and neighbours", 8 * self.sets(u) * w),
+            Allocation(HELD, "functions of your own", problem.features.function_bytes),
+            *self.choosing(),
+            *(Allocation(during, "rows that blocks need", copied) for during in (PASS, GRADIENT)),
+            Allocation(GRADIENT, "gradients of all ranks", summed),
+            Allocation(
+                LAYOUT, "blocks while they are looked for", min(work.search_bytes, 8 * u * u) + 16 * u * problem.d
+            ),
+            Allocation(PASS, "covariances with inducing points, A", 8 * here * m),
+            Allocation(PASS, "A at sets of rows", 3 * of_set),
+            Allocation(PASS, "covariances of sets of rows", max(5 * of_pairs, evaluated - 3 * of_set) + 8 * slots),
+            Allocation(PASS, "matrices of inducing points", self.square(7 if shared else 5)),
+            Allocation(GRADIENT, "covariances with inducing points, A", 8 * here * m),
+            Allocation(GRADIENT, "gradient by A", 8 * here * m),
+            Allocation(GRADIENT, "gradients by rows", 8 * u * (2 * numbers + p + 2)),
+            Allocation(GRADIENT, "A at sets of rows", 5 * of_set),
+            Allocation(
+                GRADIENT, "covariances of sets of rows", max(11 * of_pairs, 2 * evaluated - 5 * of_set) + 8 * slots
+            ),
+            Allocation(GRADIENT, "matrices of inducing points", self.square(6)),
+        ]

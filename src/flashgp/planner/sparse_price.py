@@ -1,0 +1,107 @@
+"""What inducing points by their collapsed bound take: bytes and seconds (M-185), of a rank (M-230) and (M-231)."""
+
+from dataclasses import dataclass
+
+from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
+from flashgp.planner.fit_stages import Usual
+from flashgp.planner.wire import Wire, evaluation_wire, points_wire, summed_wire, survey_wire
+
+__all__ = ["SparsePrice"]
+
+
+@dataclass(frozen=True)
+class SparsePrice(Price):
+    """Of the collapsed bound; a rank has a share of the rows. Field: read, whether rows are read, not held."""
+
+    read: bool = False
+
+    @property
+    def rows_at_once(self) -> int:
+        block = max(self.work.min_block, self.work.block_numbers // max(1, self.sizes.inducing))
+        return min(max(self.of_rank(self.problem.n), self.sample), block)
+
+    def own(self, rows: int) -> int:
+        """Of all rows those of a rank; of the sample, which each rank has and goes through by itself, all of it."""
+        return rows if rows < self.problem.u else self.of_rank(rows)
+
+    @property
+    def sample(self) -> int:
+        return min(self.problem.n, max(self.work.sample_rows, self.work.pivot_share * self.sizes.inducing))
+
+    @property
+    def all_rows(self) -> Usual:
+        return self.work.all_rows_read
+
+    def parts(self, first: int) -> list[int]:
+        size = self.sample
+        return [size] if size >= 1.5 * first and self.problem.n >= 1.5 * size else []
+
+    def value(self, rows: int) -> float:
+        m, own = self.sizes.inducing, self.own(rows)
+        seconds = own * m / self.rates.block_pairs + self.gemm(2.0 * own * m**2 + 2.0 * m**3)
+        return seconds + self.sums_wire(rows).seconds(self.rate)
+
+    def sums_wire(self, rows: int) -> Wire:
+        """Of a value."""
+        m = self.sizes.inducing
+        return Wire() if rows < self.problem.u else summed_wire(self.problem, m * m + m * self.problem.outputs + 6)
+
+    def step(self, rows: int) -> float:
+        m, own = self.sizes.inducing, self.own(rows)
+        pairs = self.derivatives * own * m / self.rates.block_pairs
+        seconds = self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3)
+        return seconds + self.gradient_wire(rows).seconds(self.rate)
+
+    def gradient_wire(self, rows: int) -> Wire:
+        """Of a gradient beside its value: by points and parameters."""
+        problem = self.problem
+        if rows < problem.u:
+            return Wire()
+        numbers = self.sizes.inducing * problem.features.width + 2 * problem.parameters
+        return summed_wire(problem, numbers).plus(evaluation_wire(problem))
+
+    def step_wire(self, rows: int) -> Wire:
+        return self.sums_wire(rows).plus(self.gradient_wire(rows))
+
+    def layout(self, rows: int) -> float:
+        return self.points(rows) + self.layout_wire(rows).seconds(self.rate)
+
+    def layout_wire(self, rows: int) -> Wire:
+        return points_wire(self.problem, self.sizes.inducing)
+
+    def condition(self) -> float:
+        problem = self.problem
+        reading = 10.0 * 8.0 * self.of_rank(problem.n) * (problem.d + problem.outputs) / self.rates.copy_bytes
+        seconds = reading + self.layout(problem.n) + self.value(problem.n)
+        return seconds + survey_wire(problem, self.sample).seconds(self.rate)
+
+    def condition_wire(self) -> Wire:
+        n = self.problem.n
+        return survey_wire(self.problem, self.sample).plus(self.layout_wire(n)).plus(self.sums_wire(n))
+
+    @property
+    def few_wire(self) -> Wire:
+        return Wire()  # ranks search the sample by themselves
+
+    def predict(self) -> float:
+        m = self.sizes.inducing
+        return m / self.rates.block_pairs + self.gemm(2.0 * m**2)
+
+    def allocations(self) -> list[Allocation]:
+        problem, m = self.problem, self.sizes.inducing
+        n, d, p, rows = problem.n, problem.d, problem.outputs, self.rows_at_once
+        block, beside = 8 * rows * m, 8 * rows * (problem.numbers + d + 4 * p + 4)
+        samples = 0 if problem.ranks == 1 else min(n, problem.ranks * self.sample)
+        return [
+            Allocation(HELD, "rows and targets", 0 if self.read else 8 * self.of_rank(n) * (d + p)),
+            Allocation(HELD, "sample of rows", 2 * 8 * self.sample * (d + p)),
+            Allocation(HELD, "functions of your own", problem.features.function_bytes),
+            *self.choosing(),
+            Allocation(LAYOUT, "samples of all ranks", 2 * 8 * samples * (d + p + 2)),
+            Allocation(PASS, "covariances of a block of rows", 3 * block),
+            Allocation(PASS, "a block of rows", beside),
+            Allocation(PASS, "matrices of inducing points", self.square(7 if samples else 5)),
+            Allocation(GRADIENT, "covariances of a block of rows", 4 * block),
+            Allocation(GRADIENT, "a block of rows", 2 * beside),
+            Allocation(GRADIENT, "matrices of inducing points", self.square(9)),
+        ]
