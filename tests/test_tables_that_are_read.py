@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import flashgp as fgp
 from flashgp.cli.console import Console
 from flashgp.cli.options import FitOptions as CommandOptions
-from flashgp.cli.outcome import Asked, outcome_of
+from flashgp.cli.outcome import Asked, outcome_of, scored_words
 from flashgp.cli.prepared import prepare_table
 from flashgp.data.table_parts import EncodedRows, ParquetParts
 from flashgp.foundations.deadline import Deadline
@@ -221,12 +222,20 @@ def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
     assert said["leave_one_out"]["rows"] == 200
     assert said["leave_one_out"]["rmse"] < 2.0
     assert 0.85 < said["leave_one_out"]["coverage_95"] <= 1.0
-    assert "random sample" in page.read_text()
+    assert "random sample" not in page.read_text()  # all rows are scored
     run("predict", model, tmp_path / "part-0.parquet", "-o", tmp_path / "p.csv", "--std")
     assert np.abs(read(tmp_path / "p.csv")["mean"] - table(200)["wave"][:67]).mean() < 2.0
     text = run("fit", pattern, "-t", "wave", "--starts", 1, "--approximation", "auto").stdout
     assert "inducing points" in text
-    assert "leave-one-out of a random sample" in text
+    assert "leave-one-out, 200 rows" in text
+
+
+@pytest.mark.parametrize(("count", "said"), [(7, "leave-one-out of a random sample"), (5, "leave-one-out")])
+def test_rows_that_are_scored_are_a_sample_where_there_are_more(count: int, said: str) -> None:
+    prepared = object.__new__(PreparedRows)
+    object.__setattr__(prepared, "count", count)
+    outcome: Any = SimpleNamespace(left_out=True, prepared=prepared, observed=np.zeros(5))
+    assert scored_words(outcome) == said
 
 
 @pytest.mark.parametrize("kind", ["sparse", "full_scale"])

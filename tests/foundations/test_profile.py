@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,24 @@ def test_kept_collectives_are_found_by_other_processes(folder: Path) -> None:
     assert quiet().collectives == (quicker, FOUR)
     assert MachineProfile.from_json(quiet().to_json()) == quiet()
     assert any("2 ranks, gloo" in name for name, _ in quiet().lines())
+
+
+def test_rates_of_groups_that_measure_at_once_are_all_kept(folder: Path) -> None:
+    """One process has read the file and not yet written it, as another one comes."""
+    from filelock import FileLock
+
+    assert keep_collectives([TWO])
+    text = collectives_path().read_text()
+    collectives_path().unlink()
+    forget_profiles()
+    with FileLock(collectives_path().with_suffix(".lock")):
+        other = threading.Thread(target=keep_collectives, args=([FOUR],))
+        other.start()
+        other.join(timeout=0.5)  # it waits, however long
+        collectives_path().write_text(text)
+    other.join()
+    forget_profiles()
+    assert quiet().collectives == (TWO, FOUR)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"collectives": [{"backend": 3}]}', '{"collectives": 1e999}'])

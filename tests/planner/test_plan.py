@@ -14,6 +14,7 @@ from flashgp.foundations.machine import parse_bytes
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.foundations.quantities import readable_seconds
+from flashgp.planner.choice import Candidate, choose
 from planned import conditioning_plan
 
 CPU = torch.device("cpu")
@@ -259,3 +260,18 @@ def test_times_are_readable() -> None:
     wanted = {5e-5: "50 us", 0.0123: "12.3 ms", 119.0: "119.0 s", 130.0: "2.2 min", 7000.0: "116.7 min"}
     wanted |= {7200.0: "2.0 hours", 100_000.0: "27.8 hours", 6_681_666.0: "77.3 days"}
     assert {seconds: readable_seconds(seconds) for seconds in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen", "why"),
+    [
+        (1.0, 1.0, "no quicker"), (0.0, 0.0, "no quicker"), (1.004, 1.0, "no quicker"),
+        (1.006, 1.0, "slower, 1.01 times"), (2.5, 1.0, "slower, 2.5 times"), (1e-3, 1e-7, "slower, 10,000 times"),
+        (1.0, 0.0, "slower"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_route_that_was_not_chosen_is_true(seconds: float, chosen: float, why: str) -> None:
+    candidates = [Candidate("taken", "torch", "cpu", "float64", 1, chosen),
+                  Candidate("other", "torch", "cpu", "float64", 2, seconds)]  # fmt: skip
+    taken, (other,) = choose(candidates, {"cpu": 10}, too_large=lambda *_: pytest.fail("it fits"))
+    assert (taken.route, other.reason) == ("taken", why)

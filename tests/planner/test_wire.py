@@ -47,9 +47,10 @@ def test_bytes_and_seconds_of_a_solve_over_ranks(ranks: int) -> None:
     share, reduced = -(-n // ranks), 2.0 * (ranks - 1) / ranks
     table = (ranks - 1) * share * 8 * (d + 1)
     one_pass = 2 * (ranks - 1) * share * 4 + reduced * 8 * (2 * k + 5) + (ranks - 1) * (ranks + 2) * 8
-    sent = table + reduced * 8 * k * (2 * k + 128) + 100 * one_pass + (ranks - 1) * share * 8
+    low_rank = reduced * 8 * k * (2 * k + 128) + (ranks - 1) * 8 * k * (k + 1)
+    sent = table + low_rank + 100 * one_pass + (ranks - 1) * share * 8
     assert found.shared.sent_bytes == pytest.approx(sent, rel=1e-6)
-    collectives = 12 + 12 * 4 + 100 * 15 + 1
+    collectives = 12 + 12 * 4 + 3 + 100 * 15 + 1
     rate = collective_rate(KNOWN.collectives, "gloo", ranks)
     assert found.shared.wire_seconds == pytest.approx(collectives * rate.seconds + sent / 1e9)
     assert found.shared.wire_seconds < found.seconds
@@ -70,8 +71,9 @@ def test_a_step_of_a_fit_over_ranks() -> None:
     share, reduced = n // ranks, 2.0 * (ranks - 1) / ranks
     one_pass = 2 * (ranks - 1) * share * 4 * t + reduced * 8 * t * (2 * k + 5 * t)
     one_pass += (ranks - 1) * (ranks + 2) * 8 * t**2
-    sent = reduced * 8 * k * (2 * k + 128) + 33 * one_pass + 2 * (ranks - 1) * share * 8 * t + reduced * 4 * n * 3
-    collectives = 12 * 4 + 33 * 15 + 1 + 20
+    low_rank = reduced * 8 * k * (2 * k + 128) + (ranks - 1) * 8 * k * (k + 1)
+    sent = low_rank + 33 * one_pass + 2 * (ranks - 1) * share * 8 * t + reduced * 4 * n * 3
+    collectives = 12 * 4 + 3 + 33 * 15 + 1 + 20
     wire = collectives * 1e-4 + sent / 1e9
     assert one.fit_step_seconds - other.fit_step_seconds == pytest.approx(wire, rel=1e-6)
     assert one.shared.fit_sent_bytes > 10 * sent

@@ -1,13 +1,15 @@
 """What ranks do in tests of groups: each function runs on every rank and returns plain values."""
 
 import time
+import traceback
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ProcessGroupError, ShapeError
+from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ProcessGroupError, ShapeError, warn
 from flashgp.processes import Group, GroupSettings
 from flashgp.processes.shares import Shares
 
@@ -136,6 +138,62 @@ def mistakes(process_group: Any) -> list[Any]:
         group.sum(torch.ones(1))
     except ProcessGroupError as error:
         out.append("earlier failure" in str(error))
+    try:
+        Group.of(group, GroupSettings(time_limit=60.0)).sum(torch.ones(1))
+    except ProcessGroupError as error:
+        out.append("earlier failure" in str(error))
+    return out
+
+
+def alike(process_group: Any) -> list[int]:
+    """How often a traceback shows an error that all ranks have found by themselves, or rank 1 alone."""
+    group, out = Group.of(process_group), []
+    for those in (range(group.size), [1]):
+        try:
+            with group.together():
+                if group.rank in those:
+                    raise DomainError("`x` is of no use")
+        except DomainError as error:
+            out.append("".join(traceback.format_exception(error)).count("DomainError: `x` is of no use"))
+    return out
+
+
+def warned(process_group: Any) -> list[list[str]]:
+    """What this rank shows: of warnings of all ranks, of its own and of ranks from 1 on; where a step ends in an error;
+    and where a filter makes the common one an error of all."""
+    group, out = Group.of(process_group), []
+
+    def give() -> None:
+        warn("now", at_once=True)
+        warn("of all")
+        warn(f"of rank {group.rank}")
+        if group.rank:
+            warn("of the others")
+        warn("of all")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with group.together():
+            give()
+            assert [str(one.message) for one in caught] == ["now"]
+        out.append([str(one.message) for one in caught[1:]])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with group.together():
+                warn("before an error")
+                if group.rank == 1:
+                    raise DomainError("no")
+        except DomainError:
+            out.append([str(one.message) for one in caught])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            with group.together():
+                warn("an error here")
+        except Exception as error:
+            out.append([f"{type(error).__name__}: {error}"])
+    assert int(group.sum(torch.ones(1))) == group.size  # in step
     return out
 
 

@@ -33,9 +33,9 @@ class Counting(Group):
 
     collectives = 0
 
-    def _flag(self, what: str, *shape: object) -> None:
+    def _flag(self, what: str, *shape: object, held: int = 0) -> list[int]:
         self.collectives += 1
-        super()._flag(what, *shape)
+        return super()._flag(what, *shape, held=held)
 
 
 def rough() -> fgp.GP:

@@ -143,6 +143,8 @@ def limited(group: Any) -> list[Any]:
             group=group, time_limit=limit,
         )  # fmt: skip
         out.append([t.tolist() for t in answers(fit.posterior)])
+        events = (report.events for report in (fit.report, fit.posterior.report))
+        out += [[event.fields["ranks"] for event in of if event.kind.name == "SHARED"] for of in events]
     return out
 
 

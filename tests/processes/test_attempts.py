@@ -4,8 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import distributed as dist
+
+from flashgp.foundations.errors import DomainError
+from flashgp.processes import init_process_group
 
 PROGRAM = """
 import os, signal, sys
@@ -17,10 +22,11 @@ moment, rank, attempt = sys.argv[1], int(os.environ["RANK"]), int(os.environ["TO
 die = lambda: attempt < 2 and rank == attempt and os.kill(os.getpid(), signal.SIGKILL)
 if moment == "before":
     die()
-init_process_group()
+store = dist.FileStore(f"{sys.argv[2]}/store", 2) if moment == "own store" else None
+init_process_group(**{} if store is None else {"store": store})
 total = torch.ones(1)
 dist.all_reduce(total)
-if moment == "after":
+if moment != "before":
     die()
 dist.all_reduce(total)
 dist.destroy_process_group()
@@ -28,9 +34,10 @@ open(f"{sys.argv[2]}/{rank}", "w").write(f"{attempt} {total.item():g}")
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "after", "own store"])
 def test_ranks_of_a_new_attempt_find_each_other(moment: str, tmp_path: Path, root: Path) -> None:
-    """A rank dies before it has joined the others, or after: one in the first attempt, the other in the second."""
+    """A rank dies before it has joined the others, or after: one in the first attempt, the other in the second. Also
+    where the program brings a store of its own, which is that of all attempts."""
     (tmp_path / "program.py").write_text(PROGRAM)
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     paths = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
@@ -41,6 +48,19 @@ def test_ranks_of_a_new_attempt_find_each_other(moment: str, tmp_path: Path, roo
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["2 4", "2 4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"store": "there"}, "got str"), ({"store": dist.HashStore(), "init_method": "env://"}, "got 'env://'")],
+)
+def test_a_meeting_place_that_is_none_is_refused(
+    options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"TORCHELASTIC_RESTART_COUNT": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(DomainError, match=said):
+        init_process_group(**options)
 
 
 WITHOUT = """

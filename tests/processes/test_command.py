@@ -19,11 +19,12 @@ TIMEOUT = 600.0  # measurements may stop all processes meanwhile
 SRC = Path(fgp.__file__).parents[1]
 
 
-def started(ranks: int, *words: object, profiles: str = "built-in") -> list["subprocess.Popen[str]"]:
+def started(ranks: int, *words: object, profiles: str = "built-in", program: str = "") -> list["subprocess.Popen[str]"]:
     """`flashgp` on every rank, started as torchrun starts them.
 
-    Args: profiles: the folder of machine profiles, or "built-in".
+    Args: profiles: the folder of machine profiles, or "built-in"; program: that does it in place of `-m flashgp`.
     """
+    run = ["-c", program] if program else ["-m", "flashgp"]
     port = 29500 + os.getpid() % 2000
     processes = []
     for rank in range(ranks):
@@ -33,7 +34,7 @@ def started(ranks: int, *words: object, profiles: str = "built-in") -> list["sub
         }  # fmt: skip
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "flashgp", *map(str, words)], env=os.environ | own, stdout=subprocess.PIPE,
+                [sys.executable, *run, *map(str, words)], env=os.environ | own, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, text=True,
             )
         )  # fmt: skip
@@ -46,9 +47,9 @@ def ended(processes: list["subprocess.Popen[str]"]) -> tuple[list[int], list[str
     return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
 
 
-def command(ranks: int, *words: object) -> tuple[list[int], list[str], list[str]]:
+def command(ranks: int, *words: object, program: str = "") -> tuple[list[int], list[str], list[str]]:
     """`flashgp` on every rank to its end."""
-    return ended(started(ranks, *words))
+    return ended(started(ranks, *words, program=program))
 
 
 @pytest.fixture(scope="module")
@@ -93,19 +94,29 @@ def test_a_fit_by_ranks_is_that_of_one(csv: Path, tmp_path: Path) -> None:
 
 
 def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) -> None:
+    """Of a table of text, which every rank reads whole; each row is there twice."""
+    twice, (head, *lines) = tmp_path / "twice.csv", csv.read_text().splitlines()
+    twice.write_text("\n".join([head, *lines, *lines]) + "\n")
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
-    words = ("fit", csv, "--target", "y", "--starts", 1, "--approximation", "sparse", "--json")
+    words = ("fit", twice, "--target", "y", "--starts", 1, "--approximation", "sparse", "--json")
     codes, outs, errors = command(2, *words, "--out", two)
     assert codes == [0, 0], errors
     assert outs[1] == ""
-    assert "2 processes" in errors[0]
     assert errors[1] == ""
     result = json.loads(outs[0])
-    assert (result["rows"], result["rows_fitted"], result["approximation"]) == (301, 301, "sparse")
-    command(1, *words, "--out", one)
+    assert (result["rows"], result["rows_fitted"], result["approximation"]) == (602, 602, "sparse")
+    alone = json.loads(command(1, *words, "--out", one)[1][0])
+    assert result["plan"]["distinct"] == alone["plan"]["distinct"] == 301
+    assert result["leave_one_out"] == pytest.approx(alone["leave_one_out"], rel=1e-3)
+    of_ranks, of_one = ({event["kind"]: event for event in said["events"]} for said in (result, alone))
+    assert of_ranks["SHARED"]["fields"]["ranks"] == 2
+    assert of_ranks["STREAMED"] == of_one["STREAMED"]  # of rows that are held
+    text = command(2, *words[:-1])[1][0]
+    assert "2: memory and time are those of each" in text
+    assert "leave-one-out, 602 rows" in text
     new = {"a": [0.1, 0.6], "city": ["Ulm", "Bonn"]}
-    alone, ours = (fgp.load(path).predict(new) for path in (one, two))
-    assert ours.mean == pytest.approx(alone.mean, rel=1e-3)
+    predicted = [fgp.load(path).predict(new).mean for path in (one, two)]
+    assert predicted[1] == pytest.approx(predicted[0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +149,110 @@ def test_a_warning_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     assert "2 values" in said
 
 
+PARTED = """
+import os, time
+from flashgp.cli import fitting, process
+whole = fitting.outcome_of
+def late(*given):
+    while os.environ["RANK"] == "0" and not os.path.exists(os.environ["GO_ON"]):
+        time.sleep(0.02)
+    return whole(*given)
+fitting.outcome_of = late
+process()
+"""
+
+
+@pytest.mark.parametrize("approximation", ["sparse", "full_scale"])
+def test_no_rank_waits_while_rank_0_scores(
+    csv: Path, tmp_path: Path, approximation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: the others have ended before it."""
+    go_on, model = tmp_path / "go on", tmp_path / "m.safetensors"
+    monkeypatch.setenv("GO_ON", str(go_on))
+    words = ("fit", csv, "--target", "y", "--starts", 1, "--approximation", approximation, "--out", model, "--json")
+    first, second = started(2, *words, program=PARTED)
+    try:
+        assert second.wait(TIMEOUT) == 0
+        assert first.poll() is None
+        assert model.exists()
+    finally:
+        go_on.touch()
+    codes, outs, errors = ended([first, second])
+    assert codes == [0, 0], errors
+    assert json.loads(outs[0])["leave_one_out"]["rows"] == 301
+    assert outs[1] == errors[1] == ""
+
+
+PLANTED = """
+from flashgp.cli import fitting, process
+def fail(*given):
+    raise {error}
+fitting.fit_prepared = fail
+process()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "more", "code", "said"),
+    [
+        ("ZeroDivisionError('planted')", (), 1, "ZeroDivisionError: planted"),
+        ("OSError('planted')", ("--debug",), 1, "OSError: planted"),
+        ("OSError('planted')", (), 1, "error: planted"),
+    ],
+)
+def test_an_error_of_all_ranks_is_shown_once(
+    csv: Path, error: str, more: tuple[str, ...], code: int, said: str
+) -> None:
+    words = ("fit", csv, "--target", "y", "--starts", 1, *more)
+    codes, _, errors = command(2, *words, program=PLANTED.format(error=error))
+    assert codes == [code, code], errors
+    assert errors[0].count(said) == 1
+    assert errors[1] == ""
+
+
+def test_an_error_of_rank_1_alone_is_shown_where_it_happened(csv: Path) -> None:
+    fail = "    os.environ['RANK'] == '0' or 1 // 0\n    given[0].options.group.number_of_first(1.0)"
+    program = "import os" + PLANTED.replace("    raise {error}", fail)
+    codes, _, errors = command(2, "fit", csv, "--target", "y", "--starts", 1, program=program)
+    assert codes == [1, 1]
+    for text in errors:
+        assert text.count("ZeroDivisionError: integer division or modulo by zero") == 1
+    assert "in fail" in errors[1]
+
+
+# Ranks have as long as they need to end together, where measurements may stop them.
+PATIENT = f"from flashgp.cli import process; process({TIMEOUT})"
+
+
+INTERRUPTED_AT_THE_END = """
+import os, signal
+from flashgp.cli import process
+from flashgp.inference.full_scale import fit
+whole = fit.condition_on
+def interrupted(*given):
+    if os.environ["RANK"] in "{ranks}":
+        signal.raise_signal(signal.SIGINT)
+    return whole(*given)
+fit.condition_on = interrupted
+process(600.0)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["0", "1", "01"])
+def test_ctrl_c_in_the_last_pass_leaves_the_parameters(csv: Path, tmp_path: Path, ranks: str) -> None:
+    checkpoint = tmp_path / "fit.checkpoint"
+    words = ("fit", csv, "--target", "y", "--starts", 1, "--approximation", "full_scale", "--checkpoint", checkpoint)
+    codes, outs, errors = command(2, *words, program=INTERRUPTED_AT_THE_END.format(ranks=ranks))
+    assert codes == [130, 130], errors
+    assert "parameters found" in outs[0]
+    assert "lengthscale" in outs[0].partition("parameters found")[2]
+    assert (outs[1], errors[1]) == ("", "")
+    (said,) = [line for line in errors[0].splitlines() if line.startswith("error")]
+    assert said == (
+        f"error: interrupted in the last solve, no model was written; the same command goes on from {checkpoint}"
+    )
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_is_one_message_and_a_checkpoint_to_go_on_from(tmp_path: Path, times: int) -> None:
     """Under torchrun it comes twice: from the terminal, and from torchrun."""
@@ -148,14 +263,13 @@ def test_ctrl_c_is_one_message_and_a_checkpoint_to_go_on_from(tmp_path: Path, ti
     path.write_text("a,b,c,d,y\n" + "\n".join(lines) + "\n")
     processes = started(
         2, "fit", path, "--target", "y", "--target-transform", "none", "--starts", 40, "--checkpoint", checkpoint,
-        "--out", model,
+        "--out", model, program=PATIENT,
     )  # fmt: skip
     while not checkpoint.exists() and all(process.poll() is None for process in processes):
         time.sleep(0.02)
     for _ in range(times):
         for process in processes:
             process.send_signal(signal.SIGINT)
-        time.sleep(0.002)
     codes, _, errors = ended(processes)
     assert codes == [130, 130], errors
     assert errors[1] == ""
@@ -171,7 +285,7 @@ from flashgp.cli.ranks import OneInterrupt
 OneInterrupt(together_seconds=0.2).install()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as a thread that does not come back to Python
 threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
-ctypes.CDLL(None).sleep(60)
+ctypes.CDLL(None).pause()  # for ever: no handler runs in this thread
 """
 
 

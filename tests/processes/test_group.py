@@ -82,7 +82,18 @@ def test_one_rank_s_error_is_every_rank_s(ranks: Ranks) -> None:
     assert different[2]["ranks"] == (0, 2)
     assert "dtype" not in different[1]
     assert "3 ranks and 1 row;" in ends[0]
-    assert ends[1:] == [True, True]
+    assert ends[1:] == [True, True, True]
+
+
+def test_an_error_is_shown_once_by_each_rank(ranks: Ranks) -> None:
+    assert ranks.run(group_jobs.alike, 3) == [[1, 1]] * 3
+
+
+def test_a_warning_is_shown_by_the_first_rank_that_has_it(ranks: Ranks) -> None:
+    told = ranks.run(group_jobs.warned, 3)
+    common = "FlashGPWarning: an error here"
+    for rank, own in enumerate((["of all", "of rank 0", "of all"], ["of rank 1", "of the others"], ["of rank 2"])):
+        assert told[rank] == [own, ["before an error"], [common]]
 
 
 def test_a_rank_that_does_not_come_is_an_error_within_the_limit(ranks: Ranks) -> None:

@@ -18,13 +18,16 @@ WITHIN = 1.25  # planned over sent, at the passes that were made
 
 @pytest.mark.parametrize("ranks_count", [2, 4])
 def test_as_much_is_sent_as_planned(ranks: Ranks, ranks_count: int) -> None:
-    """Eqs. (M-226) to (M-228), at the passes that the solve took; a plan assumes 100."""
+    """Eqs. (M-226) to (M-228), at the passes that the solve took; a plan assumes 100.
+
+    Rank 0 sends eigenvectors, too."""
     n = 3000
     found = ranks.run(plan_jobs.sent, ranks_count, n, {"route": "recomputed"})
     problem = conditioning_problem(plan_jobs.rough(), RowCounts(n, 3), PlanSettings(ranks=ranks_count))
     wire = table_wire(problem).plus(solve_wire(problem, 1, found[0]["rank"], found[0]["passes"]))
+    assert found[0]["sent"] > wire.sent / WITHIN
     for one in found:
-        assert wire.sent / WITHIN < one["sent"] < WITHIN * wire.sent
+        assert one["sent"] <= found[0]["sent"] < WITHIN * wire.sent
         assert wire.collectives / WITHIN < one["collectives"] < WITHIN * wire.collectives
         assert one["planned"] == found[0]["planned"] > one["sent"]
         assert "planned" in one["text"]

@@ -69,6 +69,7 @@ def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
 def test_time_ends_on_all_ranks_together(ranks: Ranks) -> None:
     told = ranks.run(streamed_jobs.limited, 2)
     assert told[0] == told[1]
+    assert [ranks_named for ranks_named in told[0] if len(ranks_named) == 1] == [[2]] * 4
 
 
 def test_a_clock_that_ends_on_one_rank_ends_all_alike(ranks: Ranks) -> None:

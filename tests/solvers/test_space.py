@@ -174,3 +174,25 @@ def test_two_places_give_what_one_gives(gram: bool, noise: str) -> None:
         assert torch.allclose(torch.cat([first, second]), value, rtol=0.0, atol=1e-11 * float(value.abs().max()))
     solution = torch.cat([found["solution"] for found in parts])
     assert bool(((rhs - whole.A @ solution).norm(dim=0) <= 1e-6 * rhs.norm(dim=0)).all())
+
+
+class UnequalSpace(SplitSpace):
+    """Places whose processors round differently."""
+
+    def total(self, part: Tensor) -> Tensor:
+        return super().total(part) * (1.0 + 4.0 * torch.finfo(torch.float64).eps * self.place)
+
+
+def test_the_low_rank_is_decomposed_in_one_place() -> None:
+    """Each place applies its rows of one Q, whatever eigenvectors it would find itself."""
+    whole, settings = DenseSystem(matern(points(N, 2), 0.2), 0.1), LowRankSettings(min_gram_flops=0)
+
+    def work(space: SplitSpace) -> LowRank:
+        system = SplitSystem(whole, UnequalSpace(space.places, space.place))
+        return LowRank(partial_cholesky(system, limit=40, settings=settings), system.noise, settings)
+
+    one, other = in_both_places(work)
+    assert torch.equal(one.inner, other.inner)
+    basis = torch.cat([one.basis, other.basis])
+    rounding = one.skew * N * torch.finfo(torch.float64).eps
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(one.rank, dtype=torch.float64), rtol=0.0, atol=rounding)

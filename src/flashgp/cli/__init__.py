@@ -9,21 +9,24 @@ import sys
 import time
 
 from .application import main
-from .ranks import OneInterrupt, after_first, launched
+from .ranks import TOGETHER_SECONDS, OneInterrupt, after_first, launched
 
 __all__ = ["main", "process"]
 
 
-def process() -> None:
+def process(together_seconds: float = TOGETHER_SECONDS) -> None:
     """`main` as all that a process does: its time limit counts from the start of the process, and its end does not look
-    through what torch has loaded, which takes longest."""
+    through what torch has loaded, which takes longest.
+
+    Args: together_seconds, that the ranks of torchrun have to end together after Ctrl-C.
+    """
     gc.freeze()
     began = time.perf_counter() - time.process_time()  # to here one thread has imported, and nothing waited
     if not launched():
         main(began)
         return
     code = 1
-    OneInterrupt().install()
+    OneInterrupt(together_seconds).install()
     try:
         main(began)
     except SystemExit as stop:

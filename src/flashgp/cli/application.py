@@ -41,13 +41,13 @@ from .paths import require_writable
 from .ranks import (
     INTERRUPTED,
     SilentConsole,
+    all_ranks,
     interrupted,
     launched,
     own_stderr,
-    process_group,
+    said_elsewhere,
     silent,
     usage_of_first,
-    warn_of_others,
 )
 
 __all__ = ["application", "main", "placed"]
@@ -242,9 +242,8 @@ def _run(
         with own_stderr(), console.listening(), place:
             work = load()  # what it imports may take as long as what it does
             work = work if profiling is None else profiling.around(work)
-            with process_group() as console.group, console.group.together():
+            with all_ranks(console):
                 result = work(console)
-                warn_of_others(console)
         console.finish(result)
     except KeyboardInterrupt as stop:
         console.error(KeyboardInterrupt(str(stop) or NOTHING_WRITTEN))
@@ -254,10 +253,14 @@ def _run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except (FlashGPError, OSError) as error:
-        if common.debug:
+        if common.debug and not said_elsewhere(console, error):
             raise
         if isinstance(error, ProcessGroupError) and interrupted():
             console.error(KeyboardInterrupt(NOTHING_WRITTEN))
             raise typer.Exit(INTERRUPTED) from None
         console.error(error)
         raise typer.Exit(_BAD_INPUT if isinstance(error, ValueError) else 1) from None
+    except Exception as error:
+        if said_elsewhere(console, error):
+            raise typer.Exit(1) from None
+        raise

@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -30,7 +30,7 @@ class Console:
 
     Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors; began: when the
         command began, by `time.perf_counter`, now by default.
-    Fields: notes and warnings said so far; group, of the ranks that it speaks for.
+    Fields: notes and warnings said so far; group, of the ranks that it speaks for; together, until these part.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, began: float | None = None) -> None:
@@ -38,6 +38,7 @@ class Console:
         self.json = json
         self.quiet = quiet
         self.group = ALONE
+        self.together = ExitStack()
         self.notes: list[str] = []
         self.warnings: list[str] = []
 

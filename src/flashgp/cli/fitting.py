@@ -25,7 +25,7 @@ from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare_table
-from .ranks import explained
+from .ranks import explained, part
 
 __all__ = ["run_fit"]
 
@@ -41,7 +41,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )
-    # Several processes have no best so far in common.
+    # Several processes have no best so far in common, but for the parameters that the last solve is of.
     together = nullcontext() if group.size == 1 else explained(lambda: _without_model(options.checkpoint))
     try:
         with console.progress() as progress, together:
@@ -49,9 +49,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
             fit = fit_rows if isinstance(prepared, PreparedRows) else fit_prepared
             model = fit(prepared, until, options.checkpoint, progress)  # type: ignore[arg-type]
     except FitInterrupted as stop:
-        if group.size > 1:
-            raise
-        raise _interrupted(stop, prepared, options.checkpoint, console) from stop
+        _say_interrupted(stop, prepared, options.checkpoint, console)
+        raise
     result = model.training
     assert result is not None
     if result.interrupted:
@@ -60,12 +59,14 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         if not done:
             what = "the time limit left no time for a fit: the parameters are those that the data suggest"
         console.warn(f"{what}{written}")
-    if isinstance(model.posterior, GroupPosterior):  # which all ranks ask together
-        deadline = deadline_of(group, deadline)
-    elif group.rank:
-        return {}  # rank 0 has all that it takes to score, write and say what all have found
     if options.out is not None and not group.rank:
         model.save(options.out)  # before anything else can fail
+    if isinstance(model.posterior, GroupPosterior):  # which all ranks ask together
+        deadline = deadline_of(group, deadline)
+    else:
+        part(console)  # rank 0 has all that it takes to score, write and say what all have found
+        if group.rank:
+            return {}
     kept = "nothing was written" if options.out is None else f"the model is in {options.out}, without its scores"
     with explained(lambda: f"interrupted; {kept}"):
         outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)
@@ -90,10 +91,8 @@ def _without_model(checkpoint: str | None) -> str:
     return f"interrupted, no model was written; {again}"
 
 
-def _interrupted(
-    stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console
-) -> KeyboardInterrupt:
-    """Prints the parameters reached before Ctrl-C; an error that says how to go on."""
+def _say_interrupted(stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console) -> None:
+    """Prints the parameters reached before Ctrl-C; the error itself, which all ranks share, says how to go on."""
     assert isinstance(stop.gp, GP)
     rows = parameter_rows(stop.gp, prepared.names, prepared.scaling, prepared.encoding.target)
     console.say("parameters found")
@@ -101,7 +100,7 @@ def _interrupted(
     again = "with --checkpoint the same command would go on from there"
     if checkpoint is not None:
         again = f"the same command goes on from {checkpoint}"
-    return KeyboardInterrupt(f"interrupted in the last solve, no model was written; {again}")
+    stop.args = (f"interrupted in the last solve, no model was written; {again}",)
 
 
 def _check_outputs(options: FitOptions) -> None:

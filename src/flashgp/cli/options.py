@@ -119,7 +119,7 @@ class FitOptions(TableOptions):
     are none then.
 
     A pattern of Parquet files in quotes, such as 'part-*.parquet', is read in passes and not held: inducing points
-    stand for the rows, and a random sample of them is scored.
+    stand for the rows, and of many a random sample is scored.
 
     Started by torchrun --nproc-per-node N -m flashgp, several processes share the fit: the same words, the same answer.
     """

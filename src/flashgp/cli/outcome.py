@@ -277,7 +277,8 @@ def scored_words(outcome: FitOutcome) -> str:
     """How the rows were scored."""
     if not outcome.left_out:
         return "held out"
-    return "leave-one-out of a random sample" if isinstance(outcome.prepared, PreparedRows) else "leave-one-out"
+    sampled = isinstance(outcome.prepared, PreparedRows) and len(outcome.observed) < outcome.prepared.count
+    return "leave-one-out of a random sample" if sampled else "leave-one-out"
 
 
 def outcome_json(outcome: FitOutcome) -> dict[str, Any]:

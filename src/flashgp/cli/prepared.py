@@ -12,7 +12,6 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
-from flashgp.table.parts import TableParts, TableShare
 from flashgp.table_model.preparation import PreparedTable, prepare
 from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
 from flashgp.table_model.settings import TableSettings
@@ -48,7 +47,8 @@ def prepare_table(
         *("auto" if size is None else size for size in sizes),
     )  # fmt: skip
     held_out = options.split is not None or options.test_fraction is not None
-    if is_pattern(options.table) or (console.group.size > 1 and options.approximation == "sparse" and not held_out):
+    by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
+    if is_pattern(options.table) or (by_row_groups and not held_out):
         return _prepare_parts(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
     encoding = Encoding.learn(table, options.target, options.drop or (), options.missing)
@@ -62,20 +62,13 @@ def prepare_table(
 
 
 def _prepare_parts(options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline) -> PreparedRows:
-    """Parquet files that are read in passes, or a table of which each rank has a part. Raises: FlashGPError."""
-    several, group = is_pattern(options.table), console.group
-    if several:
+    """Parquet files that are read in passes; by several ranks their row groups are dealt out. Raises: FlashGPError."""
+    group = console.group
+    if is_pattern(options.table):
         _refuse_beside_pattern(options)
-    parts: TableParts
-    if several or is_parquet(options.table):
-        parts = ParquetParts(options.table)
-        note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
-        note += "" if group.size == 1 else f" by {group.size} processes"
-    else:
-        table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
-        for text in table.notes:
-            console.note(text)
-        parts, note = TableShare(table), f"each of {group.size} processes keeps a part of the rows"
+    parts = ParquetParts(options.table)
+    note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
+    note += "" if group.size == 1 else f" by {group.size} processes"
     prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline, group)
     _say_prepared(options, prepared, console)
     console.note(f"{note}, and inducing points stand for the rows.")
@@ -126,14 +119,10 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
         matrix = "stored" if plan.route == "stored" else "computed again in every product"
         how = f"conjugate gradients, the covariance matrix {matrix}"
     rates = "" if plan.profile == "measured" else "; `flashgp tune` measures how fast this machine is"
-    ranks = prepared.options.group.size if isinstance(plan, Plan) else 1
+    ranks = prepared.options.group.size
     return [
         ("method", f"{how}, on {plan.device}"),
-        *(
-            [("processes", f"{ranks}: memory and time are those of each")]
-            if ranks > 1 and isinstance(plan, Plan)
-            else []
-        ),
+        *([("processes", f"{ranks}: memory and time are those of each")] if ranks > 1 else []),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
         ("time", f"{plan.fit_text}{rates}"),
         *([("fits up to", str(plan.largest_fit))] if isinstance(plan, Plan) and plan.largest_fit else []),

@@ -5,7 +5,6 @@ do: launching.
 """
 
 import json
-import math
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 from flashgp.foundations.errors import ProcessGroupError
@@ -23,24 +22,27 @@ from .console import Console
 
 __all__ = [
     "INTERRUPTED",
+    "TOGETHER_SECONDS",
     "OneInterrupt",
     "SilentConsole",
     "after_first",
+    "all_ranks",
     "explained",
     "interrupted",
     "launched",
     "own_stderr",
-    "process_group",
+    "part",
+    "said_elsewhere",
     "silent",
     "usage_of_first",
     "warn_of_others",
 ]
 
-# Seconds that ranks wait while rank 0 scores and writes: torch's own limit. A rank that has died ends them at once.
+# Seconds that ranks wait for each other: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
 LAST_WORD_SECONDS = 10.0  # that rank 0 has to say what failed, from the end of another rank on
-AGAIN_SECONDS = 2.0  # within which a second Ctrl-C is the first one, which torchrun hands on to its processes
+TOGETHER_SECONDS = 10.0  # from Ctrl-C on, in which ranks end together; torchrun kills its processes after 30
 
 
 class SilentConsole(Console):
@@ -73,21 +75,21 @@ def silent() -> bool:
 
 
 class OneInterrupt:
-    """What a rank does with Ctrl-C. The terminal sends it to every process, and torchrun once more to those that it
-    has started: the second one must not end what the first has begun, telling the others and saying one message.
+    """What a rank does with Ctrl-C, once. The terminal sends it to every process, and torchrun again to those that it
+    has started: no other one may end what the first has begun, telling the others and saying one message.
 
     A rank that waits for another, inside torch, does not see it: a thread ends the process where the ranks have not
     ended together in time.
 
-    Args: together_seconds, that they have from Ctrl-C on; torchrun kills its processes after 30.
+    Args: together_seconds, that they have from Ctrl-C on. Field: heard, whether it has come.
     """
 
-    def __init__(self, together_seconds: float = 10.0) -> None:
-        self.last, self._together_seconds = -math.inf, together_seconds
+    def __init__(self, together_seconds: float = TOGETHER_SECONDS) -> None:
+        self.heard, self._together_seconds = False, together_seconds
 
     def __call__(self, *_: object) -> None:
-        before, self.last = self.last, time.monotonic()
-        if self.last - before > AGAIN_SECONDS:
+        if not self.heard:
+            self.heard = True
             raise KeyboardInterrupt
 
     def install(self) -> None:
@@ -118,7 +120,7 @@ def after_first(code: int) -> None:
 def interrupted() -> bool:
     """Whether Ctrl-C has come to this rank: what then goes wrong between ranks is how the others ended."""
     handler = signal.getsignal(signal.SIGINT)
-    return isinstance(handler, OneInterrupt) and handler.last > -math.inf
+    return isinstance(handler, OneInterrupt) and handler.heard
 
 
 @contextmanager
@@ -155,6 +157,11 @@ def own_stderr() -> Iterator[None]:
         yield
 
 
+def said_elsewhere(console: Console, error: BaseException) -> bool:
+    """Whether a rank without a voice leaves an error to the first rank that has it, or to rank 0."""
+    return isinstance(console, SilentConsole) and console.group.source_of(error) not in (None, console.group.rank)
+
+
 def warn_of_others(console: Console) -> None:
     """The warnings of other ranks that rank 0 had no reason for; those that all have are said once."""
     if console.group.size == 1:
@@ -169,7 +176,27 @@ def warn_of_others(console: Console) -> None:
 
 
 @contextmanager
-def process_group() -> Iterator[Group]:
+def all_ranks(console: Console) -> Iterator[None]:
+    """What all ranks do together, up to its end or to `part`: `console.group` is theirs, and an error of one is raised
+    by all."""
+    with ExitStack() as console.together:
+        console.group = console.together.enter_context(_process_group())
+        # Warnings are said as they come, by `warn_of_others` those of other ranks.
+        console.together.enter_context(console.group.together(hold_warnings=False))
+        yield
+        part(console)
+
+
+def part(console: Console) -> None:
+    """No rank waits for another from here on, however long that one works: the group is given up, and what goes wrong
+    is that rank's alone. Warnings of all are said before."""
+    warn_of_others(console)
+    console.together.close()
+    console.group = ALONE
+
+
+@contextmanager
+def _process_group() -> Iterator[Group]:
     """The group of all ranks that torchrun has started, for the duration of a command; this process alone otherwise.
 
     Raises: ProcessGroupError where it cannot be made.

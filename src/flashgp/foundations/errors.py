@@ -5,8 +5,9 @@ knows about tensors or data.
 """
 
 import sys
-import warnings
 from collections.abc import Sequence
+
+from flashgp.foundations.held_warnings import HeldWarning, give
 
 __all__ = [
     "BackendUnavailableError",
@@ -33,12 +34,18 @@ class FlashGPWarning(UserWarning):
     """Every warning FlashGP gives is of this class."""
 
 
-def warn(message: str) -> None:
-    """Give a FlashGPWarning that points at the line outside FlashGP that led here."""
-    frame, level = sys._getframe(), 1
+def warn(message: str, *, at_once: bool = False) -> None:
+    """Give a FlashGPWarning that points at the line outside FlashGP that led here.
+
+    Ranks that work together give it at the end of that (`Group.together`), unless at_once: what is of use before.
+    """
+    frame = sys._getframe()
     while frame.f_globals.get("__name__", "").partition(".")[0] in _WRAPPERS and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, FlashGPWarning, stacklevel=level)
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__", "<string>")
+    warning = HeldWarning(message, FlashGPWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
+    give(warning, at_once=at_once)
 
 
 class FlashGPError(Exception):

@@ -4,8 +4,8 @@ A file is found by what it was measured on (processor, cores, torch's threads an
 by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
 stepping are part of the processor where the system lists them. A file is written whole or not at all, under a lock.
 One that cannot be read, or is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is
-executed. Rates of collectives are in a file of their own, whatever threads and cores there are; it is written whole,
-but without a lock: of two groups that measure at once the last one's are kept.
+executed. Rates of collectives are in a file of their own, whatever threads and cores there are; what groups that
+measure at once have found is joined there, under its lock.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -185,20 +185,21 @@ def keep_collectives(rates: Sequence[CollectiveRate]) -> bool:
 
     Returns: whether they were written.
     """
-    profile = _with_collectives(current_profile())  # as others have written them meanwhile
-    taken = {(rate.backend, rate.ranks) for rate in rates}
-    known = (*(one for one in profile.collectives if (one.backend, one.ranks) not in taken), *rates)
-    known = tuple(sorted(known, key=lambda rate: (rate.backend, rate.ranks)))
-    _known[machine_key()] = replace(profile, collectives=known)
     where = "a file"
-    try:
-        path = collectives_path()
-        where = str(path.parent)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(_KeptCollectives(known)), indent=1).encode())
-    except OSError as error:
-        warn(f"rates of collectives could not be kept in {where} ({error}): they are used in this process only")
-        return False
+    with _locked(collectives_path, WAIT_SECONDS):
+        profile = _with_collectives(current_profile())  # as others have written them meanwhile
+        taken = {(rate.backend, rate.ranks) for rate in rates}
+        known = (*(one for one in profile.collectives if (one.backend, one.ranks) not in taken), *rates)
+        known = tuple(sorted(known, key=lambda rate: (rate.backend, rate.ranks)))
+        _known[machine_key()] = replace(profile, collectives=known)
+        try:
+            path = collectives_path()
+            where = str(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(asdict(_KeptCollectives(known)), indent=1).encode())
+        except OSError as error:
+            warn(f"rates of collectives could not be kept in {where} ({error}): they are used in this process only")
+            return False
     return True
 
 
@@ -264,15 +265,24 @@ def tune_command() -> str:
 def measuring(wait_seconds: float = WAIT_SECONDS) -> Iterator[bool]:
     """Hold the lock of this machine's profile; gives whether another process held it when this one came.
 
-    Two measurements at once would disturb each other. Where no lock can be had (a folder that is read-only, a file
-    system without locks, a process that holds it for longer than `wait_seconds`) the block runs without one: writing
-    is atomic all the same.
+    Two measurements at once would disturb each other.
+    """
+    with _locked(profile_path, wait_seconds) as waited:
+        yield waited
+
+
+@contextlib.contextmanager
+def _locked(of: Callable[[], Path], wait_seconds: float) -> Iterator[bool]:
+    """Hold the lock of a file; gives whether another process held it when this one came.
+
+    Where no lock can be had (a folder that is read-only, a file system without locks, a process that holds it for
+    longer than `wait_seconds`) the block runs without one: writing is atomic all the same.
     """
     from filelock import FileLock, Timeout
 
     lock, waited = None, False
     try:
-        path = profile_path()
+        path = of()
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_suffix(".lock"))
         try:

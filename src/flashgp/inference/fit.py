@@ -199,7 +199,7 @@ def fit(
             or with a model that holds what nothing tells apart (an open file, a lock).
         NotPositiveDefiniteError: if no start can be evaluated.
         FitInterrupted: a KeyboardInterrupt that has the trained `gp`, for Ctrl-C where the posterior has no partial
-            answer: gp.condition(x, y), or the same call with its checkpoint, goes on from there.
+            answer: gp.condition(x, y), or the same call with its checkpoint, goes on from there. On every rank.
     Cost: n^3 flops per evaluation of all rows, a dozen of them after 100 to 300 of 400 rows, and one n x n buffer, with
         n the number of distinct rows.
 

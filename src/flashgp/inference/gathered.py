@@ -8,14 +8,16 @@ takes more, pairs, preconditioners and solves, is shared anew, evenly, whatever 
 import hashlib
 import socket
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError, FitInterrupted, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
 from flashgp.inference.prior import Prior
@@ -32,6 +34,7 @@ __all__ = [
     "compare_models",
     "gathered",
     "of_this_rank",
+    "own_rows_of_interrupted",
     "shared_event",
     "tensor_mark",
 ]
@@ -150,11 +153,24 @@ def of_this_rank(prior: Prior, shares: Shares, group: Group) -> Prior:
     return prior.with_likelihood(prior.likelihood.by_rows(lambda rows: rows[here]))
 
 
-def shared_event(group: Group, shares: Shares, before: int, planned: Shared | None, *, fitting: bool = False) -> Event:
-    """Of a report: whose rows were joined, what this rank has sent since it had sent so many bytes, and what by a plan
-    rank 0 would send to condition, or in a whole fit."""
+@contextmanager
+def own_rows_of_interrupted(shares: Shares, group: Group) -> Iterator[None]:
+    """The GP that a FitInterrupted brings knows this rank's rows, as that of a fit to its end does."""
+    try:
+        yield
+    except FitInterrupted as stop:
+        stop.gp = of_this_rank(cast(Prior, stop.gp), shares, group)
+        raise
+
+
+def shared_event(
+    group: Group, before: int, shares: Shares | None = None, planned: Shared | None = None, *, fitting: bool = False
+) -> Event:
+    """Of a report: how many ranks there were, and what this one has sent since it had sent so many bytes.
+
+    Args: shares, of rows that were joined; planned, what by a plan rank 0 would send to condition, or, fitting, in a
+        whole fit.
+    """
+    rows = {} if shares is None else {"rows": shares.total, "counts": list(shares.counts)}
     beside = {} if planned is None else {"planned": planned.fit_sent_bytes if fitting else planned.sent_bytes}
-    return Event(
-        EventKind.SHARED, ranks=group.size, rows=shares.total, counts=list(shares.counts),
-        sent=group.bytes_sent - before, **beside,
-    )  # fmt: skip
+    return Event(EventKind.SHARED, ranks=group.size, sent=group.bytes_sent - before, **rows, **beside)

@@ -20,7 +20,15 @@ from flashgp.inference.decision import counts_of
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.gathered import agreed_memory, agreed_plan, gathered, of_this_rank, shared_event, tensor_mark
+from flashgp.inference.gathered import (
+    agreed_memory,
+    agreed_plan,
+    gathered,
+    of_this_rank,
+    own_rows_of_interrupted,
+    shared_event,
+    tensor_mark,
+)
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
@@ -165,7 +173,7 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
         deadline = deadline_of(group, settings.deadline)
         settings = replace(settings, plan=plan, memory=None, device=plan.device, deadline=deadline)
         state = condition(prior, x, y, settings)
-        state.report.events.append(shared_event(group, table.shares, before, plan.shared))
+        state.report.events.append(shared_event(group, before, table.shares, plan.shared))
         return GroupPosterior(agreed_state(state, group))
 
 
@@ -180,10 +188,11 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         table = gathered(prior, x, y, group, **_fit_asked(options))
         memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
         options = replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
-        fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), options)
+        with own_rows_of_interrupted(table.shares, group):
+            fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), options)
         agreed_state(fitted.state, group)
         planned = fitted.report.plan.shared
-        fitted.report.events.append(shared_event(group, table.shares, before, planned, fitting=True))
+        fitted.report.events.append(shared_event(group, before, table.shares, planned, fitting=True))
         return replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
 
 

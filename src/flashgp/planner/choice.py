@@ -4,6 +4,7 @@ Also how a plan is written and read as JSON: every field by name and type, nothi
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
@@ -112,9 +113,19 @@ def choose(
             return "another was asked for"
         if candidate not in wanted:
             return candidate.objection
-        return f"slower, {candidate.seconds / chosen.seconds:.3g} times" if chosen.seconds else "slower"
+        return _slower(candidate, chosen)
 
     return chosen, tuple(c.because(reason(c)) for c in sorted(candidates, key=attrgetter("seconds")) if c is not chosen)
+
+
+def _slower(candidate: Candidate, chosen: Candidate) -> str:
+    """By how much one that could be taken loses, to three digits."""
+    if candidate.seconds < 1.005 * chosen.seconds or candidate.seconds == chosen.seconds:
+        return "no quicker"
+    ratio = candidate.seconds / chosen.seconds if chosen.seconds else math.inf
+    if ratio < 100.0:
+        return f"slower, {ratio:.3g} times"
+    return "slower" if math.isinf(ratio) else f"slower, {ratio:,.0f} times"
 
 
 def check_route(route: str | None, routes: Sequence[str], name: str = "route") -> None:

@@ -30,6 +30,7 @@ F32, F64 = 4, 8  # bytes of a number
 # Collectives of a table that is joined, of a preconditioner for 128 of its columns, of a pass of a solve, of a step
 # beside its passes: as counted (tests/processes/test_group_plan.py).
 TABLE, BLOCK, PASS, STEP = 12, 12, 15, 20
+EIGENVECTORS = 3  # of the low rank: a flag, values and vectors
 EVALUATION = 3  # of an exact evaluation
 SURVEY = 25  # of a first pass over rows that stay on their ranks
 BLOCK_COLUMNS = 128
@@ -81,9 +82,11 @@ def table_wire(problem: ConditioningProblem) -> Wire:
 
 
 def _preconditioner_wire(problem: ConditioningProblem, rank: int) -> Wire:
-    """A low rank of so many columns, (M-228): what pivots have of each other and of those before, and F^T D^-1 F."""
-    numbers = rank * (2 * rank + BLOCK_COLUMNS)
-    return Wire(BLOCK * -(-rank // BLOCK_COLUMNS), _reduce(problem.ranks, F64 * numbers))
+    """A low rank of so many columns, (M-228): what pivots have of each other and of those before, and F^T D^-1 F, whose
+    eigenvectors are rank 0's."""
+    numbers, ranks = rank * (2 * rank + BLOCK_COLUMNS), problem.ranks
+    sent = _reduce(ranks, F64 * numbers) + (ranks - 1) * F64 * rank * (rank + 1)
+    return Wire(BLOCK * -(-rank // BLOCK_COLUMNS) + EIGENVECTORS, sent)
 
 
 def _passes_wire(problem: ConditioningProblem, t: int, rank: int, passes: float) -> Wire:

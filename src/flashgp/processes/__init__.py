@@ -2,6 +2,7 @@
 
     group.py     Group: the collectives that the library uses, each with a time limit, and errors that all ranks share
     shared_errors.py  an exception as bytes, and back
+    interrupts.py  Ctrl-C that waits for the end of a collective
     shares.py    Shares: which rows each rank has
     attempts.py  init_process_group: a group of a program that torchrun may start again
     gradient_shares.py  gradients of sums over ranks, also of networks that wrappers reduce

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from flashgp.foundations.errors import BackendUnavailableError
+from flashgp.foundations.errors import BackendUnavailableError, DomainError
 
 __all__ = ["init_process_group"]
 
@@ -19,8 +19,9 @@ def init_process_group(backend: str = "gloo", **options: Any) -> None:
     gone, and the new ranks are refused or wait for minutes. With several machines, whose counts of attempts may differ,
     and without torchrun it is torch's own function.
 
-    Args: backend, options: as there; no store, rank or size.
-    Raises: as `torch.distributed.init_process_group`; BackendUnavailableError where torch was built without it.
+    Args: backend, options: as there; of a `store` rank and world_size are those of torchrun where they are left out.
+    Raises: as `torch.distributed.init_process_group`; BackendUnavailableError where torch was built without it;
+        DomainError for a `store` that is none, or beside init_method.
     Example:
         >>> from flashgp.processes import init_process_group  # in each process of torchrun --max-restarts 3
     """
@@ -30,10 +31,20 @@ def init_process_group(backend: str = "gloo", **options: Any) -> None:
     if ATTEMPT not in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != size:
         dist.init_process_group(backend, **options)
         return
-    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.distributed_c10d import PrefixStore, Store
     from torch.distributed.rendezvous import rendezvous
 
-    waits = {} if options.get("timeout") is None else {"timeout": options["timeout"]}  # of joining, too
-    store, rank, ranks = next(iter(rendezvous("env://", **waits)))
+    store, url = options.pop("store", None), options.pop("init_method", None)
+    rank, ranks = options.pop("rank", -1), options.pop("world_size", -1)
+    if store is None:
+        waits = {} if options.get("timeout") is None else {"timeout": options["timeout"]}  # of joining, too
+        store, rank, ranks = next(iter(rendezvous(url or "env://", rank, ranks, **waits)))
+    elif not isinstance(store, Store):
+        raise DomainError(
+            f"`store` must be a torch.distributed.Store, got {type(store).__name__}; leave it out for torchrun's own"
+        )
+    elif url is not None:
+        raise DomainError(f"`store` and `init_method` name two meeting places, got {url!r} beside it; leave one out")
+    rank, ranks = int(os.environ["RANK"]) if rank < 0 else rank, int(size) if ranks < 0 else ranks
     own = PrefixStore(f"attempt {os.environ[ATTEMPT]}", store)
     dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, **options)

@@ -6,25 +6,37 @@ same error; the group can be used afterwards. Ranks that took different branches
 each other. A rank that has died, or does not answer within the time limit, is a ProcessGroupError on all others; after
 it the group cannot be used.
 
+Ctrl-C leaves no collective half done: it is handled at its end. A warning that all ranks have is shown by rank 0.
+
 Does not do: start processes, choose devices, differentiate.
 """
 
+import functools
 import hashlib
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from flashgp.foundations.errors import BackendUnavailableError, DomainError, ProcessGroupError, RankMismatchError, warn
+from flashgp.foundations.errors import (
+    BackendUnavailableError,
+    DomainError,
+    FlashGPWarning,
+    ProcessGroupError,
+    RankMismatchError,
+    warn,
+)
+from flashgp.foundations.held_warnings import HeldWarning, held_warnings
+from flashgp.processes.interrupts import interrupt_deferred
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares, too_many_ranks
 
@@ -60,6 +72,33 @@ class GroupSettings:
             )
 
 
+E = TypeVar("E", bound=BaseException)
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def _whole(collective: M) -> M:
+    """A method of `Group` that no Ctrl-C ends between its flag and its end, where the others would wait."""
+
+    @functools.wraps(collective)
+    def run(group: "Group", *arguments: Any, **options: Any) -> Any:
+        if group.size == 1:
+            return collective(group, *arguments, **options)
+        with interrupt_deferred():
+            return collective(group, *arguments, **options)
+
+    return cast(M, run)
+
+
+@dataclass
+class _Step:
+    """What is known of the step that the ranks of a process group are in. Fields: shared, the error that all of them
+    raise; source, the first rank that has it; broken, what left the group out of step."""
+
+    shared: BaseException | None = None
+    source: int = 0
+    broken: str = ""
+
+
 class Group:
     """The ranks that share one problem; all of them call the same methods in the same order.
 
@@ -78,8 +117,7 @@ class Group:
         self._process_group, self._settings = process_group, settings or GroupSettings()
         self.rank, self.size = 0, 1
         self.bytes_sent = 0
-        self._shared: BaseException | None = None  # the error that all ranks are raising
-        self._broken = ""  # what left the group out of step
+        self._step = _Step()
         self._threads_let_go = True
         if process_group is not None:
             self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
@@ -95,7 +133,11 @@ class Group:
             torch.distributed is not initialised.
         """
         if isinstance(group, Group):
-            return group if settings is None else cls(group._process_group, settings)
+            if settings is None:
+                return group
+            other = cls(group._process_group, settings)
+            other._step = group._step  # one that cannot be used cannot be used with other settings
+            return other
         if group is None:
             _warn_if_launched()
             return ALONE if settings is None else cls(None, settings)
@@ -142,63 +184,85 @@ class Group:
 
     # -- errors ------------------------------------------------------------------------------------------------------
     @contextmanager
-    def together(self) -> Iterator["Group"]:
-        """What all ranks do; an error of one of them is raised by all, at its end or in a collective before that."""
-        try:
+    def together(self, *, hold_warnings: bool = True) -> Iterator["Group"]:
+        """What all ranks do; an error of one of them is raised by all, at its end or in a collective before that.
+
+        A warning of this library within is shown at the end, by the first rank that has it; where an error is the end,
+        by each. Args: hold_warnings, else each rank shows its own at once.
+        """
+        if self.size == 1:
             yield self
-            self.agree("the end of a step")
+            return
+        held: list[HeldWarning] = []
+        ended = False
+        try:
+            with held_warnings(held if hold_warnings else None):
+                yield self
+            while not ended:
+                with interrupt_deferred():  # which, once all have ended the step, is of this rank alone
+                    ended = not self._flag("the end of a step", held=len(held))[3]
+                if not ended:
+                    self._give(held)
         except BaseException as error:
-            if error is self._shared or self._broken or self.size == 1:
+            with suppress(FlashGPWarning):  # a filter may raise what is not this error
+                for warning in held:
+                    warning.show()
+            if ended or error is self._step.shared or self._step.broken:
                 raise
             shared = self._tell(error)
             if shared is error:
                 raise
             raise shared from error
 
-    def agree(self, what: str = "a step") -> None:
-        """All ranks have come here without an error. Raises: that of the first rank that has one."""
-        if self.size > 1:
-            self._flag(what)
+    def _give(self, held: list[HeldWarning]) -> None:
+        """Each warning by the first rank that has it."""
+        texts = json.dumps([warning.message for warning in held]).encode(errors="surrogatepass")
+        every = [json.loads(told.decode(errors="surrogatepass")) for told in self.gather_bytes(texts)]
+        before = {text for told in every[: self.rank] for text in told}
+        own, held[:] = [warning for warning in held if warning.message not in before], []
+        for warning in own:
+            warning.show()
 
+    @_whole
     def _tell(self, error: BaseException) -> BaseException:
         """Join the others' next flag with an error; what all of them raise, theirs if several ranks have one."""
         data = packed(error, self.rank)
         return self._raised_by(self._exchange_flag(self.size - self.rank, 0), data, error)
 
-    def _flag(self, what: str, *shape: object) -> None:
-        """Before a collective: that all ranks are about to do the same, none with an error."""
-        if self._broken:
-            raise ProcessGroupError(f"the group cannot be used after an earlier failure: {self._broken}")
+    def _flag(self, what: str, *shape: object, held: int = 0) -> list[int]:
+        """Before a collective: that all ranks are about to do the same, none with an error. Args: held, warnings."""
+        if self._step.broken:
+            raise ProcessGroupError(f"the group cannot be used after an earlier failure: {self._step.broken}")
         digest = hashlib.sha256(json.dumps([what, *map(str, shape)]).encode()).digest()
         mark = int.from_bytes(digest[:7], "big")
-        flag = self._exchange_flag(0, mark)
+        flag = self._exchange_flag(0, mark, held)
         if flag[0]:
             raise self._raised_by(flag)
         if flag[1] != -flag[2]:
-            self._broken = "ranks took different branches"
+            self._step.broken = "ranks took different branches"
             raise ProcessGroupError(
                 f"the ranks do different things: rank {self.rank} is at {what!r}, others are not; every rank must "
                 "make the same calls in the same order, with equal arguments",
                 operation=what,
             )
+        return flag
 
-    def _exchange_flag(self, failed: int, mark: int) -> list[int]:
-        flag = torch.tensor([failed, mark, -mark], dtype=torch.int64, device=self._devices[0])
+    def _exchange_flag(self, failed: int, mark: int, held: int = 0) -> list[int]:
+        flag = torch.tensor([failed, mark, -mark, held], dtype=torch.int64, device=self._devices[0])
         self._wait(
             "a flag", lambda: dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._process_group, async_op=True), flag
         )
         return flag.tolist()
 
     def _raised_by(self, flag: list[int], data: bytes = b"", error: BaseException | None = None) -> BaseException:
-        """The error of the first rank that has one, on every rank; this rank's own object where that is its type."""
+        """The error of the first rank that has one, on every rank; this rank's own object where it says the same."""
         source = self.size - flag[0]
         data = self._broadcast_bytes(data, source)
         shared = unpacked(data)
-        if source == self.rank and type(error) is type(shared):
-            assert error is not None
+        if error is not None and type(error) is type(shared) and (source == self.rank or str(error) == str(shared)):
             shared = error
         shared.add_note(f"raised on rank {source} of {self.size}")
-        self._shared = shared
+        self._step.shared, self._step.source = shared, source
         return shared
 
     def _broadcast_bytes(self, data: bytes, source: int) -> bytes:
@@ -212,6 +276,7 @@ class Group:
         return bytes(text.tolist())
 
     # -- what must be equal --------------------------------------------------------------------------------------
+    @_whole
     def compare(self, **parts: object) -> None:
         """Whether every rank was given the same, by its text. Cost: one gather of these texts.
 
@@ -234,7 +299,7 @@ class Group:
                 names.append(name)
                 lines.append(f"{name} is " + ", ".join(_by_rank(values)))
         if names:
-            raise self._all_raise(
+            raise self.of_all(
                 RankMismatchError(
                     f"ranks of `group` were given different arguments: {'; '.join(lines)}. Pass the same on every rank",
                     names=names,
@@ -242,16 +307,22 @@ class Group:
                 )
             )
 
-    def _all_raise(self, error: BaseException) -> BaseException:
-        """An error that every rank has found from the same numbers."""
-        self._shared = error
+    def of_all(self, error: E) -> E:
+        """An error that every rank raises by itself: from the same numbers, or in place of one that all were told."""
+        if self.size > 1:
+            self._step.shared, self._step.source = error, 0
         return error
 
+    def source_of(self, error: BaseException) -> int | None:
+        """The first rank that has an error which all of them raise; None for one of this rank alone."""
+        return self._step.source if self.size > 1 and error is self._step.shared else None
+
+    @_whole
     def shares(self, rows: int) -> Shares:
         """How many rows each rank has. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
         counts = self.gather_rows(torch.tensor([rows]), Shares((1,) * self.size)).tolist()
         if error := too_many_ranks("group", self.size, sum(counts)):
-            raise self._all_raise(error)
+            raise self.of_all(error)
         return Shares(tuple(counts))
 
     def check_device(self, device: torch.device) -> None:
@@ -264,14 +335,17 @@ class Group:
             )
 
     # -- collectives -------------------------------------------------------------------------------------------------
+    @_whole
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, entry by entry, of tensors of one shape."""
         return self._reduced(tensor, "sum")
 
+    @_whole
     def max(self, tensor: Tensor) -> Tensor:
         """The largest over ranks, entry by entry, of tensors of one shape."""
         return self._reduced(tensor, "max")
 
+    @_whole
     def from_first(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor, of the same shape and dtype on every rank."""
         if self.size == 1:
@@ -285,6 +359,7 @@ class Group:
         """Rank 0's number: what a branch depends on, and a last bit could decide."""
         return number if self.size == 1 else float(self.from_first(torch.tensor(float(number), dtype=torch.float64)))
 
+    @_whole
     def text_of_first(self, text: str) -> str:
         """Rank 0's text."""
         if self.size == 1:
@@ -292,6 +367,7 @@ class Group:
         self._flag("broadcast of text")
         return self._broadcast_bytes(text.encode(errors="surrogatepass"), 0).decode(errors="surrogatepass")
 
+    @_whole
     def gather_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
         """All rows, (total, ...), from (counts[rank], ...) on each rank. Cost: (size - 1) copies of the largest."""
         if self.size == 1:
@@ -309,6 +385,7 @@ class Group:
             out = torch.cat([part[:count] for part, count in zip(parts, shares.counts, strict=True)])
         return out.to(tensor)
 
+    @_whole
     def sum_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
         """This rank's rows, (counts[rank], ...), of the sum over ranks of tensors (total, ...)."""
         if self.size == 1:
@@ -328,6 +405,7 @@ class Group:
         self._count(out, self.size - 1)
         return out[: shares.counts[self.rank]]
 
+    @_whole
     def exchange(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Some rows to each rank for some from each, (sum(received), ...), in the order of the ranks.
 
@@ -352,6 +430,7 @@ class Group:
         self._count(own, (len(own) - sent[self.rank]) / max(1, len(own)))
         return out.to(tensor)
 
+    @_whole
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What each rank has to say."""
         if self.size == 1:
@@ -388,12 +467,12 @@ class Group:
 
     def _wait(self, name: str, start: Callable[[], Any], *tensors: Tensor) -> None:
         """Run one collective of these tensors to its end within the time limit."""
-        self._broken = f"{name} did not end"  # also by a KeyboardInterrupt in the midst of it
+        self._step.broken = f"{name} did not end"  # whatever ends it
         owners = [_owners(tensor) for tensor in tensors]
         try:
             start().wait(timedelta(seconds=self._settings.time_limit))
         except RuntimeError as error:
-            self._broken = f"{name}: {error}"
+            self._step.broken = f"{name}: {error}"
             raise ProcessGroupError(
                 f"a collective ({name}) over the {self.size} ranks of `group` failed on rank {self.rank}: a "
                 f"rank has died, or did not answer within {self._settings.time_limit:g} s. See its own error, or let "
@@ -401,7 +480,7 @@ class Group:
                 f"torch says: {error}",
                 operation=name,
             ) from error
-        self._broken = ""
+        self._step.broken = ""
         if self._threads_let_go:  # where those of this torch keep tensors longer, waiting is of no use
             self._threads_let_go = _let_go(tensors, owners)
 

@@ -82,6 +82,15 @@ class Space(ABC):
     def together(self) -> contextlib.AbstractContextManager[object]:
         """What all places do: an error in one of them is raised in all, and can be handled alike."""
 
+    def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, ascending, and eigenvectors of a symmetric matrix that every place has, in one place's bits.
+
+        Raises: ConvergenceError, in every place.
+        """
+        with self.together():
+            values, vectors = linalg.eigh(matrix, device=linalg.own_device(matrix))
+        return self.agreed(values), self.agreed(vectors)
+
     def number(self, value: float) -> float:
         """A number that every place has computed alike, in one place's bits."""
         return float(self.agreed(torch.tensor(value, dtype=torch.float64)))

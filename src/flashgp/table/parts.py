@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
 from ..processes.group import ALONE, Group
-from ..processes.shares import Shares
 from .columns import Column, Table, listed, quoted
 from .encoding import Encoding, Missing
 from .matching import complete, is_constant
 
-__all__ = ["TableParts", "TableShare", "learn_encoding"]
+__all__ = ["TableParts", "learn_encoding"]
 
 MAX_LEVELS = 2**16  # of text, in memory at once
 Keep = Callable[[Table], npt.NDArray[np.bool_]]
@@ -49,35 +48,6 @@ class TableParts(ABC):
     def shuffled(self, seed: int) -> Iterator[Table]:
         """A pass in an order that the seed decides, as far as the table can jump."""
         return self.parts()
-
-
-class TableShare(TableParts):
-    """A table that is held, of which each rank of a group takes a run of the rows. Args: table, the whole of it."""
-
-    def __init__(self, table: Table) -> None:
-        self.path, self.names, self.count, self.header = table.path, table.names, table.rows, table.header
-        self.table = table
-
-    def dealt(self, group: Group) -> "TableShare":
-        if group.size == 1 or self.table.part:
-            return self
-        own = Shares.even(self.table.rows, group.size).slice(group.rank)
-        columns = tuple(_cut(column, own) for column in self.table.columns)
-        line = None if self.table.first_line is None else self.table.first_line + own.start
-        rows, first = own.stop - own.start, self.table.first_row + own.start
-        return TableShare(replace(self.table, columns=columns, rows=rows, first_line=line, first_row=first, part=True))
-
-    def parts(self) -> Iterator[Table]:
-        yield self.table
-
-
-def _cut(column: Column, own: slice) -> Column:
-    """Some of the cells of a column."""
-    inexact = column.inexact
-    if inexact is not None and not own.start <= inexact[0] < own.stop:
-        inexact = None
-    values = np.ascontiguousarray(column.values[own])
-    return replace(column, values=values, inexact=None if inexact is None else (inexact[0] - own.start, inexact[1]))
 
 
 def learn_encoding(

@@ -66,7 +66,7 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
         memory = agreed_memory(settings.memory, chosen_device(settings.device, x), group)
         deadline = deadline_of(group, settings.deadline)
         state = condition_on(table.prior, x, y, asked, replace(settings, memory=memory, deadline=deadline))
-        state.report.events.append(shared_event(group, table.shares, before, state.report.plan.shared))
+        state.report.events.append(shared_event(group, before, table.shares, state.report.plan.shared))
         return state
 
 

@@ -16,7 +16,7 @@ import torch
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
-from flashgp.foundations.errors import FitInterrupted, ShapeError
+from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -28,14 +28,20 @@ from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.gathered import agreed_memory, gathered, of_this_rank, shared_event
+from flashgp.inference.gathered import (
+    agreed_memory,
+    gathered,
+    of_this_rank,
+    own_rows_of_interrupted,
+    shared_event,
+)
 from flashgp.inference.over_ranks import check_alike, planned_over
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
-from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
+from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
@@ -67,9 +73,10 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
         x, y = table.x.detach(), table.y.detach()
         memory = agreed_memory(options.memory, chosen_device(options.device, x), group)
         options = dataclasses.replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
-        fitted = _fit(table.prior, x, y, asked, options)
+        with own_rows_of_interrupted(table.shares, group):
+            fitted = _fit(table.prior, x, y, asked, options)
         for report in (fitted.report, fitted.state.report):
-            report.events.append(shared_event(group, table.shares, before, report.plan.shared, fitting=True))
+            report.events.append(shared_event(group, before, table.shares, report.plan.shared, fitting=True))
         return dataclasses.replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
 
 
@@ -112,20 +119,16 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     settings = ConditionSettings(
         SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory
     )
-    try:
+    message = (
+        "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
+        "gp.condition(x, y, approximation=...) goes on from there"
+    )
+    with last_pass(ranks, message, prior, recorder):
         state = condition_on(prior, x.to(target), y.to(target), asked, settings)
-    except KeyboardInterrupt as stop:
-        if ranks.size > 1:
-            raise  # of all ranks
-        raise FitInterrupted(
-            "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
-            "gp.condition(x, y, approximation=...) goes on from there",
-            gp=prior,
-            history=recorder.history,
-        ) from stop
+        # about what it takes
+        events = [] if options.deadline.passed(plan.seconds) else [lost(state).event]
     report_answer(report, recorder, state, plan, direct.workspace)
-    if not options.deadline.passed(plan.seconds):  # about what it takes
-        report.events.append(lost(state).event)
+    report.events += events
     objective = trained.objective
     assert isinstance(objective, LogJoint)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)

@@ -17,7 +17,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.full_scale.layout import of_first, pivot_points
-from flashgp.inference.gathered import agreed_memory
+from flashgp.inference.gathered import agreed_memory, shared_event
 from flashgp.inference.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
@@ -55,10 +55,14 @@ def condition(prior: Prior, rows: RowSource, asked: Approximation, settings: Con
     )  # fmt: skip
     group = settings.solve.group
     with group.together():
+        before = group.bytes_sent
         check_alike(group, prior, asked, settings.solve.seed, settings.deadline)
         prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=group.size > 1)
         survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline, group=group)
-        return condition_on(prior, survey, asked, settings)
+        state = condition_on(prior, survey, asked, settings)
+        if group.size > 1:
+            state.report.events.append(shared_event(group, before))
+        return state
 
 
 def condition_on(
@@ -130,8 +134,6 @@ def _state(
     assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.solve.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points), read=read))
-    if group.size > 1:
-        events.append(Event(EventKind.SHARED, ranks=group.size, sent=group.bytes_sent))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
     events += collapsed_features(prior.kernel, x)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.errors import FitInterrupted, warn
+from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, MinibatchReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -24,7 +24,7 @@ from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
-from flashgp.inference.gathered import agreed_memory
+from flashgp.inference.gathered import agreed_memory, shared_event
 from flashgp.inference.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
@@ -42,7 +42,7 @@ from flashgp.inference.streamed.rows import (
 )
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
-from flashgp.inference.training.fit import Fitted, mark_of, problem_of, report_search
+from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder, Run, Stage
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
@@ -64,8 +64,13 @@ MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample,
 @deterministic_where(lambda prior, rows, asked, options: options.deterministic)
 def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
     """See `flashgp.fit`."""
-    with options.group.together():
-        return _fit(prior, rows, asked, options)
+    with options.group.together() as group:
+        before = group.bytes_sent
+        fitted = _fit(prior, rows, asked, options)
+        if group.size > 1:
+            for report in (fitted.report, fitted.state.report):
+                report.events.append(shared_event(group, before))
+        return fitted
 
 
 def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
@@ -136,22 +141,17 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
         SolveSettings(options.seed, options.deterministic, options.tolerance, group=group), memory=options.memory,
         device=options.device, deadline=options.deadline,
     )  # fmt: skip
-    try:
+    message = (
+        "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
+        "gp.condition(rows, inducing=...) goes on from there"
+    )
+    with last_pass(group, message, row_variances_back(prior, rows), recorder):
         if chosen is None:
             state = condition_on(prior, whole, asked, settings, points, sums)
         else:
             points = _points(problem, survey, trained.theta, asked, options)
             state, said = _learned(prior, survey, points, steps, settings)
             report.events += [chosen, said]
-    except KeyboardInterrupt as stop:
-        if group.size > 1:
-            raise  # of all ranks
-        raise FitInterrupted(
-            "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
-            "gp.condition(rows, inducing=...) goes on from there",
-            gp=prior,
-            history=recorder.history,
-        ) from stop
     report_answer(report, recorder, state, plan, direct.workspace)
     if chosen is None:
         report.events.append(state.bound.event)

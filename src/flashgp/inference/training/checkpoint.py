@@ -109,7 +109,8 @@ class EvaluationLog:
                     self._warned = True
                     warn(
                         f"`checkpoint` could not be written ({error}); the fit goes on and tries again, but what it "
-                        "finds until then would not be resumed: make room"
+                        "finds until then would not be resumed: make room",
+                        at_once=True,
                     )
 
     def write(self) -> None:

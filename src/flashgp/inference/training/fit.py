@@ -7,6 +7,7 @@ evaluations is the checkpoint (docs/design.md, fit).
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -53,8 +54,9 @@ from flashgp.inference.training.train import Trained, train
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan, allowed_bytes
+from flashgp.processes.group import Group
 
-__all__ = ["Fitted", "fit_prior", "interrupted_message", "mark_of", "problem_of", "report_search"]
+__all__ = ["Fitted", "fit_prior", "interrupted_message", "last_pass", "mark_of", "problem_of", "report_search"]
 
 S = TypeVar("S")  # a state of any kind
 
@@ -126,10 +128,8 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=settings.time,
         cores=recorder.free_cores,
     )  # fmt: skip
-    try:
+    with last_pass(ranks, interrupted_message(path), prior, recorder):
         state = condition(prior, x, y, conditioning)
-    except KeyboardInterrupt as stop:
-        raise FitInterrupted(interrupted_message(path), gp=prior, history=recorder.history) from stop
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
     _report_answer(report, recorder, state, plan, problem.direct.workspace)
@@ -221,6 +221,21 @@ def interrupted_message(checkpoint: Path | None) -> str:
         "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
         f"exception (sys.last_value.gp in an interactive session): gp.condition(x, y) goes on from there{again}"
     )
+
+
+@contextlib.contextmanager
+def last_pass(group: Group, message: str, prior: Prior, recorder: Recorder) -> Iterator[None]:
+    """What follows the search of a fit: Ctrl-C within is a FitInterrupted with the trained GP, on every rank.
+
+    Args: message, of the exception; prior, as trained.
+    """
+    try:
+        with group.together():
+            yield
+    except KeyboardInterrupt as stop:
+        if group.size > 1 and group.source_of(stop) is None:
+            raise  # it came to this rank as all had ended the pass: the others are told of it in what follows
+        raise group.of_all(FitInterrupted(message, gp=prior, history=recorder.history)) from stop
 
 
 def mark_of(problem: Problem, options: FitOptions, beside: tuple[Any, ...]) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from flashgp import linalg
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioners.near_rows import dealt_blocks, neighbourhoods
@@ -132,8 +131,7 @@ class FullScale(Preconditioner):
     def _decompose(self) -> None:
         """(I + B B^T)^-1/2 = I + B U diag(g) U^T B^T with B^T B = U diag(s) U^T and g = ((1 + s)^-1/2 - 1) / s."""
         gram = self.space.inner(self._basis, self._basis)
-        squares, vectors = linalg.eigh(0.5 * (gram + gram.mT), device=linalg.own_device(gram))
-        squares, self._vectors = self.space.agreed(squares), self.space.agreed(vectors)
+        squares, self._vectors = self.space.eigh(0.5 * (gram + gram.mT))
         grown = 1.0 + squares.clamp_min(0.0)
         self._log_determinant += float(grown.log().sum())
         # ((1 + s)^-1/2 - 1) / s without the cancellation at small s.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgp import linalg
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.profile_ranges import profiled
@@ -175,7 +174,7 @@ def _decomposed(factor: Tensor, deviation: Tensor, space: Space, settings: LowRa
         return _by_householder(factor, deviation, space)
     gram = space.inner(scaled, scaled) / unit**2
     try:
-        squares, vectors = linalg.eigh(gram, device=linalg.own_device(gram))
+        squares, vectors = space.eigh(gram)
     except ConvergenceError:
         return _by_householder(factor, deviation, space)
     smallest, largest = float(squares[0]), float(squares[-1])
@@ -189,8 +188,8 @@ def _decomposed(factor: Tensor, deviation: Tensor, space: Space, settings: LowRa
 def _by_householder(factor: Tensor, deviation: Tensor, space: Space) -> Decomposed:
     """The same for any condition number. Cost: 4 n k^2 flops, at the speed of LAPACK."""
     basis, inner = space.qr(factor / deviation)
-    rotation, singular, _ = torch.linalg.svd(inner)
-    return Decomposed(basis, None, inner, rotation, singular)
+    rotation, singular, _ = torch.linalg.svd(inner)  # of one place, as Q and R are
+    return Decomposed(basis, None, inner, space.agreed(rotation), space.agreed(singular))
 
 
 def _is_uniform(values: Tensor, space: Space) -> bool:
