@@ -416,6 +416,21 @@ def test_likelihood_without_a_factor() -> None:
     assert len(of_kind(found.report.events, EventKind.LOG_DETERMINANT)) == 1
 
 
+def test_the_likelihood_takes_the_preconditioner_that_the_weights_kept() -> None:
+    """Full scale as control variate, eq. (M-99): the low rank of the same posterior leaves tens of nats to chance."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1500, 2, generator=generator, dtype=F64)
+    y = torch.sin(20.0 * x[:, 0]) * torch.cos(15.0 * x[:, 1])
+    gp = model(k.Matern(1.5, 0.05), noise=1e-3)
+    found = gp.condition(x, y, solver="cg")
+    (compared,) = of_kind(found.report.events, EventKind.PRECONDITIONER_COMPARED)
+    assert compared.fields["kept"]
+    value = float(found.log_marginal_likelihood())
+    assert found.report.standard_error < 0.1
+    exact = float(gp.condition(x, y).log_marginal_likelihood())
+    assert abs(value - exact) <= 4.5 * found.report.standard_error + 1e-3
+
+
 def test_the_rounding_of_a_float32_factor_is_estimated_in_the_likelihood() -> None:
     """Eq. (M-99) with the factor as P: a standard error covers what a float32 log determinant is off by."""
     x, y, _ = data(300)

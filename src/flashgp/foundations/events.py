@@ -183,6 +183,10 @@ class EventKind(Enum):
         "{found:n inducing point} of the {asked:,} asked for: beyond them the rows left nothing above rounding or the "
         "noise to add."
     )
+    FEWER_POINTS_SUFFICE = (
+        "{kept:n inducing point} of the {planned:,} planned: [the others would add {gain:.1g} nats a row|the others "
+        "add nothing]. inducing={planned} keeps them all."
+    )
     APPROXIMATION_OFFERED = (
         "Exactly it would take about {exact_seconds:seconds} and {exact_bytes:bytes}[, past the time limit of "
         "{limit:g} s]. An approximation takes less and loses what posterior.lost or posterior.bound says: "

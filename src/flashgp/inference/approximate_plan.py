@@ -59,8 +59,9 @@ def approximate_plan(
 
     def plan_of(one: Approximation, step: int) -> ApproximatePlan:
         return plan_approximate(
-            one.kind, problem, one.sizes_at(step, problem.n).within(problem.u), resources, read=read
-        )
+            one.kind, problem, one.sizes_at(step, problem.n).within(problem.u), resources,
+            read=read, points_open=one.leaves_points,
+        )  # fmt: skip
 
     def fits(plan: ApproximatePlan) -> bool:
         return (plan.training_bytes if training else plan.peak_bytes) <= plan.available_bytes

@@ -98,12 +98,16 @@ class Approximation:
         return LADDER[DEFAULT][0] if isinstance(self.inducing, str) else int(self.inducing)
 
     @property
+    def leaves_points(self) -> bool:
+        """Whether the number of inducing points is left open."""
+        return isinstance(self.inducing, str)
+
+    @property
     def automatic(self) -> bool:
         """Whether a size is left to the plan, which has not chosen yet."""
         if self.chosen_sizes is not None:
             return False
-        of_inducing = isinstance(self.inducing, str)
-        return of_inducing or (self.kind != "sparse" and isinstance(self.neighbours, str))
+        return self.leaves_points or (self.kind != "sparse" and isinstance(self.neighbours, str))
 
     def points_of(self, d: int) -> Tensor | None:
         """Inducing points of the caller's own, (m, d); None where they are chosen. Raises: ShapeError, DomainError."""
@@ -150,6 +154,11 @@ class Approximation:
             return Sizes(inducing, 0, 0, 0)
         predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, MAX_PREDICTING, n))
         return Sizes(inducing, max(1, min(block, n)), neighbours, predicting)
+
+    def with_points(self, inducing: int) -> "Approximation":
+        """The same with so many inducing points, which leaves them open no longer."""
+        sizes = None if self.chosen_sizes is None else replace(self.chosen_sizes, inducing=inducing)
+        return replace(self, inducing=inducing, chosen_sizes=sizes)
 
     def resolved(self, sizes: Sizes) -> "Approximation":
         """The same with the sizes that a plan chose."""

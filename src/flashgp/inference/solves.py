@@ -108,11 +108,12 @@ class Solves:
             counted.peak_bytes, counted.budget_bytes = max(peak, counted.peak_bytes), budget
 
     def log_determinant(self) -> LogDeterminant:
-        """log|A|, eq. (M-99), with the factor, or the preconditioner of conjugate gradients, prepared if it is not."""
+        """log|A|, eq. (M-99), with the factor, or the preconditioner that conjugate gradients have come to."""
         method = self.prepared()
         assert isinstance(method, PreparedConjugateGradients)
+        kept = method.preconditioner.kept()
         # Probes have a stream of their own: the pivots were drawn from that of the seed itself.
-        return log_determinant(method.system, method.preconditioner, seed=self.seed + PROBE_SEED)
+        return log_determinant(method.system, kept, seed=self.seed + PROBE_SEED)
 
 
 class _SharedSolves(Solves):

@@ -169,15 +169,22 @@ LOST_HINT = {
 
 
 def plan_approximate(
-    kind: str, problem: ConditioningProblem, sizes: Sizes, resources: Resources, *, read: bool = False
+    kind: str,
+    problem: ConditioningProblem,
+    sizes: Sizes,
+    resources: Resources,
+    *,
+    read: bool = False,
+    points_open: bool = False,
 ) -> ApproximatePlan:
     """The plan of an approximation of given sizes on the first of the devices; whether it fits is for the caller.
 
-    Args: kind, one of KINDS; read, whether rows are read, not held.
+    Args: kind, one of KINDS; read, whether rows are read, not held; points_open, whether nobody asked for a number of
+        inducing points, so that full scale tries fewer.
     """
     device, work = resources.devices[0], ApproximateWork()
     priced = Priced(problem, resources.rates)
-    price: Price = FullScalePrice(priced, sizes, device, work)
+    price: Price = FullScalePrice(priced, sizes, device, work, points_open)
     if kind == "sparse":
         price = SparsePrice(priced, sizes, device, work, read)
     allocations = tuple(one for one in price.allocations() if one.bytes > 0)

@@ -1,6 +1,6 @@
 """What the full-scale model takes: bytes (M-183), seconds (M-184), of a rank of a group (M-230) and (M-231)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
 from flashgp.planner.fit_stages import Usual, part_sizes
@@ -11,7 +11,9 @@ __all__ = ["FullScalePrice"]
 
 @dataclass(frozen=True)
 class FullScalePrice(Price):
-    """Of the full-scale model; a rank has a share of the blocks."""
+    """Of the full-scale model; a rank has a share of the blocks. Field: points_open, whether fewer points are tried."""
+
+    points_open: bool = False
 
     @property
     def width(self) -> int:
@@ -79,11 +81,18 @@ class FullScalePrice(Price):
         return near.plus(points_wire(self.problem, self.sizes.inducing))
 
     def condition(self) -> float:
-        seconds = self.layout(self.problem.u) + self.value(self.problem.u)
+        tried = self.fewer.value(self.problem.u) if self.points_open else 0.0
+        seconds = self.layout(self.problem.u) + self.value(self.problem.u) + tried
         return seconds + table_wire(self.problem).seconds(self.rate)
 
     def condition_wire(self) -> Wire:
-        return table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
+        sent = table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
+        return sent.plus(self.fewer.sums_wire) if self.points_open else sent
+
+    @property
+    def fewer(self) -> "FullScalePrice":
+        """With the fewer points that are tried, eq. (M-207)."""
+        return replace(self, sizes=replace(self.sizes, inducing=-(-self.sizes.inducing // self.work.fewer)))
 
     @property
     def few_wire(self) -> Wire:
@@ -119,6 +128,7 @@ class FullScalePrice(Price):
                 LAYOUT, "blocks while they are looked for", min(work.search_bytes, 8 * u * u) + 16 * u * problem.d
             ),
             Allocation(PASS, "covariances with inducing points, A", 8 * here * m),
+            Allocation(PASS, "A of fewer points", 8 * here * self.fewer.sizes.inducing * self.points_open),
             Allocation(PASS, "A at sets of rows", 3 * of_set),
             Allocation(PASS, "covariances of sets of rows", max(5 * of_pairs, evaluated - 3 * of_set) + 8 * slots),
             Allocation(PASS, "matrices of inducing points", self.square(7 if shared else 5)),

@@ -17,7 +17,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
-from flashgp.inference.full_scale.layout import Layout, layout_of
+from flashgp.inference.full_scale.layout import Layout, few_suffice, fewer_points_event, layout_of
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.gathered import agreed_memory, gathered, shared_event
 from flashgp.inference.over_ranks import check_alike, planned_over
@@ -103,12 +103,24 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
     seed = settings.solve.seed
     layout = layout_of(prior, points, noise, sizes, seed, asked.points_like(x), ranks)
     workspace = Workspace()
-    function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(layout.inducing), workspace)
-    factor = FullScaleFactor.of(function, rows, layout.near, residual, noise, ranks, seed)
-    sums = factor.sums()
+
+    def factor_of(one: Layout) -> tuple[FullScaleFactor, Sums]:
+        function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(one.inducing), workspace)
+        factor = FullScaleFactor.of(function, rows, one.near, residual, noise, ranks, seed)
+        return factor, factor.sums()
+
+    factor, sums = factor_of(layout)
+    if asked.leaves_points:
+        fewer = layout.with_fewer_points()
+        other, few = factor_of(fewer)
+        n = rows.count
+        gain = few_suffice(sums.log_likelihood(n), few.log_likelihood(n), n, ranks)
+        if gain is not None:
+            events.append(fewer_points_event(fewer, sizes.inducing, gain))
+            layout, factor, sums = fewer, other, few
     events += [EVENT] if settings.solve.deterministic else []
     events += layout_events(layout, sums)
-    if asked.chosen and len(layout.inducing) < (most := min(sizes.inducing, len(points))):
+    if asked.chosen and len(layout.inducing) < (most := min(layout.sizes.inducing, len(points))):
         events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=plan.peak_bytes,
@@ -116,7 +128,7 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
         events=events, plan=plan,
     )  # fmt: skip
     state = FullScaleState(
-        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates,
+        prior, x, y, layout, rows, residual, noise, theta, factor.function, sums, report, replicates,
         replace(settings.solve, group=ALONE), ranks=ranks.size,
     )  # fmt: skip
     if ranks.size == 1:

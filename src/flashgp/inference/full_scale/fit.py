@@ -16,15 +16,15 @@ import torch
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
-from flashgp.foundations.errors import ShapeError
-from flashgp.foundations.events import StopReason
+from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition_on
-from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.layout import few_suffice, fewer_points_event, layout_of
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
@@ -110,10 +110,15 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
     recorder.expect(plan.fit_step_seconds, problem.rows)
     ratio = options.settings.stochastic.part_ratio
+    choices = _Choices(problem, asked, options)
     trained = LinearStages(
-        problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio),
-        lambda size, theta: _objective(problem, size, theta, asked, options), options, recorder,
-    ).run()  # fmt: skip
+        problem,
+        problem.rows,
+        lambda first: part_sizes(problem.rows, first, ratio),
+        choices.objective,
+        options,
+        recorder,
+    ).run()
     report = Report(events=promoted)
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
@@ -124,7 +129,8 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
         "gp.condition(x, y, approximation=...) goes on from there"
     )
     with last_pass(ranks, message, prior, recorder):
-        state = condition_on(prior, x.to(target), y.to(target), asked, settings)
+        state = condition_on(prior, x.to(target), y.to(target), choices.asked, settings)
+        state.report.events += choices.events
         # about what it takes
         events = [] if options.deadline.passed(plan.seconds) else [lost(state).event]
     report_answer(report, recorder, state, plan, direct.workspace)
@@ -137,15 +143,38 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
 
 
-def _objective(
-    problem: Problem, size: int, theta: numpy.ndarray, asked: Approximation, options: FitOptions
-) -> FullScaleLogJoint:
-    """Of so many rows, with points and neighbours chosen at a vector."""
-    sizes, own, group = asked.sizes(problem.rows), asked.points_like(problem.x), options.group
-    theta = group.from_first(torch.from_numpy(theta)).numpy()
-    problem = problem if size == problem.rows else problem.subset(size, options.seed)
-    ParameterVector(problem.prior, problem.roles).assign(theta)
-    sizes = sizes.within(size)
-    noise = problem.prior.sites(problem.y).variance.detach()
-    layout = layout_of(problem.prior, problem.x, noise, sizes, options.seed, own, group)
-    return FullScaleLogJoint(problem, layout, group, options.seed)
+@dataclasses.dataclass
+class _Choices:
+    """Objectives of so many rows, with points and neighbours chosen at a vector.
+
+    Fields: asked, what conditioning takes: its number of inducing points is settled by the first choice for all rows;
+    events, of that.
+    """
+
+    problem: Problem
+    asked: Approximation
+    options: FitOptions
+    events: list[Event] = dataclasses.field(default_factory=list)
+
+    def objective(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
+        """Of so many rows, with fewer points than planned where these suffice, eq. (M-207)."""
+        asked, own, group = self.asked, self.asked.points_like(self.problem.x), self.options.group
+        problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.seed)
+        theta = group.from_first(torch.from_numpy(theta)).numpy()
+        ParameterVector(problem.prior, problem.roles).assign(theta)
+        noise = problem.prior.sites(problem.y).variance.detach()
+        sizes = asked.sizes(self.problem.rows).within(size)
+        layout = layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, group)
+        found = FullScaleLogJoint(problem, layout, group, self.options.seed)
+        if not asked.leaves_points:
+            return found
+        fewer = FullScaleLogJoint(problem, layout.with_fewer_points(), group, self.options.seed)
+        try:
+            gain = few_suffice(found.log_likelihood(), fewer.log_likelihood(), size, group)
+        except NotPositiveDefiniteError:  # which the search finds too, and passes over
+            return found
+        taken = found if gain is None else fewer
+        if problem is self.problem:
+            self.asked = asked.with_points(taken.layout.sizes.inducing)
+            self.events += [] if gain is None else [fewer_points_event(fewer.layout, sizes.inducing, gain)]
+        return taken

@@ -7,17 +7,18 @@ regression, for pivots as inducing points.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.approximate_prices import ApproximateWork, Sizes
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.group_space import GroupSpace
@@ -25,9 +26,14 @@ from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourh
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = ["PIVOT_SHARE", "Layout", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points"]
+__all__ = [
+    "PIVOT_SHARE", "Layout", "few_suffice", "fewer_points_event", "layout_of", "of_first", "pivot_points",
+    "rows_of_all", "scaled_points",
+]  # fmt: skip
 
 F64 = torch.float64
+FEWER = ApproximateWork.fewer  # times fewer points are tried
+NEGLIGIBLE = 1e-3  # nats a row that may be lost with them
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
 # Pivots are taken while they say anything: what limits them are their number and rounding.
 PIVOTS = LowRankSettings(trace_share=1e-3, min_decay=0.5)
@@ -47,6 +53,27 @@ class Layout:
     def conditioned(self) -> Tensor:
         """The blocks of conditioning, alike in size."""
         return self.near.blocks[: len(self.near.blocks) - self.appended]
+
+    def with_fewer_points(self) -> "Layout":
+        """The same with an eighth of the inducing points, the first pivots."""
+        points = self.inducing[: -(-len(self.inducing) // FEWER)]
+        return replace(self, inducing=points, sizes=replace(self.sizes, inducing=len(points)))
+
+
+def few_suffice(many: float, few: float, rows: int, group: Group = ALONE) -> float | None:
+    """What more inducing points add to a log likelihood, nats a row, where no prediction shows it, eq. (M-207); else
+    None.
+
+    Args: many, few: log likelihoods of so many rows, nats; group: whose rank 0 decides.
+    """
+    gain = float(group.from_first(torch.tensor([(many - few) / max(1, rows)], dtype=F64)))
+    return gain if gain <= NEGLIGIBLE else None
+
+
+def fewer_points_event(layout: Layout, planned: int, gain: float) -> Event:
+    """That a layout has fewer points than planned, since these suffice. Args: gain, of all, nats a row."""
+    more = gain if gain > 0.0 else None
+    return Event(EventKind.FEWER_POINTS_SUFFICE, kept=len(layout.inducing), planned=planned, gain=more)
 
 
 def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:

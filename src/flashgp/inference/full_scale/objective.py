@@ -35,6 +35,12 @@ class FullScaleLogJoint(LogJoint):
     def cost_power(self) -> int:
         return 1
 
+    @torch.no_grad()
+    def log_likelihood(self) -> float:
+        """log p(y) of the full-scale model at the parameters that the prior has now, nats, without priors."""
+        residual, noise, rows, theta = self.likelihood_inputs()
+        return self._factor(rows, theta, residual, noise).sums().log_likelihood(residual.shape[-2])
+
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """As of the exact likelihood, with the inducing points as rows behind the others."""
         residual, noise, rows, theta = super().likelihood_inputs()
@@ -44,18 +50,22 @@ class FullScaleLogJoint(LogJoint):
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
     ) -> tuple[float | None, list[Tensor | None]]:
         residual, noise, *rest = tensors
-        split, prior = len(rows.tensors), self.problem.prior
-        rows, theta, n = rows.rebuilt(rest[:split]), rest[split:], residual.shape[-2]
+        split = len(rows.tensors)
+        rows, theta = rows.rebuilt(rest[:split]), rest[split:]
         with torch.no_grad():
-            points, workspace = rows.part(n, rows.count), self.problem.direct.workspace
-            function = Basis.of(prior.kernel.form, theta, points, workspace)
-            factor = FullScaleFactor.of(
-                function, rows.part(0, n), self.layout.near, residual, noise, self.group, self.seed
-            )
+            factor = self._factor(rows, theta, residual, noise)
             sums = factor.sums()
             found = gradients(factor, sums)
         by_rows = [
             None if one is None or two is None else torch.cat([one, two])
             for one, two in zip(found.rows, found.points, strict=True)
         ]
+        n = residual.shape[-2]
         return sums.log_likelihood(n), [found.residual, found.noise, *by_rows, *found.theta]
+
+    def _factor(self, rows: Rows, theta: Sequence[Tensor], residual: Tensor, noise: Tensor) -> FullScaleFactor:
+        """Args: rows, the inducing points behind the others."""
+        n, prior = residual.shape[-2], self.problem.prior
+        points, workspace = rows.part(n, rows.count), self.problem.direct.workspace
+        function = Basis.of(prior.kernel.form, theta, points, workspace)
+        return FullScaleFactor.of(function, rows.part(0, n), self.layout.near, residual, noise, self.group, self.seed)

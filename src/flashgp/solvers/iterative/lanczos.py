@@ -1,8 +1,9 @@
 """Stochastic Lanczos quadrature: log|A| of a system that is never factorised, with a standard error.
 
 Probes pass through the preconditioned matrix, whose spectrum is narrow, so that few steps and few probes tell its log
-determinant; that of the preconditioner is known. Lanczos runs with full reorthogonalisation: the number of steps is
-modest, and without it small eigenvalues would appear several times. It gives a value, not a gradient.
+determinant; that of the preconditioner is known, a control variate. Lanczos runs with full reorthogonalisation: the
+number of steps is modest, and without it small eigenvalues would appear several times. It gives a value, not a
+gradient.
 Sources: Ubaru, Chen & Saad (2017), Fast estimation of tr(f(A)) via stochastic Lanczos quadrature; Gardner et al.
 (2018), GPyTorch, section 4.1, for the preconditioned form.
 """

@@ -161,6 +161,12 @@ class Compared(Preconditioner):
     def comparison(self) -> "ComparisonRun":
         return ComparisonRun(self.candidate)
 
+    def kept(self) -> Preconditioner:
+        """The candidate where it won; with `deterministic` always the first one, which no solve before changes."""
+        if is_deterministic() or self.candidate.outcome != "kept":
+            return self.first
+        return self.candidate.preconditioner() or self.first
+
 
 class ComparisonRun(Comparison):
     """The comparison of one solve.

@@ -50,6 +50,10 @@ class Preconditioner(ABC):
         """Of one solve with this one."""
         return Comparison()
 
+    def kept(self) -> "Preconditioner":
+        """What the solves so far have come to: this one, or another that won a comparison with it."""
+        return self
+
 
 class SolveState(Protocol):
     """What a comparison sees of a solve, and does to it.
