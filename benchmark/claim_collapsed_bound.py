@@ -3,10 +3,10 @@
     python benchmark/claim_collapsed_bound.py --cells bound
 
 One evaluation is the value of the bound and its gradient by all parameters at given inducing points and parameters,
-Matern-3/2 with a lengthscale per column, d = 8. The cells, each in a process of its own, are
+Matern-3/2 with a lengthscale per column, d = 8 (3 of the tall table). The cells, each in a process of its own, are
 
     bound/flashgp     two passes over the rows in blocks, as `fgp.fit(..., approximation="sparse")` takes them, with the
-                      count and checksum of every pass
+                      count and checksum of every pass; also of more rows of three columns
     bound/gpytorch    GPyTorch's SGPR: InducingPointKernel in an exact marginal likelihood, and its backward pass
     read              `gp.condition` on rows that are made batch by batch and never held: a first pass, then the optimum
                       at given hyperparameters; the peak is above the process before it
@@ -41,8 +41,9 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.sources.source import Held
 from flashgp.sources.survey import surveyed
 
-D, VARIANCE, NOISE, LENGTHSCALE = 8, 1.0, 0.01, 2.0
+D, TALL_D, VARIANCE, NOISE, LENGTHSCALE = 8, 3, 1.0, 0.01, 2.0
 MAX_SECONDS, MIN_RATIO, READ_SECONDS, READ_BYTES = 0.5, 8.0, 120.0, 2 * 2**30  # what was to be reached
+TALL_SECONDS, TALL_BYTES = 5.0, 300_000_000
 READ_ROWS = 10_000_000  # for which it was
 COLUMNS = [
     {"key": "method", "title": "work"},
@@ -59,14 +60,14 @@ def run_cell(cell: Cell) -> Entry:
     return METHODS[cell["method"]](cell)
 
 
-def _data(n: int, m: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, y = smooth_data(n, D, torch.float64)
+def _data(n: int, m: int, d: int = D) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, y = smooth_data(n, d, torch.float64)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(1))[:m]
     return x, y, x[order].clone()
 
 
-def _prior() -> fgp.GP:
-    kernel = VARIANCE * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((D,), LENGTHSCALE, dtype=torch.float64))
+def _prior(d: int = D) -> fgp.GP:
+    kernel = VARIANCE * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((d,), LENGTHSCALE, dtype=torch.float64))
     return fgp.GP(kernel, fgp.means.Constant(0.0), fgp.likelihoods.Gaussian(NOISE))
 
 
@@ -80,14 +81,16 @@ def _measured(evaluate: Callable[[], float], repeats: int) -> dict[str, Any]:
             seconds.append(time.perf_counter() - began)
     return {
         "seconds": statistics.median(seconds), "spread_seconds": interquartile_range(seconds), "value": value,
-        "peak_bytes": meter.peak_bytes, "peak_method": meter.method, "d": D,
+        "peak_bytes": meter.peak_bytes, "peak_method": meter.method,
     }  # fmt: skip
 
 
 def _bound(cell: Cell) -> Entry:
-    x, y, z = _data(cell["n"], cell["m"])
+    x, y, z = _data(cell["n"], cell["m"], cell["d"])
     survey = surveyed(Held(x, y), None, 2000, seed=0)
-    of = StreamedLogJoint(Problem(_prior().released(), survey.x, survey.y, DirectSettings(TorchTiles())), survey, z)
+    of = StreamedLogJoint(
+        Problem(_prior(cell["d"]).released(), survey.x, survey.y, DirectSettings(TorchTiles())), survey, z
+    )
     theta = of.parameters.values()
     entry = _measured(lambda: -float(of(theta).value or 0.0), cell["repeats"])
     _, sums = of.bound()
@@ -144,7 +147,7 @@ def _reference(x: Any, y: Any, z: Any, jitter: float) -> float:
     """The bound of Titsias (2009) by plain NumPy, a block of rows at a time."""
 
     def covariance(one: Any, other: Any) -> Any:
-        near = numpy.sqrt(3.0 * sum((one[:, j, None] - other[:, j]) ** 2 for j in range(D))) / LENGTHSCALE
+        near = numpy.sqrt(3.0 * sum((one[:, j, None] - other[:, j]) ** 2 for j in range(x.shape[1]))) / LENGTHSCALE
         return VARIANCE * (1.0 + near) * numpy.exp(-near)
 
     lower = numpy.linalg.cholesky(covariance(z, z) + jitter * VARIANCE * numpy.eye(len(z)))
@@ -188,7 +191,7 @@ def _read(cell: Cell) -> Entry:
         seconds = time.perf_counter() - began
     return {
         "seconds": seconds, "making_seconds": 2 * making, "peak_bytes": meter.peak_bytes, "peak_method": meter.method,
-        "predicted_bytes": post.report.predicted_bytes, "lost_at_most": post.bound.nats, "d": D,
+        "predicted_bytes": post.report.predicted_bytes, "lost_at_most": post.bound.nats,
     }  # fmt: skip
 
 
@@ -202,16 +205,21 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     for entry in entries.values():
         n, m, method = entry["n"], entry["m"], entry["method"]
         name = {"flashgp": "FlashGP", "gpytorch": "GPyTorch's SGPR", "read": "FlashGP, rows read twice"}[method]
-        row: dict[str, Any] = {"method": f"{name}, n={n:,}, m={m}"}
+        columns = f", d={entry['d']}" if entry.get("d", D) != D else ""
+        row: dict[str, Any] = {"method": f"{name}, n={n:,}{columns}, m={m}"}
         if entry["status"] != "done":
             table_rows.append({**row, "met": str(entry["error"]).splitlines()[0][:80]})
             continue
         row |= {key: entry.get(key) for key in ("seconds", "peak_bytes", "value_error")}
         if method == "flashgp":
-            peer = entries.get(f"bound/gpytorch/n={n}", {}).get("seconds")
+            tall, peer = entry["d"] == TALL_D, entries.get(f"bound/gpytorch/n={n}", {}).get("seconds")
             row["ratio"] = None if peer is None else peer / entry["seconds"]
-            row["target"] = f"{MAX_SECONDS:g} s, {MIN_RATIO:g}x"
-            row["met"] = None if peer is None else row["ratio"] >= MIN_RATIO and entry["seconds"] <= MAX_SECONDS
+            if tall:
+                row["target"] = f"{TALL_SECONDS:g} s and {readable_bytes(TALL_BYTES)}"
+                row["met"] = entry["seconds"] <= TALL_SECONDS and entry["peak_bytes"] <= TALL_BYTES
+            else:
+                row["target"] = f"{MAX_SECONDS:g} s, {MIN_RATIO:g}x"
+                row["met"] = None if peer is None else row["ratio"] >= MIN_RATIO and entry["seconds"] <= MAX_SECONDS
         if method == "read":
             row["target"] = f"{READ_SECONDS:g} s and {readable_bytes(READ_BYTES)} of {READ_ROWS:,} rows"
             if n >= READ_ROWS:
@@ -230,19 +238,23 @@ CLAIM = Claim("collapsed_bound", "claim_collapsed_bound", "The collapsed bound",
 def main(argv: Sequence[str] | None = None) -> int:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--n", type=int, default=36_000, metavar="ROWS", help="of the bound with its gradient")
+        parser.add_argument("--tall", type=int, default=391_000, metavar="ROWS", help="of the same with three columns")
         parser.add_argument("--read", type=int, default=1_000_000, metavar="ROWS", help="of those that are read")
         parser.add_argument("--inducing", type=int, default=512, metavar="POINTS")
         parser.add_argument("--repeats", type=int, default=5, metavar="N", help="evaluations of each cell")
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
-    n, read, m, repeats = (
-        (300, 500, 20, 2) if options.toy else (options.n, options.read, options.inducing, options.repeats)
-    )
+    n, tall, read, m, repeats = 300, 400, 500, 20, 2
+    if not options.toy:
+        n, tall, read, m, repeats = options.n, options.tall, options.read, options.inducing, options.repeats
     share = n * (m / 512) ** 2 / 36_000
+    sizes = {"m": m, "repeats": repeats}
+    ours = {"method": "flashgp", **sizes}
     cells = [
-        Cell(f"bound/flashgp/n={n}", {"n": n, "m": m, "method": "flashgp", "repeats": repeats}, 5.0 + 12.0 * share),
-        Cell(f"bound/gpytorch/n={n}", {"n": n, "m": m, "method": "gpytorch", "repeats": repeats}, 5.0 + 90.0 * share),
-        Cell(f"read/n={read}", {"n": read, "m": m, "method": "read"}, 5.0 + 30e-6 * read * (m / 512) ** 2),
+        Cell(f"bound/flashgp/n={n}", {"n": n, "d": D, **ours}, 5.0 + 12.0 * share),
+        Cell(f"bound/gpytorch/n={n}", {"n": n, "d": D, "method": "gpytorch", **sizes}, 5.0 + 90.0 * share),
+        Cell(f"bound/flashgp/n={tall}", {"n": tall, "d": TALL_D, **ours}, 5.0 + 12.0 * share * tall / n),
+        Cell(f"read/n={read}", {"n": read, "d": D, "m": m, "method": "read"}, 5.0 + 30e-6 * read * (m / 512) ** 2),
     ]
     if options.toy:  # which needs no peers
         cells = [cell for cell in cells if cell["method"] != "gpytorch"]

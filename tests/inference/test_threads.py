@@ -1,5 +1,6 @@
 """Small evaluations run on one thread, and nobody else's count of threads changes."""
 
+import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_store import machine_key
 from flashgp.foundations.threads import counts_are_own, single_thread, usual_threads
 from flashgp.inference import threads
-from flashgp.inference.threads import ONE_THREAD_ROWS, FreeCores, one_thread, quiet_openblas
+from flashgp.inference.threads import ONE_THREAD_ROWS, FreeCores, one_thread, quiet_openblas, side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -167,3 +168,47 @@ def test_a_deterministic_fit_asks_for_no_load() -> None:
 
     with deterministically(True), FreeCores(print, Unasked()).block(5000):
         pass
+
+
+CPU = torch.device("cpu")
+
+
+def test_tasks_run_side_by_side_on_one_thread_each() -> None:
+    """Two at a time, their results in their order, and all counts as before."""
+    both = threading.Barrier(2, timeout=30.0)
+    before = [library.get() for library in threads._openblas()]
+
+    def task(number: int) -> tuple[int, int, list[int]]:
+        if number < 2:
+            both.wait()  # nobody passes alone
+        return number, torch.get_num_threads(), [library.get() for library in threads._openblas()]
+
+    tasks = [functools.partial(task, number) for number in range(5)]
+    assert side_by_side(tasks, CPU) == [(number, 1, [1] * len(before)) for number in range(5)]
+    assert torch.get_num_threads() == 2
+    assert [library.get() for library in threads._openblas()] == before
+
+
+def test_the_first_error_of_tasks_is_raised_and_ends_the_others() -> None:
+    done: list[int] = []
+
+    def task(number: int) -> None:
+        if number == 1:
+            raise ZeroDivisionError
+        done.append(number)
+
+    with pytest.raises(ZeroDivisionError):
+        side_by_side([functools.partial(task, number) for number in range(50)], CPU)
+    assert torch.get_num_threads() == 2
+    assert 1 not in done
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_one_thread_takes_tasks_one_after_the_other(*, deterministic: bool) -> None:
+    seen: list[int] = []
+    with deterministically(deterministic), single_thread():
+        side_by_side([lambda: seen.append(threading.get_ident())] * 3, CPU)
+    assert seen == [threading.get_ident()] * 3
+    side_by_side([lambda: seen.append(torch.get_num_threads())], CPU)
+    assert seen[-1] == 2
+    assert side_by_side([], CPU) == []

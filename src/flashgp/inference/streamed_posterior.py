@@ -146,7 +146,7 @@ class StreamedPosterior(ApproximatePosterior):
                 third of a batch.
             row_weight: (k,), where the likelihood has weights of the rows before.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite. Nothing changes then.
-        Cost: k m evaluations and 2.25 k m^2 flops, and m^3 / 3 once; it does not grow with the rows there are, but for
+        Cost: k m evaluations and 2 k m^2 flops, and m^3 / 3 once; it does not grow with the rows there are, but for
             a copy where they are held.
         """
         state = append(self.state, x, y, row_variance, row_weight)

@@ -18,16 +18,21 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from flashgp.foundations.contention import OtherLoad
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import counts_are_own, fewer_threads, single_thread, usual_threads
+from flashgp.pairwise.cpu.pool import run_together, workers
 
-__all__ = ["ONE_THREAD_ROWS", "FreeCores", "one_thread", "quiet_openblas"]
+__all__ = ["ONE_THREAD_ROWS", "FreeCores", "in_task", "one_thread", "quiet_openblas", "side_by_side"]
+
+Result = TypeVar("Result")
 
 ONE_THREAD_ROWS = 400  # up to here a second thread does not make a factorisation and its inverse faster
 
@@ -90,6 +95,51 @@ def quiet_openblas() -> Iterator[None]:
                 for library, count in zip(_openblas(), _before, strict=False):
                     library.set(count)
                 _before.clear()
+
+
+class _Tasks(threading.local):
+    """Of each thread: whether it runs a task of `side_by_side` on a CPU."""
+
+    inside = False
+
+
+_tasks = _Tasks()
+
+
+def in_task() -> bool:
+    """Whether the calling thread runs a task of `side_by_side`, alone with its numbers."""
+    return _tasks.inside
+
+
+def side_by_side(tasks: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
+    """The results of tasks, in their order: as many at a time as torch has threads, the operations of each on one.
+
+    Nothing waits for other threads within a task, as it does at the end of every operation that is spread over them.
+    On other devices than a CPU, and where a thread has no counts of its own, they run one after the other with all
+    threads. SciPy's BLAS takes one thread in a task. Which thread runs a task depends on the clock: tasks must not
+    share what they write.
+    Cost: 0.1 ms.
+    """
+    if device.type != "cpu" or not counts_are_own():
+        return [task() for task in tasks]
+    results: list[Any] = [None] * len(tasks)
+    waiting = iter(range(len(tasks)))  # whose next is of one thread at a time
+    count = min(len(tasks), workers())
+
+    def work(stop: threading.Event) -> None:
+        before, _tasks.inside = _tasks.inside, True
+        try:
+            with single_thread() if count > 1 else contextlib.nullcontext(), torch.no_grad():
+                for number in waiting:
+                    if stop.is_set():
+                        return
+                    results[number] = tasks[number]()
+        finally:
+            _tasks.inside = before
+
+    with quiet_openblas():
+        run_together([work] * max(1, count))
+    return results
 
 
 class one_thread:  # noqa: N801 - used like contextlib's

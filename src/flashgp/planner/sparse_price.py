@@ -38,7 +38,7 @@ class SparsePrice(Price):
 
     def value(self, rows: int) -> float:
         m, own = self.sizes.inducing, self.own(rows)
-        seconds = own * m / self.rates.block_pairs + self.gemm(2.25 * own * m**2 + 2.0 * m**3)
+        seconds = own * m / self.rates.block_pairs + self.gemm(2.0 * own * m**2 + 2.0 * m**3)
         return seconds + self.sums_wire(rows).seconds(self.rate)
 
     def sums_wire(self, rows: int) -> Wire:
@@ -49,7 +49,7 @@ class SparsePrice(Price):
     def step(self, rows: int) -> float:
         m, own = self.sizes.inducing, self.own(rows)
         pairs = self.derivatives * own * m / self.rates.block_pairs
-        seconds = self.value(rows) + pairs + self.gemm(5.25 * own * m**2 + 6.0 * m**3)
+        seconds = self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3)
         return seconds + self.gradient_wire(rows).seconds(self.rate)
 
     def gradient_wire(self, rows: int) -> Wire:

@@ -263,3 +263,22 @@ def test_the_rows_of_a_bracket_are_those_of_the_posterior() -> None:
     with torch.no_grad():
         exact = float(two.log_marginal_likelihood(x, torch.stack([y, y.cos()], 1)))
     assert both.bracket().lower <= exact <= both.bracket().upper <= both.bound.upper
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_threads_take_parts_of_a_block_and_change_nothing(*, known: bool) -> None:
+    """(M-163), with tiles of the sum over rows of a^T a too."""
+    (x, y), gp, before = data(1500), model(), torch.get_num_threads()
+    variance = torch.linspace(0.0, 0.5, 1500, dtype=F64) if known else None
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        try:
+            of = objective(gp, x, y, x[:300], variance=variance)
+            found.append(of(of.parameters.values()))
+        finally:
+            torch.set_num_threads(before)
+    for other in found[1:]:
+        assert other.value == pytest.approx(found[0].value, rel=1e-10)
+        scale = max(numpy.abs(found[0].gradient).max(), abs(found[0].value))
+        assert numpy.abs(other.gradient - found[0].gradient).max() <= 1e-10 * scale

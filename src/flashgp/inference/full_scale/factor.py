@@ -26,13 +26,14 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.full_scale.share import Share
+from flashgp.inference.threads import in_task
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
-from flashgp.solvers.direct.strided import update_triangle
+from flashgp.solvers.direct.strided import solve_triangle_, update_triangle
 from flashgp.solvers.group_space import GroupSpace
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, dealt_blocks
 from flashgp.solvers.preconditioners.whitening import Whitening, whitening
@@ -85,9 +86,20 @@ class Basis:
         """A of some rows, (count, m). Cost: count m evaluations, count m^2 flops."""
         problem = PairProblem(self.form, self.theta, rows, self.points)
         cross = self.pairs.block(problem, dtype=F64, workspace=self.workspace)
-        if cross.numel():
-            torch.linalg.solve_triangular(self.lower.mT, cross, upper=True, left=False, out=cross)
+        self._solve_(cross, transposed=False)
         return cross
+
+    def _solve_(self, rows: Tensor, *, transposed: bool) -> None:
+        """rows <- rows L_zz^-T, or rows L_zz^-1 where `transposed`.
+
+        Within a task by SciPy's BLAS, which is quicker on one thread (decision 30). Elsewhere torch's threads would
+        spin where those of another library want to run.
+        """
+        if in_task():
+            solve_triangle_(self.lower, rows, transposed=transposed)
+        elif rows.numel():
+            lower = self.lower if transposed else self.lower.mT
+            torch.linalg.solve_triangular(lower, rows, upper=not transposed, left=False, out=rows)
 
     def pull(self, rows: Rows, basis: Tensor, slope: Tensor) -> tuple[PairGradient, PairGradient]:
         """From a gradient by A, overwritten, of a function of A A^T: by K_nz's rows, points and theta, and by those of
@@ -97,7 +109,7 @@ class Basis:
 
     def pull_across(self, rows: Rows, slope: Tensor) -> PairGradient:
         """The part of `pull` by K_nz, of some of the rows: from their gradient by A, which is overwritten."""
-        torch.linalg.solve_triangular(self.lower, slope, upper=False, left=False, out=slope)
+        self._solve_(slope, transposed=True)
         cross = PairProblem(self.form, self.theta, rows, self.points)
         return self.pairs.block_gradient(cross, slope, workspace=self.workspace)
 

@@ -13,10 +13,11 @@ processes, for the logarithm in place of d_i / s; Titsias (2014), Variational in
 point processes, for the upper bound.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -28,21 +29,26 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
+from flashgp.inference.threads import side_by_side
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS, CpuTiles
+from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
+from flashgp.solvers.direct.strided import add_gram_, add_product_
 
 __all__ = [
     "BoundSums",
     "Inputs",
     "Slopes",
     "StreamedBound",
+    "add_gram",
     "add_symmetric",
     "added",
     "block",
+    "joined",
     "noise_floor",
     "pairs_of",
     "summed",
@@ -50,7 +56,10 @@ __all__ = [
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
+PART_NUMBERS = 2**19  # of one buffer of the rows that a thread takes at a time: 4 MiB, which caches hold
+PART_ROWS = 128  # at least, below which calls weigh as much as arithmetic
 PANELS = 4  # of a symmetric product
+STRIP = 64  # columns of a tile of one, at least
 
 
 class Inputs(NamedTuple):
@@ -65,6 +74,22 @@ class Inputs(NamedTuple):
     def detached(self) -> "Inputs":
         scale = None if self.log_scale is None else self.log_scale.detach()
         return Inputs(self.residual.detach(), self.rows.detach(), self.noise.detach(), scale)
+
+    def parts(self, inducing: int) -> "list[Inputs]":
+        """The same rows, as many as a thread takes at a time, without `log_scale`; all of them on an accelerator."""
+        n, threads = self.rows.count, workers()
+        if self.rows.device.type != "cpu":
+            return [self]
+        most = max(PART_ROWS, PART_NUMBERS // max(1, inducing))
+        count = min(2 * threads * -(-n // (2 * threads * most)), n // PART_ROWS)  # two each: some take longer
+        size = -(-n // max(1, count))
+        return [
+            Inputs(
+                self.residual[i : i + size], self.rows.part(i, i + size),
+                self.noise if len(self.noise) == 1 else self.noise[i : i + size],
+            )
+            for i in range(0, max(1, n), max(1, size))
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +119,11 @@ class BoundSums:
     def weights(self) -> Tensor:
         """w, the mean of the whitened inducing values, (m, p)."""
         return torch.cholesky_solve(self.projected, self.inner)
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """M^-1, the covariance of the whitened inducing values, (m, m)."""
+        return torch.cholesky_inverse(self.inner)
 
     def repeated(self, times: float) -> "BoundSums":
         """Where every row came so many times: what a random part of the rows says of all of them, (M-240)."""
@@ -171,8 +201,8 @@ class StreamedBound:
     Fields: basis, A as a function of rows; floor, below which rounding decides a noise variance, (M-148); after a
         second pass by_points and by_theta.
     Raises: NotPositiveDefiniteError.
-    Cost of a first pass: n m evaluations and 2.25 n m^2 flops; of a second one n m evaluations with gradients and 5.25
-        n m^2 flops.
+    Cost of a first pass: n m evaluations and 2 n m^2 flops; of a second one n m evaluations with gradients and 5 n m^2
+        flops.
     """
 
     def __init__(
@@ -198,41 +228,49 @@ class StreamedBound:
     def gradients(self, blocks: Iterable[Inputs], sums: BoundSums) -> Iterator[Slopes]:
         """The second pass, eqs. (M-162) and (M-163): what each block says about its own rows; the rest adds up.
 
-        With A and r divided by the root of s, h = r - A w and e = s / (s + d), of one block:
+        With h = r - A w and e = s / (s + d), of one block:
 
-            by A = (h w^T - p A M^-1 + p e A) / sqrt(s),   by r = -h / sqrt(s),   by diag(K) = -p e / (2 s)
-            by s = (|h|^2 + p diag(A M^-1 A^T) - p e) / (2 s)
+            by A = (h w^T - p A M^-1 + p e A) / s,   by r = -h / s,   by diag(K) = -p e / (2 s)
+            by s = (|h|^2 / s + p diag(A M^-1 A^T) / s - p e) / (2 s)
         """
-        weights, p, times = sums.weights, sums.projected.shape[1], self.times
-        one = torch.eye(len(sums.gram), dtype=F64, device=sums.gram.device)
-        inverse = torch.cholesky_solve(one, sums.inner)
-        # A^T h w^T and A^T A M^-1 of all rows are known: what is left to add up is A^T e A.
+        weights, inverse, p = sums.weights, sums.covariance, sums.projected.shape[1]
+        # A^T h w^T and A^T A M^-1 of all rows are known: what is left to add up is A^T (e / s) A.
         spread = torch.zeros_like(sums.gram)
-        for residual, rows, noise, _ in blocks:
-            white = _white(self.basis, residual, rows, noise.clamp_min(self.floor))
-            a, variance, root = white.a, white.noise, white.noise.rsqrt().unsqueeze(-1)
-            h = white.residual.addmm_(a, weights, alpha=-1.0)
-            share = variance / (variance + white.left)
-            slope = a @ inverse
-            by_noise = times * (h.square().sum(-1) + p * (torch.einsum("ij,ij->i", slope, a) - share))
-            scaled = a * share.unsqueeze(-1)
-            add_symmetric(spread, a, scaled)
-            slope.mul_(-p).add_(scaled, alpha=p).addmm_(h, weights.mT).mul_(times * root)
-            del white, a, scaled  # a block each
-            across = self.basis.pull_across(rows, slope)
-            by_diagonal = -0.5 * times * p * share / variance
+        pull = partial(self._pulled, weights=weights, inverse=inverse)
+        for inputs in blocks:
+            found = side_by_side([partial(pull, part) for part in inputs.parts(len(weights))], weights.device)
+            add_gram(spread, [part.scaled for part in found])
+            rows, by_diagonal = inputs.rows, torch.cat([part.by_diagonal for part in found])
             along = TorchTiles().diagonal_gradient(PairProblem(self.form, self.theta, rows), by_diagonal)
-            self._add(across.cols, across.theta)
             self._add([None] * len(self.by_points), along.theta)
-            by_noise = torch.where(noise < self.floor, 0.0, 0.5 * by_noise / variance)
-            by_noise = by_noise if len(noise) == rows.count else by_noise.sum(0, keepdim=True)
-            yield Slopes(-times * h * root, by_noise, summed(across.rows, along.rows))
-        spread = times * (spread.tril() + spread.tril(-1).mT)
-        solved = torch.cholesky_solve(sums.gram, sums.inner)
-        inner = (sums.projected - sums.gram @ weights) @ weights.mT - p * solved.mT
+            for part in found:
+                self._add(part.across.cols, part.across.theta)
+            by_noise = torch.cat([part.by_noise for part in found])
+            by_noise = by_noise if len(inputs.noise) == rows.count else by_noise.sum(0, keepdim=True)
+            across = [joined(parts) for parts in zip(*(part.across.rows for part in found), strict=True)]
+            yield Slopes(torch.cat([part.by_residual for part in found]), by_noise, summed(across, along.rows))
+        spread = self.times * (spread.tril() + spread.tril(-1).mT)
+        inner = (weights @ weights.mT).add_(inverse, alpha=p)
+        inner.diagonal().sub_(p)
         inner = inner.div_(self.group.size).add_(spread, alpha=p)  # what all ranks know is split evenly
         own: PairGradient = self.basis.pull_among(inner)
         self._add(own.rows, own.theta)
+
+    def _pulled(self, part: Inputs, weights: Tensor, inverse: Tensor) -> "_Pulled":
+        """What some rows of a block say. Args: weights, w; inverse, M^-1."""
+        p, times = weights.shape[1], self.times
+        a, left = block(self.basis, part.rows)
+        noise = part.noise.clamp_min(self.floor)
+        h, share = part.residual.addmm(a, weights, alpha=-1.0).div_(noise.unsqueeze(-1)), 1.0 / (noise + left)
+        a.div_(noise.unsqueeze(-1))
+        slope = self.workspace.empty(a.shape, F64, a.device)
+        add_product_(slope, a, inverse, alpha=-p * times, beta=0.0)
+        by_noise = times * (h.square().sum(-1) - p * share) - (slope * a).sum(-1)
+        by_noise = torch.where(part.noise < self.floor, 0.0, 0.5 * by_noise)
+        slope.addcmul_(a, (noise * share).unsqueeze(-1), value=p * times).addmm_(h, weights.mT, alpha=times)
+        across = self.basis.pull_across(part.rows, slope)
+        a.mul_((noise * share.sqrt()).unsqueeze(-1))
+        return _Pulled(-times * h, by_noise, -0.5 * times * p * share, across, a)
 
     def _add(self, points: Sequence[Tensor | None], theta: Sequence[Tensor | None]) -> None:
         self.by_points = summed(self.by_points, points)
@@ -244,23 +282,25 @@ def added(basis: Basis, floor: float, blocks: Iterable[Inputs], before: BoundSum
     rows at all.
 
     Args: floor, of the noise.
-    Cost: b m evaluations and 2.25 b m^2 flops for b rows; m^2 numbers.
+    Cost: b m evaluations and 2 b m^2 flops for b rows; m^2 numbers.
     """
     m, device = basis.rank, basis.lower.device
     gram, projected = torch.zeros(m, m, dtype=F64, device=device), None
     squares = logs = noise_logs = left = scale = 0.0
     count = 0
-    for residual, rows, noise, log_scale in blocks:
-        white = _white(basis, residual, rows, noise.clamp_min(floor))
-        add_symmetric(gram, white.a, white.a)
-        here = white.a.mT @ white.residual
-        projected = here if projected is None else projected.add_(here)
-        squares += float(white.residual.square().sum())
-        logs += float((white.noise + white.left).log().sum())
-        noise_logs += float(white.noise.log().sum()) * (rows.count / len(white.noise))
-        left += float((white.left / white.noise).sum())
-        scale += 0.0 if log_scale is None else float(log_scale.sum())
-        count += rows.count
+    for inputs in blocks:
+        parts = inputs.parts(m)
+        found = side_by_side([partial(_white, basis, part, floor) for part in parts], device)
+        add_gram(gram, [white.a for white in found])
+        for white in found:
+            here = white.a.mT @ white.residual
+            projected = here if projected is None else projected.add_(here)
+            squares += float(white.residual.square().sum())
+            logs += float((white.noise + white.left).log().sum())
+            noise_logs += float(white.noise.log().sum()) * (len(white.a) / len(white.noise))
+            left += float((white.left / white.noise).sum())
+        scale += 0.0 if inputs.log_scale is None else float(inputs.log_scale.sum())
+        count += inputs.rows.count
     if projected is None:
         return before
     gram = gram.tril() + gram.tril(-1).mT
@@ -296,18 +336,30 @@ class _WhiteBlock:
     left: Tensor
 
 
-def _white(basis: Basis, residual: Tensor, rows: Rows, noise: Tensor) -> _WhiteBlock:
+def _white(basis: Basis, part: Inputs, floor: float) -> _WhiteBlock:
     """The same, of rows divided by the root of their noise."""
-    a, left = block(basis, rows)
+    a, left = block(basis, part.rows)
+    noise = part.noise.clamp_min(floor)
     root = noise.rsqrt().unsqueeze(-1)
-    return _WhiteBlock(a.mul_(root), residual * root, noise, left)
+    return _WhiteBlock(a.mul_(root), part.residual * root, noise, left)
+
+
+class _Pulled(NamedTuple):
+    """The gradient by what some rows bring. Fields: by_residual (b, p); by_noise and by_diagonal (b,); across, by the
+    covariances with the inducing points; scaled, A with each row times the root of e / s, (b, m)."""
+
+    by_residual: Tensor
+    by_noise: Tensor
+    by_diagonal: Tensor
+    across: PairGradient
+    scaled: Tensor
 
 
 def block(basis: Basis, rows: Rows) -> tuple[Tensor, Tensor]:
     """A of some rows, (b, m), and what it leaves of their variances, (b,)."""
     a = basis(rows)
     variance = TorchTiles().diagonal(PairProblem(basis.form, basis.theta, rows), dtype=F64)
-    return a, (variance - a.square().sum(-1)).clamp_min_(0.0)
+    return a, (variance - torch.linalg.vector_norm(a, dim=-1).square_()).clamp_min_(0.0)
 
 
 def pairs_of(count: int, inducing: int) -> CpuTiles:
@@ -328,6 +380,34 @@ def add_symmetric(total: Tensor, a: Tensor, b: Tensor) -> None:
     step = -(-m // PANELS)
     for start in range(0, m, max(1, step)):
         total[start:, start : start + step].addmm_(a[:, start:].mT, b[:, start : start + step])
+
+
+def add_gram(total: Tensor, parts: Sequence[Tensor]) -> None:
+    """The sum of a^T a over parts a of some rows, (b, m), to the lower triangle of a total, (m, m).
+
+    Tiles of it are taken side by side, each over all rows. Cost: b m^2 flops of b rows, a quarter more on accelerators.
+    """
+    m, cpu = total.shape[0], total.device.type == "cpu"
+    count = max(1, min(workers() if cpu else PANELS, m // STRIP))
+    strips = [slice(*edges) for edges in itertools.pairwise(m * k // count for k in range(count + 1))]
+    tiles = [(rows, cols) for k, rows in enumerate(strips) for cols in strips[:k]]  # twice the work of the others
+    tiles += [(strip, strip) for strip in strips]
+    side_by_side([partial(_add_tile, total, parts, *tile) for tile in tiles], total.device)
+
+
+def _add_tile(total: Tensor, parts: Sequence[Tensor], rows: slice, cols: slice) -> None:
+    tile = total[rows, cols]
+    for a in parts:
+        if rows == cols:
+            add_gram_(tile, a[:, rows])
+        else:
+            add_product_(tile, a[:, rows].mT, a[:, cols])
+
+
+def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Gradients by the rows of blocks, as those by all rows; None for no dependence."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
 
 def summed(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[Tensor | None]:

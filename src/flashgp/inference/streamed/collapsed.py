@@ -123,18 +123,12 @@ def _collapsed(prior: Prior, inputs: Inputs, block: int | None, group: Group) ->
         if not wanted:
             return sums.lower, ()
         slopes = list(bound.gradients(blocks(), sums))
-        by_rows = [_joined([slope.rows[k] for slope in slopes]) for k in range(len(rows.tensors))]
+        by_rows = [bounds.joined([slope.rows[k] for slope in slopes]) for k in range(len(rows.tensors))]
         by_noise = torch.stack([slope.noise for slope in slopes]).sum(0)
         by_residual = torch.cat([slope.residual for slope in slopes])
         return sums.lower, (by_residual, by_noise, *by_rows, *bound.by_points, *bound.by_theta)
 
     return differentiable(evaluate, inputs.tensors)
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Gradients by the rows of blocks, as those by all rows."""
-    known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else None
 
 
 def chosen_points(prior: Prior, x: Any, count: int, seed: int, group: Group = ALONE) -> Tensor:

@@ -69,26 +69,29 @@ def layout_of(
     distances together; where they exceed it, those do that take more than their equal part.
     Returns: the statistics; the centre (d,) of each feature that is subtracted before packing; the dtype of the loops.
     In NumPy, on one thread: torch's threads would spin beside ours for a while after each of its operations.
-    Cost: two passes over the features.
+    Cost: two passes over the features, one where nothing has to be looked at.
     """
-    centres, reach = [], []
+    centres, reach, squared = [], [], _squared(form, rows)
+    rounded = dtype == torch.float32 or bool(squared)  # else no rounding has to be looked at
     for kind, u, v in zip(form.statistics, rows.features, cols.features, strict=True):
         sides = [u.numpy()] if u is v else [u.numpy(), v.numpy()]
         if kind == "distance":
             least, most = _extremes(sides[0])
             centre = 0.5 * (least.astype(float) + most)
             centres.append(centre)
-            reach.append(max(_reach(side, centre) for side in sides))
+            reach.append(max(_reach(side, centre) for side in sides) if rounded else 0.0)
         else:
             centres.append(numpy.zeros(0 if kind == "match" else u.shape[-1]))
             reach.append(0.0)
-    squared = _squared(form, rows)
+    widths = [u.shape[-1] if u.is_floating_point() else 0 for u in rows.features]
+    if not rounded:
+        careful = [_statistic(*one, False) for one in zip(form.statistics, widths, strict=True)]
+        return _alike(form, careful), centres, dtype
     found = sensitivity(form, theta, rows, cols, reach, squared)
     limit = SQUARE_BUDGET / (1 if UNIT * found.squares <= SQUARE_BUDGET else len(squared))
     close = {k for k in squared if 2.0 * UNIT * reach[k] * found.by_square[k] <= limit}
     statistics = [
-        _statistic(kind, u.shape[-1] if u.is_floating_point() else 0, k in close)
-        for k, (kind, u) in enumerate(zip(form.statistics, rows.features, strict=True))
+        _statistic(kind, width, k in close) for k, (kind, width) in enumerate(zip(form.statistics, widths, strict=True))
     ]
     narrow = dtype == torch.float32 and UNIT * found.by_share <= SHARE_BUDGET
     together = UNIT * found.coordinates <= COORDINATE_BUDGET

@@ -1,4 +1,4 @@
-"""Triangular solves and orthogonal updates in place, on parts of a larger matrix: what torch would copy first.
+"""Triangular solves, products and orthogonal updates in place, on parts of a matrix: what torch would copy first.
 
 torch solves with a triangle only if it lies in memory without gaps; of a view it makes an n x n copy, which costs many
 times the solve. BLAS and LAPACK take the length of a row as an argument. On the CPU they are called through the
@@ -22,6 +22,8 @@ from flashgp.solvers.direct.rotations import Rotations, rotations
 __all__ = [
     "Array",
     "Triangle",
+    "add_gram_",
+    "add_product_",
     "load_routines",
     "solve_triangle_",
     "update_triangle",
@@ -71,9 +73,10 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
         return
     routine, place = _routine("trsm", lower, rhs), _place(lower)
     if routine is None or place is None:
-        triangle = lower.tril()
-        solved = torch.linalg.solve_triangular(triangle.mT if transposed else triangle, rhs.mT, upper=transposed)
-        rhs.copy_(solved.mT)
+        triangle, out = (lower if transposed else lower.mT), rhs if rhs.is_contiguous() else None
+        solved = torch.linalg.solve_triangular(triangle, rhs, upper=not transposed, left=False, out=out)
+        if out is None:
+            rhs.copy_(solved)
         return
     if t == 1 and (alone := Triangle.of(lower)) is not None:
         alone.solve_(rhs[0].numpy(), transposed=transposed)
@@ -82,11 +85,57 @@ def solve_triangle_(lower: Tensor, rhs: Tensor, *, transposed: bool) -> None:
     uplo, trans = (b"U", b"N" if transposed else b"T") if by_rows else (b"L", b"T" if transposed else b"N")
     size, leading = ctypes.c_int(c), ctypes.c_int(length)
     count, rhs_leading = ctypes.c_int(t), ctypes.c_int(max(c, rhs.stride(0)))
-    one = ctypes.c_double(1.0) if rhs.dtype == F64 else ctypes.c_float(1.0)
+    one = _number(1.0, rhs.dtype)
     routine(
         b"L", uplo, trans, b"N", _at(size), _at(count), _at(one), lower.data_ptr(), _at(leading), rhs.data_ptr(),
         _at(rhs_leading),
     )  # fmt: skip
+
+
+def add_product_(total: Tensor, one: Tensor, two: Tensor, *, alpha: float = 1.0, beta: float = 1.0) -> None:
+    """total <- beta total + alpha one two, as `total.addmm_`; with beta 0 what total held is not read.
+
+    Args: total (n, p), one (n, k), two (k, p); their rows, or their columns, without gaps between entries.
+    Cost: 2 n k p flops, no memory on the CPU.
+    """
+    (n, p), k = total.shape, one.shape[1]
+    routine, places = _routine("gemm", total, one, two), [_place(t) for t in (total, one, two)]
+    if routine is None or not n * p * k or None in places:
+        total.addmm_(one, two, alpha=alpha, beta=beta)
+        return
+    (by_rows, length), (one_by_rows, one_length), (two_by_rows, two_length) = (place for place in places if place)
+    if not by_rows:
+        add_product_(total.mT, two.mT, one.mT, alpha=alpha, beta=beta)
+        return
+    # Rows that BLAS reads as columns: it computes total^T = two^T one^T.
+    sizes = [ctypes.c_int(size) for size in (p, n, k, two_length, one_length, length)]
+    factors = [_number(factor, total.dtype) for factor in (alpha, beta)]
+    routine(
+        b"N" if two_by_rows else b"T", b"N" if one_by_rows else b"T", *map(_at, sizes[:3]), _at(factors[0]),
+        two.data_ptr(), _at(sizes[3]), one.data_ptr(), _at(sizes[4]), _at(factors[1]), total.data_ptr(), _at(sizes[5]),
+    )  # fmt: skip
+
+
+def add_gram_(total: Tensor, a: Tensor) -> None:
+    """total <- total + a^T a, its lower triangle; above the diagonal it stays undefined.
+
+    Args: total (m, m) and a (b, m), row by row. Cost: b m^2 flops, no memory on the CPU.
+    """
+    b, m = a.shape
+    routine, places = _routine("syrk", total, a), (_place(total), _place(a))
+    if routine is None or not b * m or any(place is None or not place[0] for place in places):
+        total.addmm_(a.mT, a)
+        return
+    (_, length), (_, a_length) = (place for place in places if place)
+    sizes, one = [ctypes.c_int(size) for size in (m, b, a_length, length)], _number(1.0, a.dtype)
+    routine(
+        b"U", b"N", _at(sizes[0]), _at(sizes[1]), _at(one), a.data_ptr(), _at(sizes[2]), _at(one), total.data_ptr(),
+        _at(sizes[3]),
+    )  # fmt: skip
+
+
+def _number(value: float, dtype: torch.dtype) -> "ctypes.c_double | ctypes.c_float":
+    return ctypes.c_double(value) if dtype == F64 else ctypes.c_float(value)
 
 
 class Triangle:
@@ -218,7 +267,8 @@ def _routines() -> dict[str, Any]:
     from scipy.linalg import cython_blas, cython_lapack
 
     routines = {}
-    for module, name, arguments in ((cython_blas, "trsv", 8), (cython_blas, "trsm", 11), (cython_lapack, "tpqrt", 12)):
+    wanted = [(cython_blas, "trsv", 8), (cython_blas, "trsm", 11), (cython_blas, "gemm", 13), (cython_blas, "syrk", 10)]
+    for module, name, arguments in (*wanted, (cython_lapack, "tpqrt", 12)):
         for prefix in PREFIX.values():
             address = _exported(module, prefix + name, arguments)
             if address is not None:
