@@ -176,6 +176,8 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
             f"{row['low_iterations']}" if ended == StopReason.GOAL else f"{row['low_iterations']}, {ended}"
         )
         for name in ("", "low_"):
+            if f"{name}standard_error" not in entry:  # a cell of before
+                continue
             row[f"{name}determinant"] = (
                 f"± {entry[f'{name}standard_error']:.2g}, {entry[f'{name}steps']} steps, "
                 f"{readable_seconds(entry[f'{name}determinant_seconds'])}"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.threads import single_thread
 from flashgp.inference.training.parameter_vector import ParameterVector
 from inference.allocations import Allocations
 from inference.full_scale import test_factor as full_scale
@@ -22,7 +23,7 @@ def table(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def counted(run: Callable[[], object]) -> int:
     run()  # what is loaded once
-    with Allocations(2**12) as seen:
+    with single_thread(), Allocations(2**12) as seen:  # which sees the tensors of its own thread
         result = run()
     del result
     return seen.peak

@@ -98,10 +98,10 @@ class SparsePrice(Price):
             Allocation(HELD, "functions of your own", problem.features.function_bytes),
             *self.choosing(),
             Allocation(LAYOUT, "samples of all ranks", 2 * 8 * samples * (d + p + 2)),
-            Allocation(PASS, "covariances of a block of rows", 3 * block),
+            Allocation(PASS, "covariances of a block of rows", 9 * block // 4),
             Allocation(PASS, "a block of rows", beside),
             Allocation(PASS, "matrices of inducing points", self.square(7 if samples else 5)),
-            Allocation(GRADIENT, "covariances of a block of rows", 4 * block),
+            Allocation(GRADIENT, "covariances of a block of rows", 11 * block // 4),
             Allocation(GRADIENT, "a block of rows", 2 * beside),
             Allocation(GRADIENT, "matrices of inducing points", self.square(9)),
         ]

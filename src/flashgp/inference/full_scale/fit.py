@@ -131,6 +131,7 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     with last_pass(ranks, message, prior, recorder):
         state = condition_on(prior, x.to(target), y.to(target), choices.asked, settings)
         state.report.events += choices.events
+        state.report.plan = plan  # of the fit, which says what a fit with more neighbours takes
         # about what it takes
         events = [] if options.deadline.passed(plan.seconds) else [lost(state).event]
     report_answer(report, recorder, state, plan, direct.workspace)
