@@ -3,6 +3,7 @@
 import functools
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -195,12 +196,13 @@ def test_the_first_error_of_tasks_is_raised_and_ends_the_others() -> None:
     def task(number: int) -> None:
         if number == 1:
             raise ZeroDivisionError
+        time.sleep(0.01)
         done.append(number)
 
     with pytest.raises(ZeroDivisionError):
         side_by_side([functools.partial(task, number) for number in range(50)], CPU)
     assert torch.get_num_threads() == 2
-    assert 1 not in done
+    assert len(done) < 40
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

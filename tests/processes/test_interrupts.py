@@ -34,17 +34,30 @@ def test_it_waits_for_the_end() -> None:
     assert done == [1, 2]
 
 
-def test_an_error_goes_on_and_the_handler_hears() -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_an_error_goes_on_and_the_next_block_ends_with_the_interrupt(*, told: bool) -> None:
+    """Whether the error is of another rank, or this one tells it: who handles it hears of Ctrl-C none the less."""
     came: list[int] = []
 
     def handler(number: int, _: FrameType | None) -> None:
         came.append(number)
         raise KeyboardInterrupt
 
-    with handled_by(handler), pytest.raises(ZeroDivisionError), interrupt_deferred():
-        signal.raise_signal(signal.SIGINT)
-        raise ZeroDivisionError
-    assert came == [signal.SIGINT]
+    with handled_by(handler):
+        if told:
+            with interrupt_deferred(past_error=True):
+                signal.raise_signal(signal.SIGINT)
+        else:
+            with pytest.raises(ZeroDivisionError), interrupt_deferred():
+                signal.raise_signal(signal.SIGINT)
+                raise ZeroDivisionError
+        assert came == [], "the error goes on"
+        with pytest.raises(KeyboardInterrupt), interrupt_deferred():
+            pass
+        assert came == [signal.SIGINT]
+        with interrupt_deferred():
+            pass
+        assert came == [signal.SIGINT], "once"
 
 
 def test_where_there_is_nothing_to_defer() -> None:

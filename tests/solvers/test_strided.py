@@ -50,6 +50,17 @@ def test_what_a_total_held_is_not_read(dtype: torch.dtype) -> None:
     assert torch.allclose(total, one @ two, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
 
 
+def test_where_entries_lie_side_by_side() -> None:
+    """Fewer columns than rows, the transposed part of a matrix, is no reason to copy."""
+    whole = torch.empty(1000, 512, dtype=F64)
+    assert strided._place(whole[:, :256]) == (True, 512)
+    assert strided._place(whole[:, :256].mT) == (False, 512)
+    assert strided._place(whole[:100, :256].mT) == (False, 512)
+    assert strided._place(whole[:, ::2]) is None
+    leading = strided._place(torch.empty(2, 40, dtype=F64).as_strided((10, 1), (1, 2)))
+    assert leading == (False, 10), "of one column"
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_gram_matrix_is_torchs_below_the_diagonal(layout: str) -> None:

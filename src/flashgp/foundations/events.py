@@ -184,8 +184,8 @@ class EventKind(Enum):
         "noise to add."
     )
     FEWER_POINTS_SUFFICE = (
-        "{kept:n inducing point} of the {planned:,} planned: [the others would add {gain:.1g} nats a row|the others "
-        "add nothing]. inducing={planned} keeps them all."
+        "{kept:n inducing point} of the {planned:,} planned: [the others would add {gain:.1g} nats a row|the "
+        "likelihood is no higher with the others]. inducing={planned} keeps them all."
     )
     APPROXIMATION_OFFERED = (
         "Exactly it would take about {exact_seconds:seconds} and {exact_bytes:bytes}[, past the time limit of "

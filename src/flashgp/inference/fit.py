@@ -190,8 +190,8 @@ def fit(
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
             (`GP.condition`), "full_scale" likewise; that of inducing points sums over rows, and its posterior is one of
             rows that were read. With "auto" rank 0 decides for all. A time_limit is up for all ranks when it is on one.
-            exact_posterior is for one process. `flashgp.processes.Group.of` says how long ranks wait for each other, 10
-            minutes unless told.
+            exact_posterior is for one process. Warnings that all ranks have are shown by rank 0 at the end.
+            `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
     Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
         the posterior gives its best weights so far, labelled with the bound they reached.
     Raises:

@@ -188,6 +188,10 @@ class Price:
         among = min(rows, self.work.pivot_share * m)
         return among * m / self.rates.block_pairs + self.gemm(2.0 * among * m**2)
 
+    def trial(self, rows: int) -> float:
+        """Seconds of trying fewer points at a choice of them."""
+        return 0.0
+
     def fit(self) -> tuple[Usual, Wire]:
         """Seconds of a whole fit, eq. (M-186), and what ranks usually send in it."""
         problem, priced, device = self.problem, self.priced, self.device
@@ -214,6 +218,7 @@ class Price:
         for rows in (*parts, *[problem.u] * self.work.choices):
             once += self.layout(rows)
             wire = wire.plus(self.layout_wire(rows))
+        once += sum(self.trial(rows) for rows in (*parts, problem.u))
         total = total.plus(Usual(once, once, once))
         for rows, steps in (*((rows, self.work.part) for rows in parts), (problem.u, self.all_rows)):
             total = total.plus(steps.times(self.step(rows)))

@@ -89,6 +89,9 @@ class FullScalePrice(Price):
         sent = table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
         return sent.plus(self.fewer.sums_wire) if self.points_open else sent
 
+    def trial(self, rows: int) -> float:
+        return self.value(rows) + self.fewer.value(rows) if self.points_open else 0.0
+
     @property
     def fewer(self) -> "FullScalePrice":
         """With the fewer points that are tried, eq. (M-207)."""

@@ -223,11 +223,11 @@ class Group:
         for warning in own:
             warning.show()
 
-    @_whole
     def _tell(self, error: BaseException) -> BaseException:
         """Join the others' next flag with an error; what all of them raise, theirs if several ranks have one."""
-        data = packed(error, self.rank)
-        return self._raised_by(self._exchange_flag(self.size - self.rank, 0), data, error)
+        with interrupt_deferred(past_error=True):
+            data = packed(error, self.rank)
+            return self._raised_by(self._exchange_flag(self.size - self.rank, 0), data, error)
 
     def _flag(self, what: str, *shape: object, held: int = 0) -> list[int]:
         """Before a collective: that all ranks are about to do the same, none with an error. Args: held, warnings."""

@@ -3,10 +3,12 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 __all__ = ["interrupt_deferred"]
+
+_late: list[FrameType | None] = []  # of a Ctrl-C that waits for the end of the next block: where the program was
 
 
 class _Held:
@@ -21,10 +23,14 @@ class _Held:
 
 
 @contextmanager
-def interrupt_deferred() -> Iterator[None]:
-    """Ctrl-C within is handled at the end, by the handler that there was; where an error ends it that error goes on.
+def interrupt_deferred(*, past_error: bool = False) -> Iterator[None]:
+    """Ctrl-C within is handled at the end, by the handler that there was.
 
-    It does nothing in other threads than the main one, which Python interrupts alone, or without a handler of Python's.
+    Where an error ends the block, all ranks are about to raise it: the error goes on, and Ctrl-C waits for the end of
+    the next block, in case a caller handles the error. It does nothing in other threads than the main one, which Python
+    interrupts alone, or without a handler of Python's.
+
+    Args: past_error: the block tells an error, and ends like one that an error ends.
     """
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(handler) or isinstance(handler, _Held):
@@ -35,11 +41,13 @@ def interrupt_deferred() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        signal.signal(signal.SIGINT, handler)
-        if held.came:
-            with suppress(KeyboardInterrupt):
-                handler(signal.SIGINT, held.frame)
+        past_error = True
         raise
-    signal.signal(signal.SIGINT, handler)
-    if held.came:
-        handler(signal.SIGINT, held.frame)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held.came and past_error:
+            _late[:] = [held.frame]
+    if not past_error and (held.came or _late):
+        frame = held.frame if held.came else _late[0]
+        _late.clear()
+        handler(signal.SIGINT, frame)

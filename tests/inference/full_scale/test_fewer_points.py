@@ -6,7 +6,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.full_scale.layout import few_suffice
+from flashgp.inference.full_scale.layout import negligible_gain
 from flashgp.processes.group import ALONE
 from solvers.dense_system import matern
 
@@ -69,7 +69,21 @@ def test_a_fit_settles_it_for_its_posterior() -> None:
 
 
 def test_a_thousandth_of_a_nat_a_row_is_the_limit() -> None:
-    assert few_suffice(1000.9, 1000.0, 1000, ALONE) == pytest.approx(9e-4)
-    assert few_suffice(1001.1, 1000.0, 1000, ALONE) is None
-    assert few_suffice(999.0, 1000.0, 1000, ALONE) == pytest.approx(-1e-3), "Vecchia is no bound: fewer may say more"
-    assert few_suffice(float("nan"), 1000.0, 1000, ALONE) is None
+    assert negligible_gain(1000.9, 1000.0, 1000, ALONE) == pytest.approx(9e-4)
+    assert negligible_gain(1001.1, 1000.0, 1000, ALONE) is None
+    assert negligible_gain(999.0, 1000.0, 1000, ALONE) == pytest.approx(-1e-3), (
+        "Vecchia is no bound: fewer may say more"
+    )
+    assert negligible_gain(float("nan"), 1000.0, 1000, ALONE) is None
+
+
+@pytest.mark.parametrize("n", [0, 1, 300])
+def test_where_an_eighth_is_not_fewer_nothing_is_tried(n: int) -> None:
+    """No rows, one, and a kernel that has one pivot whatever the rows."""
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    kernel = k.Constant(1.0) if n == 300 else k.Matern(1.5, 0.1)
+    found = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.1)).condition(
+        x, torch.sin(x[:, 0]), approximation="full_scale"
+    )
+    assert not of_kind(found.report.events, EventKind.FEWER_POINTS_SUFFICE)
+    assert len(of_kind(found.report.events, EventKind.FEWER_POINTS)) == (n == 300)

@@ -1,6 +1,7 @@
 """Conditioning by the full-scale approximation: layout at the given parameters, then one pass over the blocks."""
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
+from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -17,7 +19,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
-from flashgp.inference.full_scale.layout import Layout, few_suffice, fewer_points_event, layout_of
+from flashgp.inference.full_scale.layout import Layout, fewer_points_event, layout_of, negligible_gain
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.gathered import agreed_memory, gathered, shared_event
 from flashgp.inference.over_ranks import check_alike, planned_over
@@ -110,18 +112,18 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
         return factor, factor.sums()
 
     factor, sums = factor_of(layout)
-    if asked.leaves_points:
-        fewer = layout.with_fewer_points()
-        other, few = factor_of(fewer)
-        n = rows.count
-        gain = few_suffice(sums.log_likelihood(n), few.log_likelihood(n), n, ranks)
-        if gain is not None:
-            events.append(fewer_points_event(fewer, sizes.inducing, gain))
-            layout, factor, sums = fewer, other, few
+    if asked.chosen and len(layout.inducing) < (most := min(sizes.inducing, len(points))):
+        events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
+    if asked.leaves_points and (fewer := layout.with_fewer_points()) is not None:
+        with suppress(NotPositiveDefiniteError), ranks.together():
+            other, few = factor_of(fewer)
+            n = rows.count
+            gain = negligible_gain(sums.log_likelihood(n), few.log_likelihood(n), n, ranks)
+            if gain is not None:
+                events.append(fewer_points_event(fewer, layout, gain))
+                layout, factor, sums = fewer, other, few
     events += [EVENT] if settings.solve.deterministic else []
     events += layout_events(layout, sums)
-    if asked.chosen and len(layout.inducing) < (most := min(layout.sizes.inducing, len(points))):
-        events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=plan.peak_bytes,
         peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,

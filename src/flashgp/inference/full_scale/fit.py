@@ -24,7 +24,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition_on
-from flashgp.inference.full_scale.layout import few_suffice, fewer_points_event, layout_of
+from flashgp.inference.full_scale.layout import fewer_points_event, layout_of, negligible_gain
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
@@ -167,15 +167,17 @@ class _Choices:
         sizes = asked.sizes(self.problem.rows).within(size)
         layout = layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, group)
         found = FullScaleLogJoint(problem, layout, group, self.options.seed)
-        if not asked.leaves_points:
+        few = layout.with_fewer_points() if asked.leaves_points else None
+        if few is None:
             return found
-        fewer = FullScaleLogJoint(problem, layout.with_fewer_points(), group, self.options.seed)
+        fewer = FullScaleLogJoint(problem, few, group, self.options.seed)
         try:
-            gain = few_suffice(found.log_likelihood(), fewer.log_likelihood(), size, group)
+            with group.together():
+                gain = negligible_gain(found.log_likelihood(), fewer.log_likelihood(), size, group)
         except NotPositiveDefiniteError:  # which the search finds too, and passes over
             return found
         taken = found if gain is None else fewer
         if problem is self.problem:
             self.asked = asked.with_points(taken.layout.sizes.inducing)
-            self.events += [] if gain is None else [fewer_points_event(fewer.layout, sizes.inducing, gain)]
+            self.events += [] if gain is None else [fewer_points_event(few, layout, gain)]
         return taken

@@ -27,8 +27,15 @@ from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
 __all__ = [
-    "PIVOT_SHARE", "Layout", "few_suffice", "fewer_points_event", "layout_of", "of_first", "pivot_points",
-    "rows_of_all", "scaled_points",
+    "PIVOT_SHARE",
+    "Layout",
+    "fewer_points_event",
+    "layout_of",
+    "negligible_gain",
+    "of_first",
+    "pivot_points",
+    "rows_of_all",
+    "scaled_points",
 ]  # fmt: skip
 
 F64 = torch.float64
@@ -54,14 +61,16 @@ class Layout:
         """The blocks of conditioning, alike in size."""
         return self.near.blocks[: len(self.near.blocks) - self.appended]
 
-    def with_fewer_points(self) -> "Layout":
-        """The same with an eighth of the inducing points, the first pivots."""
+    def with_fewer_points(self) -> "Layout | None":
+        """The same with an eighth of the inducing points, the first pivots; None where that is not fewer."""
         points = self.inducing[: -(-len(self.inducing) // FEWER)]
+        if len(points) == len(self.inducing):
+            return None
         return replace(self, inducing=points, sizes=replace(self.sizes, inducing=len(points)))
 
 
-def few_suffice(many: float, few: float, rows: int, group: Group = ALONE) -> float | None:
-    """What more inducing points add to a log likelihood, nats a row, where no prediction shows it, eq. (M-207); else
+def negligible_gain(many: float, few: float, rows: int, group: Group = ALONE) -> float | None:
+    """What more inducing points add to a log likelihood, nats a row, where it is at most NEGLIGIBLE, eq. (M-207); else
     None.
 
     Args: many, few: log likelihoods of so many rows, nats; group: whose rank 0 decides.
@@ -70,10 +79,10 @@ def few_suffice(many: float, few: float, rows: int, group: Group = ALONE) -> flo
     return gain if gain <= NEGLIGIBLE else None
 
 
-def fewer_points_event(layout: Layout, planned: int, gain: float) -> Event:
-    """That a layout has fewer points than planned, since these suffice. Args: gain, of all, nats a row."""
+def fewer_points_event(fewer: Layout, layout: Layout, gain: float) -> Event:
+    """That fewer points than those of a layout suffice. Args: gain, of all, nats a row."""
     more = gain if gain > 0.0 else None
-    return Event(EventKind.FEWER_POINTS_SUFFICE, kept=len(layout.inducing), planned=planned, gain=more)
+    return Event(EventKind.FEWER_POINTS_SUFFICE, kept=len(fewer.inducing), planned=len(layout.inducing), gain=more)
 
 
 def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:

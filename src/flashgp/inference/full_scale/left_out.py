@@ -80,7 +80,7 @@ def _seconds_of_more(state: FullScaleState) -> float:
     """What a fit with twice the neighbours takes, by the state's plan, or one that is made here: for a state that came
     from a file, or that rows have joined."""
     plan = state.report.plan
-    if not isinstance(plan, ApproximatePlan):
+    if not isinstance(plan, ApproximatePlan) or plan.inducing != state.sizes.inducing:
         n, d = state.x.shape
         settings = PlanSettings(device=state.x.device, deterministic=state.settings.deterministic)
         problem = conditioning_problem(state.prior, RowCounts(n, d, state.distinct), settings)

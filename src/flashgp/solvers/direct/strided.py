@@ -238,11 +238,11 @@ def _reflect(routine: Any, out: Tensor, length: int, columns: Tensor) -> None:
 
 def _place(matrix: Tensor) -> tuple[bool, int] | None:
     """(row by row, numbers from one row to the next), or columns; None where neither has its entries side by side."""
-    (down, along), c = matrix.stride(), matrix.shape[-1]
-    if along == 1 and (down >= c or matrix.shape[0] == 1):
+    (down, along), (k, c) = matrix.stride(), matrix.shape
+    if along == 1 and (down >= c or k == 1):
         return True, max(down, c)
-    if down == 1 and along >= c:
-        return False, along
+    if down == 1 and (along >= k or c == 1):
+        return False, max(along, k)
     return None
 
 
