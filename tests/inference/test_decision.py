@@ -273,3 +273,19 @@ def test_what_is_chosen_reads_as_a_sentence() -> None:
     assert post.x.shape == x.shape
     read = model().condition([(x, y)], inducing=10)
     assert "which are read and not held" in str(read.report.events[0])
+
+
+def test_a_refusal_offers_what_has_room_for_the_same_call() -> None:
+    """A whole fit takes more than conditioning: its refusal does not offer what only the latter has room for."""
+    x, y = data(900)
+    with pytest.raises(fgp.MemoryBudgetError) as of_fit:
+        fgp.fit(model(), x, y, memory="12MiB")
+    assert of_fit.value.offers == ()
+    for kind in ("full_scale", "sparse"):
+        with pytest.raises(fgp.MemoryBudgetError):
+            fgp.fit(model(), x, y, memory="12MiB", approximation=kind)
+    with pytest.raises(fgp.MemoryBudgetError) as of_condition:
+        model().condition(x, y, memory="12MiB")
+    for offer in of_condition.value.offers:
+        model().condition(x, y, memory="12MiB", approximation=offer.approximation)
+    assert of_condition.value.offers

@@ -8,7 +8,9 @@ from typing import Any
 from flashgp.foundations.events import Event, joined
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
-__all__ = ["Report"]
+__all__ = ["Report", "joined_titles"]
+
+AND = " and "
 
 
 @dataclass
@@ -68,6 +70,11 @@ class Report:
     def _repr_html_(self) -> str:
         body = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(t)}</td></tr>" for n, t in self.lines())
         return f"<table>{body}</table>"
+
+
+def joined_titles(*titles: str | None) -> str:
+    """Titles, some of which name several already, each once: "a and b" and "b" are "a and b"."""
+    return AND.join(dict.fromkeys(one for title in titles if title for one in title.split(AND)))
 
 
 # What was predicted, the name of the pair, what was measured, and how both are written.

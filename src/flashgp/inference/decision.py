@@ -52,7 +52,7 @@ def decided(
     """
     exact, refusal = None, None
     try:
-        exact = conditioning_plan(prior, rows, settings)
+        exact = conditioning_plan(prior, rows, settings, training=training)
     except MemoryBudgetError as error:
         refusal = error
     asked.points_of(rows.d)  # which may be refused, also where they are not taken

@@ -14,15 +14,19 @@ from flashgp.planner.problem import ConditioningProblem
 __all__ = ["conditioning_plan", "planned_as"]
 
 
-@deterministic_where(lambda prior, rows, settings: settings.deterministic)
-def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Plan:
-    """What conditioning and fitting take; the batch may be empty. Raises: as `plan`."""
+@deterministic_where(lambda prior, rows, settings, **_: settings.deterministic)
+def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool = False) -> Plan:
+    """What conditioning and fitting take; the batch may be empty.
+
+    Args: training: whether a refusal offers approximations by what whole fits with them take.
+    Raises: as `plan`.
+    """
     try:
         return planned_as(conditioning_problem(prior, rows, settings), settings)
     except MemoryBudgetError as error:
         if settings.factored or settings.route is not None:
             raise
-        raise with_offers(error, offered(prior, rows, settings, training=False), training=False) from None
+        raise with_offers(error, offered(prior, rows, settings, training=training), training=training) from None
 
 
 def planned_as(problem: ConditioningProblem, settings: PlanSettings) -> Plan:

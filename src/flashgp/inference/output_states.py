@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.form import Rows
-from flashgp.foundations.report import Report
+from flashgp.foundations.report import Report, joined_titles
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.settings import SolveSettings
@@ -145,7 +145,7 @@ def joined_report(reports: Sequence[Report]) -> Report:
         return sum(values) if values else None
 
     def texts(name: str) -> str:
-        return " and ".join(dict.fromkeys(filter(None, (getattr(report, name) for report in reports))))
+        return joined_titles(*(getattr(report, name) for report in reports))
 
     jitters = [report.jitter for report in reports]
     errors = [report.standard_error for report in reports if report.standard_error is not None]

@@ -90,7 +90,7 @@ def planned_over_ranks(
         solver=settings.solver, deterministic=settings.deterministic, stages=options.stages, ranks=group.size,
     )  # fmt: skip
     if asked is None:
-        return PlannedFit(None, agreed_plan(conditioning_plan(gp, rows, wanted), group))
+        return PlannedFit(None, agreed_plan(conditioning_plan(gp, rows, wanted, training=True), group))
     if asked.kind == "auto":
         approximation, taken, event = decided_over(group, gp, rows, asked, wanted, limit)
         return PlannedFit(approximation, taken, (event,))

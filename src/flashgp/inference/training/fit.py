@@ -30,7 +30,7 @@ from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.fingerprint import NoFingerprintError, fingerprint
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.foundations.report import Report
+from flashgp.foundations.report import Report, joined_titles
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import offer_event, offered, with_offers
 from flashgp.inference.exact.condition import condition
@@ -159,7 +159,9 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
             solver=options.solver, factored=options.jitter is not None or prior.is_batch(x, y),
             deterministic=options.deterministic, stages=options.stages, ranks=options.group.size,
         )  # fmt: skip
-        plan = conditioning_plan(prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked)
+        plan = conditioning_plan(
+            prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked, training=True
+        )
     if plan.training_bytes > plan.available_bytes:
         error = MemoryBudgetError(
             f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
@@ -296,7 +298,7 @@ def _report_answer(report: Report, recorder: Recorder, state: AnyState, plan: Pl
     for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
         setattr(report, name, getattr(conditioning, name))
     report.plan = plan
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
+    report.backend = joined_titles(*workspace.backends, conditioning.backend)
     report.events += [event for event in workspace.events if event not in conditioning.events]
     report.events += conditioning.events
     report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)

@@ -16,7 +16,7 @@ import torch
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.quantities import counted
-from flashgp.foundations.report import Report
+from flashgp.foundations.report import Report, joined_titles
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.threads import quiet_openblas
@@ -217,7 +217,7 @@ def report_answer(
     conditioning.plan = plan  # of the search too
     for name in ("route", "device", "dtype"):
         setattr(report, name, getattr(conditioning, name))
-    report.backend = " and ".join(dict.fromkeys(filter(None, (*workspace.backends, conditioning.backend))))
+    report.backend = joined_titles(*workspace.backends, conditioning.backend)
     report.events += conditioning.events
     report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.training_bytes, plan.fit_seconds
     report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
