@@ -1,7 +1,7 @@
 """Whole fits from the same start without restarts, against BoTorch and scikit-learn; both optima scored by the peer.
 
-Our optimum less the peer's, under the peer's own objective, stands in each row: a search ends where a step promises less
-than 1e-4 nats a row.
+Our optimum less the peer's, under the peer's own objective, stands in each row: a search ends where a step promises
+less than 1e-4 nats a row.
 Beside BoTorch, both fits also predict `HELD_OUT` rows of the same function, each by its own library.
 """
 
