@@ -60,7 +60,7 @@ class ApproximateWork:
     Args:
         set_pairs: covariances of small matrices that are taken together (inference/full_scale/factor.py).
         candidates: rows among which neighbours are looked for; pivot_share: rows that pivots are looked for among, for
-            each of them; pivot_block: columns made at once; fewer, times fewer points that are tried.
+            each of them; pivot_block: columns made at once; fewer_points, one in so many is tried.
         search_bytes: of the search for neighbours.
         block_numbers, min_block: of one buffer of a block of rows that are read, and its fewest rows.
         sample_rows: of rows that are read, kept at least.
@@ -77,7 +77,7 @@ class ApproximateWork:
     candidates: int = 4096
     pivot_share: int = 20
     pivot_block: int = 128
-    fewer: int = 8
+    fewer_points: int = 8
     search_bytes: int = 2**24
     block_numbers: int = 2**21
     min_block: int = 256

@@ -95,7 +95,7 @@ class FullScalePrice(Price):
     @property
     def fewer(self) -> "FullScalePrice":
         """With the fewer points that are tried, eq. (M-207)."""
-        return replace(self, sizes=replace(self.sizes, inducing=-(-self.sizes.inducing // self.work.fewer)))
+        return replace(self, sizes=replace(self.sizes, inducing=-(-self.sizes.inducing // self.work.fewer_points)))
 
     @property
     def few_wire(self) -> Wire:

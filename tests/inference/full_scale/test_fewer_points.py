@@ -1,13 +1,15 @@
 """Inducing points that add nothing to what neighbours explain are left out, eq. (M-207)."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.full_scale.layout import negligible_gain
-from flashgp.processes.group import ALONE
+from flashgp.inference.full_scale.layout import Layout, with_points_that_suffice
+from flashgp.planner.approximate_prices import Sizes
 from solvers.dense_system import matern
 
 F64 = torch.float64
@@ -68,13 +70,29 @@ def test_a_fit_settles_it_for_its_posterior() -> None:
     )
 
 
-def test_a_thousandth_of_a_nat_a_row_is_the_limit() -> None:
-    assert negligible_gain(1000.9, 1000.0, 1000, ALONE) == pytest.approx(9e-4)
-    assert negligible_gain(1001.1, 1000.0, 1000, ALONE) is None
-    assert negligible_gain(999.0, 1000.0, 1000, ALONE) == pytest.approx(-1e-3), (
-        "Vecchia is no bound: fewer may say more"
+@pytest.mark.parametrize(("few", "kept"), [
+    (1000.0 - 0.9, 2), (1000.0 - 1.1, 16), (1001.0, 2), (float("nan"), 16),
+])  # fmt: skip
+def test_a_thousandth_of_a_nat_a_row_is_the_limit(few: float, kept: int) -> None:
+    """Of 1,000 rows; Vecchia is no bound, so that fewer points may say more."""
+    whole = Layout(torch.zeros(16, 1, dtype=F64), cast(Any, None), Sizes(16, 8, 8, 8))
+    values = {16: 1000.0, 2: few}
+    layout, made, event = with_points_that_suffice(
+        whole, lambda one: (len(one.inducing), values[len(one.inducing)]), 1000
     )
-    assert negligible_gain(float("nan"), 1000.0, 1000, ALONE) is None
+    assert len(layout.inducing) == layout.sizes.inducing == made == kept
+    assert (event is not None) == (kept == 2)
+
+
+def test_fewer_points_without_a_factor_are_passed_over() -> None:
+    whole = Layout(torch.zeros(16, 1, dtype=F64), cast(Any, None), Sizes(16, 8, 8, 8))
+
+    def make(one: Layout) -> tuple[str, float]:
+        if len(one.inducing) < 16:
+            raise fgp.NotPositiveDefiniteError("none")
+        return "whole", 0.0
+
+    assert with_points_that_suffice(whole, make, 1000) == (whole, "whole", None)
 
 
 @pytest.mark.parametrize("n", [0, 1, 300])

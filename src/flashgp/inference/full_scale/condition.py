@@ -1,7 +1,6 @@
 """Conditioning by the full-scale approximation: layout at the given parameters, then one pass over the blocks."""
 
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
-from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -19,7 +17,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
-from flashgp.inference.full_scale.layout import Layout, fewer_points_event, layout_of, negligible_gain
+from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.gathered import agreed_memory, gathered, shared_event
 from flashgp.inference.over_ranks import check_alike, planned_over
@@ -106,22 +104,19 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
     layout = layout_of(prior, points, noise, sizes, seed, asked.points_like(x), ranks)
     workspace = Workspace()
 
-    def factor_of(one: Layout) -> tuple[FullScaleFactor, Sums]:
+    def make(one: Layout) -> tuple[tuple[FullScaleFactor, Sums], float]:
         function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(one.inducing), workspace)
         factor = FullScaleFactor.of(function, rows, one.near, residual, noise, ranks, seed)
-        return factor, factor.sums()
+        sums = factor.sums()
+        return (factor, sums), sums.log_likelihood(rows.count)
 
-    factor, sums = factor_of(layout)
     if asked.chosen and len(layout.inducing) < (most := min(sizes.inducing, len(points))):
         events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
-    if asked.leaves_points and (fewer := layout.with_fewer_points()) is not None:
-        with suppress(NotPositiveDefiniteError), ranks.together():
-            other, few = factor_of(fewer)
-            n = rows.count
-            gain = negligible_gain(sums.log_likelihood(n), few.log_likelihood(n), n, ranks)
-            if gain is not None:
-                events.append(fewer_points_event(fewer, layout, gain))
-                layout, factor, sums = fewer, other, few
+    if asked.leaves_points:
+        layout, (factor, sums), event = with_points_that_suffice(layout, make, rows.count, ranks)
+        events += [] if event is None else [event]
+    else:
+        (factor, sums), _ = make(layout)
     events += [EVENT] if settings.solve.deterministic else []
     events += layout_events(layout, sums)
     report = Report(

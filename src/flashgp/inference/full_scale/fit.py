@@ -7,6 +7,7 @@ parts, all rows      Fisher scoring on the likelihood of the full-scale model, f
 
 import dataclasses
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition_on
-from flashgp.inference.full_scale.layout import fewer_points_event, layout_of, negligible_gain
+from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
@@ -112,13 +113,9 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     ratio = options.settings.stochastic.part_ratio
     choices = _Choices(problem, asked, options)
     trained = LinearStages(
-        problem,
-        problem.rows,
-        lambda first: part_sizes(problem.rows, first, ratio),
-        choices.objective,
-        options,
+        problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,
         recorder,
-    ).run()
+    ).run()  # fmt: skip
     report = Report(events=promoted)
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
@@ -166,18 +163,16 @@ class _Choices:
         noise = problem.prior.sites(problem.y).variance.detach()
         sizes = asked.sizes(self.problem.rows).within(size)
         layout = layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, group)
-        found = FullScaleLogJoint(problem, layout, group, self.options.seed)
-        few = layout.with_fewer_points() if asked.leaves_points else None
-        if few is None:
-            return found
-        fewer = FullScaleLogJoint(problem, few, group, self.options.seed)
-        try:
-            with group.together():
-                gain = negligible_gain(found.log_likelihood(), fewer.log_likelihood(), size, group)
-        except NotPositiveDefiniteError:  # which the search finds too, and passes over
-            return found
-        taken = found if gain is None else fewer
-        if problem is self.problem:
-            self.asked = asked.with_points(taken.layout.sizes.inducing)
-            self.events += [] if gain is None else [fewer_points_event(few, layout, gain)]
-        return taken
+
+        def make(one: Layout) -> tuple[FullScaleLogJoint, float]:
+            made = FullScaleLogJoint(problem, one, group, self.options.seed)
+            return made, made.log_likelihood()
+
+        if asked.leaves_points:
+            with suppress(NotPositiveDefiniteError), group.together():  # which the search finds too, and passes over
+                layout, found, event = with_points_that_suffice(layout, make, size, group)
+                if problem is self.problem:
+                    self.asked = asked.with_points(layout.sizes.inducing)
+                    self.events += [] if event is None else [event]
+                return found
+        return FullScaleLogJoint(problem, layout, group, self.options.seed)

@@ -7,11 +7,15 @@ regression, for pivots as inducing points.
 """
 
 import itertools
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.inference.prior import Prior
@@ -27,19 +31,13 @@ from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
 __all__ = [
-    "PIVOT_SHARE",
-    "Layout",
-    "fewer_points_event",
-    "layout_of",
-    "negligible_gain",
-    "of_first",
-    "pivot_points",
-    "rows_of_all",
-    "scaled_points",
+    "PIVOT_SHARE", "Layout", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points",
+    "with_points_that_suffice",
 ]  # fmt: skip
 
 F64 = torch.float64
-FEWER = ApproximateWork.fewer  # times fewer points are tried
+T = TypeVar("T")
+FEWER = ApproximateWork.fewer_points  # one in so many is tried
 NEGLIGIBLE = 1e-3  # nats a row that may be lost with them
 PIVOT_SHARE = 20  # rows that pivots are looked for among, for each of them
 # Pivots are taken while they say anything: what limits them are their number and rounding.
@@ -69,20 +67,26 @@ class Layout:
         return replace(self, inducing=points, sizes=replace(self.sizes, inducing=len(points)))
 
 
-def negligible_gain(many: float, few: float, rows: int, group: Group = ALONE) -> float | None:
-    """What more inducing points add to a log likelihood, nats a row, where it is at most NEGLIGIBLE, eq. (M-207); else
-    None.
+def with_points_that_suffice(
+    layout: Layout, make: Callable[[Layout], tuple[T, float]], rows: int, group: Group = ALONE
+) -> tuple[Layout, T, Event | None]:
+    """The layout, or the same with an eighth of its points where all of them would add at most NEGLIGIBLE nats a row,
+    eq. (M-207); what was made of it; and the event that says so.
 
-    Args: many, few: log likelihoods of so many rows, nats; group: whose rank 0 decides.
+    Args: make, what a layout is wanted for, with the log likelihood of so many rows, nats; group, whose rank 0 decides.
+    Raises: what `make` raises for the layout; fewer points without a factor are passed over.
     """
-    gain = float(group.from_first(torch.tensor([(many - few) / max(1, rows)], dtype=F64)))
-    return gain if gain <= NEGLIGIBLE else None
-
-
-def fewer_points_event(fewer: Layout, layout: Layout, gain: float) -> Event:
-    """That fewer points than those of a layout suffice. Args: gain, of all, nats a row."""
-    more = gain if gain > 0.0 else None
-    return Event(EventKind.FEWER_POINTS_SUFFICE, kept=len(fewer.inducing), planned=len(layout.inducing), gain=more)
+    made, many = make(layout)
+    fewer = layout.with_fewer_points()
+    if fewer is None:
+        return layout, made, None
+    with suppress(NotPositiveDefiniteError), group.together():
+        found, few = make(fewer)
+        gain = float(group.from_first(torch.tensor([(many - few) / max(1, rows)], dtype=F64)))
+        if gain <= NEGLIGIBLE:
+            kept, planned, more = len(fewer.inducing), len(layout.inducing), gain if gain > 0.0 else None
+            return fewer, found, Event(EventKind.FEWER_POINTS_SUFFICE, kept=kept, planned=planned, gain=more)
+    return layout, made, None
 
 
 def scaled_points(prior: Prior, rows: Rows, x: Tensor) -> Tensor:

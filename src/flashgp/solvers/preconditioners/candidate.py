@@ -237,9 +237,8 @@ class ComparisonRun(Comparison):
             elif self.candidate.why:
                 solve.note(EventKind.PRECONDITIONER_REFUSED, error=self.candidate.why)
         elif self.running and self._may_settle(solve):
-            alone = (
-                self.at_once
-            )  # nothing says yet that float32 products are to blame: the low rank has not had its turn
+            # Nothing says yet that float32 products are to blame where the low rank has not had its turn.
+            alone = self.at_once
             if not self._settled(solve):
                 solve.use(None, self.dtype)
                 if not alone and torch.float64 not in self.tried:
