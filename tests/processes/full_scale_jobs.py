@@ -67,6 +67,22 @@ def passes(process_group: Any, n: int, sizes: tuple[int, int, int]) -> dict[str,
 
 
 @quiet
+def points_chosen(process_group: Any, counts: tuple[int, ...], lengthscale: float) -> dict[str, Any]:
+    """A fit and a posterior with the number of inducing points left open, eq. (M-207)."""
+    x, y, *_ = table(sum(counts))
+    part = here(process_group, counts)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(1.5, lengthscale), likelihood=fgp.likelihoods.Gaussian(0.01))
+    asked = {"approximation": "full_scale", "neighbours": 24, "group": process_group}
+    fit = fgp.fit(gp, x[part], y[part], starts=1, settings=FEW, max_iterations=2, progress=False, **asked)
+    post = gp.condition(x[part], y[part], **asked)
+    return {
+        "sizes": [len(one.state.layout.inducing) for one in (fit.posterior, post)],
+        "events": [of_kind(one.report.events, EventKind.FEWER_POINTS_SUFFICE) for one in (fit, post)],
+        "likelihood": [float(one.log_marginal_likelihood()) for one in (fit.posterior, post)],
+    }
+
+
+@quiet
 def conditioned(process_group: Any, kind: str, counts: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
     x, y, variance, z = case(kind, sum(counts))
     part = here(process_group, counts)

@@ -47,6 +47,19 @@ def test_posteriors_are_those_of_one_process(ranks: Ranks, kind: str) -> None:
             assert tuple(part["counts"]) == counts
 
 
+@pytest.mark.parametrize(("lengthscale", "few"), [(0.02, True), (2.0, False)])
+def test_how_many_points_there_are_is_what_one_process_chooses(ranks: Ranks, lengthscale: float, *, few: bool) -> None:
+    """Eq. (M-207) by the sums of all ranks."""
+    one = full_scale_jobs.points_chosen(None, (201,), lengthscale)
+    assert (one["sizes"][1] < 64) == few, one
+    assert bool(one["events"][1]) == few
+    for counts in COUNTS[:2]:
+        for part in ranks.run(full_scale_jobs.points_chosen, len(counts), counts, lengthscale):
+            assert part["sizes"] == one["sizes"]
+            assert [len(events) for events in part["events"]] == [len(events) for events in one["events"]]
+            assert part["likelihood"] == pytest.approx(one["likelihood"], rel=1e-8)
+
+
 def test_fits_are_those_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
     one = full_scale_jobs.fitted(None, (201,))
     for counts in COUNTS:
