@@ -1,5 +1,9 @@
 """The workspace counts what is alive, refuses what does not fit, fails where it is told, and gives memory back."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -115,3 +119,23 @@ def test_the_machine_itself_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.needed_bytes == 2**53
     assert "cpu" in str(caught.value)
     assert workspace.live_bytes == 0
+
+
+def test_threads_together_keep_the_budget() -> None:
+    """What one thread was granted counts before another one asks."""
+    parent, interval = Workspace(), sys.getswitchinterval()
+    one = Workspace(budget_bytes=3 * MIB, parent=parent)
+
+    def ask(_: int) -> None:
+        for _ in range(2000):
+            with suppress(MemoryBudgetError), one.hold(MIB + 1):
+                pass
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(ask, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert one.peak_bytes <= 3 * MIB
+    assert one.live_bytes == parent.live_bytes == 0

@@ -8,6 +8,8 @@ What was done to get along with less memory is noted in `events`, which reports 
 
 import contextlib
 import math
+import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -155,23 +157,38 @@ class Workspace:
         return " and ".join(self.backends)
 
     def _admit(self, size: int) -> None:
-        self.requests += 1
-        available = math.inf if self.budget_bytes is None else self.budget_bytes - self.live_bytes
-        if self.requests == self.fail_at:
-            available = 0
-        if size > available:
-            raise MemoryBudgetError(
-                f"a buffer of {size:,} bytes was needed with {int(available):,} bytes of the memory budget left; "
-                "pass a larger memory= or use float32",
-                needed_bytes=size,
-                available_bytes=int(available),
-            )
-        if self.parent is not None:
-            self.parent._admit(size)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        with _counting:
+            self.requests += 1
+            available = math.inf if self.budget_bytes is None else self.budget_bytes - self.live_bytes
+            if self.requests == self.fail_at:
+                available = 0
+            if size > available:
+                raise MemoryBudgetError(
+                    f"a buffer of {size:,} bytes was needed with {int(available):,} bytes of the memory budget left; "
+                    "pass a larger memory= or use float32",
+                    needed_bytes=size,
+                    available_bytes=int(available),
+                )
+            if self.parent is not None:
+                self.parent._admit(size)
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def _release(self, size: int) -> None:
-        self.live_bytes -= size
-        if self.parent is not None:
-            self.parent._release(size)
+        with _counting:
+            self.live_bytes -= size
+            if self.parent is not None:
+                self.parent._release(size)
+
+
+_counting = threading.RLock()  # threads take buffers of one workspace; a buffer may be freed while another is counted
+
+
+def _forget_lock() -> None:
+    """A child of a fork has only the thread that forked: no other will let go of the lock."""
+    global _counting
+    _counting = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
