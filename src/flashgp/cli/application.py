@@ -45,7 +45,7 @@ from .ranks import (
     interrupted,
     launched,
     own_stderr,
-    said_elsewhere,
+    shown_by_another_rank,
     silent,
     usage_of_first,
 )
@@ -253,7 +253,7 @@ def _run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except (FlashGPError, OSError) as error:
-        if common.debug and not said_elsewhere(console, error):
+        if common.debug and not shown_by_another_rank(console, error):
             raise
         if isinstance(error, ProcessGroupError) and interrupted():
             console.error(KeyboardInterrupt(NOTHING_WRITTEN))
@@ -261,6 +261,6 @@ def _run(
         console.error(error)
         raise typer.Exit(_BAD_INPUT if isinstance(error, ValueError) else 1) from None
     except Exception as error:
-        if said_elsewhere(console, error):
+        if shown_by_another_rank(console, error):
             raise typer.Exit(1) from None
         raise

@@ -25,7 +25,7 @@ from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare_table
-from .ranks import explained, part
+from .ranks import explained, leave_group
 
 __all__ = ["run_fit"]
 
@@ -64,7 +64,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     if isinstance(model.posterior, GroupPosterior):  # which all ranks ask together
         deadline = deadline_of(group, deadline)
     else:
-        part(console)  # rank 0 has all that it takes to score, write and say what all have found
+        leave_group(console)  # rank 0 has all that it takes to score, write and say what all have found
         if group.rank:
             return {}
     kept = "nothing was written" if options.out is None else f"the model is in {options.out}, without its scores"

@@ -30,9 +30,9 @@ __all__ = [
     "explained",
     "interrupted",
     "launched",
+    "leave_group",
     "own_stderr",
-    "part",
-    "said_elsewhere",
+    "shown_by_another_rank",
     "silent",
     "usage_of_first",
     "warn_of_others",
@@ -157,7 +157,7 @@ def own_stderr() -> Iterator[None]:
         yield
 
 
-def said_elsewhere(console: Console, error: BaseException) -> bool:
+def shown_by_another_rank(console: Console, error: BaseException) -> bool:
     """Whether a rank without a voice leaves an error to the first rank that has it, or to rank 0."""
     return isinstance(console, SilentConsole) and console.group.source_of(error) not in (None, console.group.rank)
 
@@ -177,17 +177,17 @@ def warn_of_others(console: Console) -> None:
 
 @contextmanager
 def all_ranks(console: Console) -> Iterator[None]:
-    """What all ranks do together, up to its end or to `part`: `console.group` is theirs, and an error of one is raised
-    by all."""
+    """What all ranks do together, up to its end or to `leave_group`: `console.group` is theirs, and an error of one is
+    raised by all."""
     with ExitStack() as console.together:
         console.group = console.together.enter_context(_process_group())
         # Warnings are said as they come, by `warn_of_others` those of other ranks.
         console.together.enter_context(console.group.together(hold_warnings=False))
         yield
-        part(console)
+        leave_group(console)
 
 
-def part(console: Console) -> None:
+def leave_group(console: Console) -> None:
     """No rank waits for another from here on, however long that one works: the group is given up, and what goes wrong
     is that rank's alone. Warnings of all are said before."""
     warn_of_others(console)

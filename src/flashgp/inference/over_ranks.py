@@ -111,11 +111,11 @@ def decided_over(
 ) -> Decision:
     """Rank 0's `decided` on every rank. Args: rows, of all ranks together; settings, whose memory is that of each."""
 
-    def told(found: Decision) -> list[Any]:
+    def to_json(found: Decision) -> list[Any]:
         approximation, plan, event = found
         return [None if approximation is None else approximation.kind, plan.to_json(), event.to_json()]
 
-    def heard(data: list[Any]) -> Decision:
+    def from_json(data: list[Any]) -> Decision:
         kind, text, event = data
         if kind is None:
             return None, Plan.from_json(text), Event.from_json(event)
@@ -124,7 +124,7 @@ def decided_over(
         return taken.resolved(plan.sizes), plan, Event.from_json(event)
 
     return decided_by_first(
-        group, lambda: decided(prior, rows, asked, settings, time_limit, training=training), told, heard
+        group, lambda: decided(prior, rows, asked, settings, time_limit, training=training), to_json, from_json
     )
 
 

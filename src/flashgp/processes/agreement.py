@@ -57,15 +57,17 @@ def smallest(group: Group, number: float) -> float:
     return -largest(group, -number)
 
 
-def decided_by_first(group: Group, decide: Callable[[], T], told: Callable[[T], Any], heard: Callable[[Any], T]) -> T:
+def decided_by_first(
+    group: Group, decide: Callable[[], T], to_json: Callable[[T], Any], from_json: Callable[[Any], T]
+) -> T:
     """What rank 0 decides, on every rank; the others wait.
 
-    Args: told and heard, a decision as JSON values, and back.
+    Args: to_json and from_json, a decision as JSON values, and back.
     Raises: what the decision raises, on every rank.
     """
     if group.size == 1:
         return decide()
     with group.together():
         own = None if group.rank else decide()
-        text = group.text_of_first("" if own is None else json.dumps(told(own)))
-    return heard(json.loads(text)) if own is None else own
+        text = group.text_of_first("" if own is None else json.dumps(to_json(own)))
+    return from_json(json.loads(text)) if own is None else own

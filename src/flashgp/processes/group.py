@@ -76,7 +76,7 @@ E = TypeVar("E", bound=BaseException)
 M = TypeVar("M", bound=Callable[..., Any])
 
 
-def _whole(collective: M) -> M:
+def _uninterrupted(collective: M) -> M:
     """A method of `Group` that no Ctrl-C ends between its flag and its end, where the others would wait."""
 
     @functools.wraps(collective)
@@ -202,19 +202,19 @@ class Group:
                 with interrupt_deferred():  # which, once all have ended the step, is of this rank alone
                     ended = not self._flag("the end of a step", held=len(held))[3]
                 if not ended:
-                    self._give(held)
+                    self._show_once(held)
         except BaseException as error:
             with suppress(FlashGPWarning):  # a filter may raise what is not this error
                 for warning in held:
                     warning.show()
             if ended or error is self._step.shared or self._step.broken:
                 raise
-            shared = self._tell(error)
+            shared = self._share_error(error)
             if shared is error:
                 raise
             raise shared from error
 
-    def _give(self, held: list[HeldWarning]) -> None:
+    def _show_once(self, held: list[HeldWarning]) -> None:
         """Each warning by the first rank that has it."""
         texts = json.dumps([warning.message for warning in held]).encode(errors="surrogatepass")
         every = [json.loads(told.decode(errors="surrogatepass")) for told in self.gather_bytes(texts)]
@@ -223,7 +223,7 @@ class Group:
         for warning in own:
             warning.show()
 
-    def _tell(self, error: BaseException) -> BaseException:
+    def _share_error(self, error: BaseException) -> BaseException:
         """Join the others' next flag with an error; what all of them raise, theirs if several ranks have one."""
         with interrupt_deferred(past_error=True):
             data = packed(error, self.rank)
@@ -276,7 +276,7 @@ class Group:
         return bytes(text.tolist())
 
     # -- what must be equal --------------------------------------------------------------------------------------
-    @_whole
+    @_uninterrupted
     def compare(self, **parts: object) -> None:
         """Whether every rank was given the same, by its text. Cost: one gather of these texts.
 
@@ -299,7 +299,7 @@ class Group:
                 names.append(name)
                 lines.append(f"{name} is " + ", ".join(_by_rank(values)))
         if names:
-            raise self.of_all(
+            raise self.raised_by_all(
                 RankMismatchError(
                     f"ranks of `group` were given different arguments: {'; '.join(lines)}. Pass the same on every rank",
                     names=names,
@@ -307,7 +307,7 @@ class Group:
                 )
             )
 
-    def of_all(self, error: E) -> E:
+    def raised_by_all(self, error: E) -> E:
         """An error that every rank raises by itself: from the same numbers, or in place of one that all were told."""
         if self.size > 1:
             self._step.shared, self._step.source = error, 0
@@ -317,12 +317,12 @@ class Group:
         """The first rank that has an error which all of them raise; None for one of this rank alone."""
         return self._step.source if self.size > 1 and error is self._step.shared else None
 
-    @_whole
+    @_uninterrupted
     def shares(self, rows: int) -> Shares:
         """How many rows each rank has. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
         counts = self.gather_rows(torch.tensor([rows]), Shares((1,) * self.size)).tolist()
         if error := too_many_ranks("group", self.size, sum(counts)):
-            raise self.of_all(error)
+            raise self.raised_by_all(error)
         return Shares(tuple(counts))
 
     def check_device(self, device: torch.device) -> None:
@@ -335,17 +335,17 @@ class Group:
             )
 
     # -- collectives -------------------------------------------------------------------------------------------------
-    @_whole
+    @_uninterrupted
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, entry by entry, of tensors of one shape."""
         return self._reduced(tensor, "sum")
 
-    @_whole
+    @_uninterrupted
     def max(self, tensor: Tensor) -> Tensor:
         """The largest over ranks, entry by entry, of tensors of one shape."""
         return self._reduced(tensor, "max")
 
-    @_whole
+    @_uninterrupted
     def from_first(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor, of the same shape and dtype on every rank."""
         if self.size == 1:
@@ -359,7 +359,7 @@ class Group:
         """Rank 0's number: what a branch depends on, and a last bit could decide."""
         return number if self.size == 1 else float(self.from_first(torch.tensor(float(number), dtype=torch.float64)))
 
-    @_whole
+    @_uninterrupted
     def text_of_first(self, text: str) -> str:
         """Rank 0's text."""
         if self.size == 1:
@@ -367,7 +367,7 @@ class Group:
         self._flag("broadcast of text")
         return self._broadcast_bytes(text.encode(errors="surrogatepass"), 0).decode(errors="surrogatepass")
 
-    @_whole
+    @_uninterrupted
     def gather_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
         """All rows, (total, ...), from (counts[rank], ...) on each rank. Cost: (size - 1) copies of the largest."""
         if self.size == 1:
@@ -385,7 +385,7 @@ class Group:
             out = torch.cat([part[:count] for part, count in zip(parts, shares.counts, strict=True)])
         return out.to(tensor)
 
-    @_whole
+    @_uninterrupted
     def sum_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
         """This rank's rows, (counts[rank], ...), of the sum over ranks of tensors (total, ...)."""
         if self.size == 1:
@@ -405,7 +405,7 @@ class Group:
         self._count(out, self.size - 1)
         return out[: shares.counts[self.rank]]
 
-    @_whole
+    @_uninterrupted
     def exchange(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Some rows to each rank for some from each, (sum(received), ...), in the order of the ranks.
 
@@ -430,7 +430,7 @@ class Group:
         self._count(own, (len(own) - sent[self.rank]) / max(1, len(own)))
         return out.to(tensor)
 
-    @_whole
+    @_uninterrupted
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """What each rank has to say."""
         if self.size == 1:

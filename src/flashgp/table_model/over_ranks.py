@@ -52,14 +52,14 @@ def standard_rows_of_first(
 ) -> StandardRows:
     """`standard_rows` with the transform of the target that rank 0 chose. Raises: as it."""
 
-    def told(found: StandardRows) -> list[Any]:
+    def to_json(found: StandardRows) -> list[Any]:
         return [found.units.transforms[0].to_json(), [event.to_json() for event in found.events]]
 
-    def heard(data: Any) -> StandardRows:
+    def from_json(data: Any) -> StandardRows:
         found = standard_rows(gp, x, y, TargetTransform.from_json(data[0]), options)
         return replace(found, events=tuple(map(Event.from_json, data[1])))
 
-    return decided_by_first(group, lambda: standard_rows(gp, x, y, wanted, options), told, heard)
+    return decided_by_first(group, lambda: standard_rows(gp, x, y, wanted, options), to_json, from_json)
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,7 @@ def last_pass(group: Group, message: str, prior: Prior, recorder: Recorder) -> I
     except KeyboardInterrupt as stop:
         if group.size > 1 and group.source_of(stop) is None:
             raise  # it came to this rank as all had ended the pass: the others are told of it in what follows
-        raise group.of_all(FitInterrupted(message, gp=prior, history=recorder.history)) from stop
+        raise group.raised_by_all(FitInterrupted(message, gp=prior, history=recorder.history)) from stop
 
 
 def mark_of(problem: Problem, options: FitOptions, beside: tuple[Any, ...]) -> str:
