@@ -73,6 +73,17 @@ def test_a_fit_is_its_stages() -> None:
     assert few.fit_seconds - exact.fit_seconds < 40 * few.fit_step_seconds + 1.0
 
 
+def test_most_of_a_search_has_coarse_sizes() -> None:
+    """Eq. (M-208): so that a whole fit takes the time of some ten evaluations."""
+    plan = build(1_000_000)
+    assert plan.sizes.coarse().inducing == 64
+    coarse = build(1_000_000, inducing=64, neighbours=48)
+    assert coarse.fit_step_seconds < 0.5 * plan.fit_step_seconds
+    work = ApproximateWork()
+    begun = work.coarse.middle * coarse.fit_step_seconds + work.all_rows.middle * plan.fit_step_seconds
+    assert begun < plan.fit_seconds < 1.6 * begun
+
+
 # -- words and values -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_prints_and_reads_back(kind: str) -> None:

@@ -5,6 +5,7 @@ of derived stands in `ApproximateWork`. Each approximation has a file of its own
 sparse_price.py; plans are made of them in planner/approximate.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -48,6 +49,11 @@ class Sizes:
             return replace(self, neighbours=2 * self.neighbours)
         return replace(self, inducing=2 * self.inducing)
 
+    def coarse(self) -> "Sizes":
+        """What a search begins with, eq. (M-208): an eighth of the inducing points, half the neighbours."""
+        points = -(-self.inducing // ApproximateWork.fewer_points)
+        return replace(self, inducing=points, neighbours=-(-self.neighbours // 2))
+
     def within(self, rows: int) -> "Sizes":
         """The same where there are no more rows."""
         return replace(self, inducing=min(self.inducing, rows), neighbours=min(self.neighbours, rows))
@@ -68,7 +74,8 @@ class ApproximateWork:
         gradient_pairs: a covariance with its derivatives, in covariances; pair_width, of so many features, and as many
             times as long where there are more.
         moves: times that a number of A at a set is read or written while its gradient is added up.
-        part, all_rows, all_rows_read: evaluations of a stage on a part of the rows, and of all of them together.
+        part, coarse, all_rows, all_rows_read: evaluations of a stage on a part of the rows, of all of them with coarse
+            sizes, of all together with the sizes asked for, and of all by the collapsed bound.
         min_evaluations: of all rows by the collapsed bound that have to fit into a time limit; where fewer do,
             minibatch steps take their place.
     """
@@ -87,7 +94,8 @@ class ApproximateWork:
     pair_width: int = 8
     moves: float = 8.0
     part: Usual = field(default_factory=lambda: Usual(3.0, 8.0, 20.0))
-    all_rows: Usual = field(default_factory=lambda: Usual(7.0, 16.0, 40.0))
+    coarse: Usual = field(default_factory=lambda: Usual(4.0, 10.0, 20.0))
+    all_rows: Usual = field(default_factory=lambda: Usual(1.0, 9.0, 25.0))
     all_rows_read: Usual = field(default_factory=lambda: Usual(10.0, 22.0, 45.0))
     choices: int = 3
     min_evaluations: float = 3.0
@@ -188,8 +196,8 @@ class Price:
         among = min(rows, self.work.pivot_share * m)
         return among * m / self.rates.block_pairs + self.gemm(2.0 * among * m**2)
 
-    def trial(self, rows: int) -> float:
-        """Seconds of trying fewer points at a choice of them."""
+    def trials(self, parts: Sequence[int]) -> float:
+        """Seconds of trying fewer points."""
         return 0.0
 
     def fit(self) -> tuple[Usual, Wire]:
@@ -215,15 +223,21 @@ class Price:
             total = total.plus(settings.work.informations.times(informations))
         once = information_seconds(priced, device, exact[-1].rows)
         parts = self.parts(exact[-1].rows)
-        for rows in (*parts, *[problem.u] * self.work.choices):
-            once += self.layout(rows)
-            wire = wire.plus(self.layout_wire(rows))
-        once += sum(self.trial(rows) for rows in (*parts, problem.u))
+        searches = self.searches(parts)
+        again = self.work.choices - sum(rows == problem.u for _, rows, _ in searches)
+        for price, rows in (*((price, rows) for price, rows, _ in searches), *[(self, problem.u)] * again):
+            once += price.layout(rows)
+            wire = wire.plus(price.layout_wire(rows))
+        once += self.trials(parts)
         total = total.plus(Usual(once, once, once))
-        for rows, steps in (*((rows, self.work.part) for rows in parts), (problem.u, self.all_rows)):
-            total = total.plus(steps.times(self.step(rows)))
-            wire = wire.plus(self.step_wire(rows).times(steps.middle))
+        for price, rows, steps in searches:
+            total = total.plus(steps.times(price.step(rows)))
+            wire = wire.plus(price.step_wire(rows).times(steps.middle))
         return total, wire
+
+    def searches(self, parts: Sequence[int]) -> list[tuple["Price", int, Usual]]:
+        """Prices, rows and evaluations of the stages after the exact ones, those of parts of the rows first."""
+        return [*((self, rows, self.work.part) for rows in parts), (self, self.problem.u, self.all_rows)]
 
     def choosing(self) -> list[Allocation]:
         m, work = self.sizes.inducing, self.work

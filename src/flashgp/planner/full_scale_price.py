@@ -1,5 +1,6 @@
 """What the full-scale model takes: bytes (M-183), seconds (M-184), of a rank of a group (M-230) and (M-231)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
@@ -89,8 +90,15 @@ class FullScalePrice(Price):
         sent = table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
         return sent.plus(self.fewer.sums_wire) if self.points_open else sent
 
-    def trial(self, rows: int) -> float:
-        return self.value(rows) + self.fewer.value(rows) if self.points_open else 0.0
+    def trials(self, parts: Sequence[int]) -> float:
+        """At the first choice for all rows with the sizes asked for."""
+        return self.value(self.problem.u) + self.fewer.value(self.problem.u) if self.points_open else 0.0
+
+    def searches(self, parts: Sequence[int]) -> list[tuple[Price, int, Usual]]:
+        """With coarse sizes, and at last with those asked for, eq. (M-208)."""
+        coarse = replace(self, sizes=self.sizes.coarse(), points_open=False)
+        begun = [(coarse, rows, self.work.part) for rows in parts]
+        return [*begun, (coarse, self.problem.u, self.work.coarse), (self, self.problem.u, self.all_rows)]
 
     @property
     def fewer(self) -> "FullScalePrice":

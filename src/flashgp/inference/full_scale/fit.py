@@ -1,8 +1,9 @@
 """fit by the full-scale approximation: exact searches of few rows, then stages whose likelihood is linear in the rows.
 
 400 to 2,000 rows    exact, as every fit (training/stages.py)
-parts, all rows      Fisher scoring on the likelihood of the full-scale model, from the extrapolated optimum of fewer
-                     rows; points and neighbours are chosen anew at its optimum while that gains
+parts, all rows      Fisher scoring on the likelihood of the full-scale model with coarse sizes, eq. (M-208), from the
+                     extrapolated optimum of fewer rows
+all rows             the same with the sizes asked for; points and neighbours are chosen anew while that gains
 """
 
 import dataclasses
@@ -49,6 +50,7 @@ from flashgp.inference.training.objective import LogJoint, Problem, priors_in_fo
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.fit_stages import part_sizes
 from flashgp.processes.agreement import deadline_of
 
@@ -104,7 +106,7 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     problem = problem_of(prior, x, y, group, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    beside = (asked.kind, dataclasses.astuple(plan.sizes), asked.points_like(x))
+    beside = (asked.kind, *map(dataclasses.astuple, (plan.sizes, plan.sizes.coarse())), asked.points_like(x))
     mark = "" if path is None else mark_of(problem, options, beside)
     log = log_over(ranks, path, mark, options.settings.seconds_between_writes)
     searching = options.deadline.before(reserved_seconds(plan, options))
@@ -114,7 +116,7 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     choices = _Choices(problem, asked, options)
     trained = LinearStages(
         problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,
-        recorder,
+        recorder, coarse=choices.coarse,
     ).run()  # fmt: skip
     report = Report(events=promoted)
     report_search(report, recorder, trained, options)
@@ -154,18 +156,18 @@ class _Choices:
     options: FitOptions
     events: list[Event] = dataclasses.field(default_factory=list)
 
+    def coarse(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
+        """Of so many rows, with coarse sizes, eq. (M-208); inducing points of the caller's own are kept."""
+        problem = self._at(size, theta)
+        return self._made(problem, self._layout(problem, self.asked.sizes(self.problem.rows).coarse()))
+
     def objective(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
         """Of so many rows, with fewer points than planned where these suffice, eq. (M-207)."""
-        asked, own, group = self.asked, self.asked.points_like(self.problem.x), self.options.group
-        problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.seed)
-        theta = group.from_first(torch.from_numpy(theta)).numpy()
-        ParameterVector(problem.prior, problem.roles).assign(theta)
-        noise = problem.prior.sites(problem.y).variance.detach()
-        sizes = asked.sizes(self.problem.rows).within(size)
-        layout = layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, group)
+        asked, group, problem = self.asked, self.options.group, self._at(size, theta)
+        layout = self._layout(problem, asked.sizes(self.problem.rows))
 
         def make(one: Layout) -> tuple[FullScaleLogJoint, float]:
-            made = FullScaleLogJoint(problem, one, group, self.options.seed)
+            made = self._made(problem, one)
             return made, made.log_likelihood()
 
         if asked.leaves_points:
@@ -175,4 +177,19 @@ class _Choices:
                     self.asked = asked.with_points(layout.sizes.inducing)
                     self.events += [] if event is None else [event]
                 return found
-        return FullScaleLogJoint(problem, layout, group, self.options.seed)
+        return self._made(problem, layout)
+
+    def _at(self, size: int, theta: numpy.ndarray) -> Problem:
+        """So many of the rows, with rank 0's vector in their prior."""
+        problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.seed)
+        theta = self.options.group.from_first(torch.from_numpy(theta)).numpy()
+        ParameterVector(problem.prior, problem.roles).assign(theta)
+        return problem
+
+    def _layout(self, problem: Problem, sizes: Sizes) -> Layout:
+        noise = problem.prior.sites(problem.y).variance.detach()
+        own, sizes = self.asked.points_like(self.problem.x), sizes.within(problem.rows)
+        return layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, self.options.group)
+
+    def _made(self, problem: Problem, layout: Layout) -> FullScaleLogJoint:
+        return FullScaleLogJoint(problem, layout, self.options.group, self.options.seed)

@@ -1,8 +1,10 @@
 """A search whose last stages have a likelihood that is linear in the rows: exact ones of few rows, then these.
 
 400 to 2,000 rows    exact, as every fit (stages.py)
-parts, all rows      Fisher scoring on the other likelihood, from the extrapolated optimum of fewer rows; what it is
-                     made of beside the parameters (points, neighbours) is chosen anew while that gains
+parts, all rows      Fisher scoring on the other likelihood, from the extrapolated optimum of fewer rows; where it has a
+                     coarse form, with that
+all rows             the same as it was asked for; what it is made of beside the parameters (points, neighbours) is
+                     chosen anew while that gains
 """
 
 import dataclasses
@@ -55,6 +57,7 @@ class LinearStages:
         parts: numbers of rows of the stages between, given those of the last exact one.
         objective: of so many rows, chosen at a vector.
         options, recorder: as of every fit.
+        coarse: the same in a form that takes less time, of parts of the rows and of a first descent of all of them.
         comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
         last: what takes the place of the stages of all rows: from a vector to the one found.
     Fields: best, the objective of all rows that had the best value, where that counts.
@@ -66,6 +69,7 @@ class LinearStages:
     objective: Callable[[int, numpy.ndarray], LogJoint]
     options: FitOptions
     recorder: Recorder
+    coarse: Callable[[int, numpy.ndarray], LogJoint] | None = None
     comparable: bool = False
     last: Callable[[numpy.ndarray], numpy.ndarray] | None = None
 
@@ -148,7 +152,9 @@ class LinearStages:
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
         rounds = 0 if self.last is not None else ROUNDS if n > first.rows else 1
-        sizes = [*self.parts(first.rows), *[n] * rounds]
+        parts = list(self.parts(first.rows))
+        sizes = [*parts, *[n] * rounds]
+        begun = 0 if self.coarse is None else len(parts) + (rounds > 1)  # stages with the coarse form
         gained = numpy.inf
         for number, size in enumerate(sizes):
             if size == n and gained <= settings.negligible_gain * n:
@@ -157,7 +163,8 @@ class LinearStages:
             last = size == n and number and sizes[number - 1] == n
             part = Stage.PART if self.last is None else Stage.MINIBATCHES
             run = Run(Stage.APPROXIMATE, number) if size == n else Run(part, size)
-            objective = self._tried[run] = self.objective(size, trend.theta)
+            make = self.coarse if self.coarse is not None and number < begun else self.objective
+            objective = self._tried[run] = make(size, trend.theta)
             search = GradientSearch(objective, run, recorder, limits, (-free, free))
             try:
                 descent = search.run(trend.theta, curvature) if last else search.follow(trend, curvature)
