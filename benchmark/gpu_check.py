@@ -1,4 +1,4 @@
-"""One command for a machine with a GPU: is the Triton backend right there, and how fast is it?
+"""One command for a machine with a GPU: are the Triton backend and the approximations right there, and how fast?
 
     make gpu-check        (or: PYTHONPATH=src python benchmark/gpu_check.py)
 
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpu_approximations
 import torch
 from torch import Tensor
 
@@ -40,6 +41,8 @@ CORRECTNESS_SHARE = 0.5  # of the budget at most
 EPS = torch.finfo(torch.float32).eps
 PRODUCT_TOLERANCE = 1e-5  # of (|K| |V|)_i: the error class of tensor-core distances; by differences 1e-6 is expected
 GRADIENT_TOLERANCE = 1000 * EPS  # of the largest entry: sums of about 1000 terms of either sign
+APPROXIMATION_TOLERANCE = 1e-8  # of numbers that both compute in float64
+FIT_TOLERANCE = 1e-3  # nats a row, between searches of three evaluations each
 SAMPLED_ROWS = 128
 LINALG_SECONDS = 90.0  # of the budget that must be left for fgp.linalg, whose rates are measured first
 
@@ -126,6 +129,11 @@ def checks(small: bool) -> Iterator[Check]:
                 return errors(k, table(w, n, 3, device, 0), table(w, m, 3, device, 1), t)
 
             yield f"{name}-{index}", run
+    for kind in gpu_approximations.KINDS:
+        yield (
+            f"approximation {kind}",
+            lambda device, kind=kind: gpu_approximations.agreement(kind, device, 300 if small else 2000),
+        )
     if small:
         return
     matern, rbf = kernels.Matern, kernels.SquaredExponential
@@ -243,7 +251,8 @@ def run_checks(device: str, part: int, parts: int, seconds: float, small: bool) 
         except Exception as error:  # recorded and reported: one failure must not hide the others
             results.append({"check": label, "outcome": f"failed: {type(error).__name__}: {str(error)[:500]}"})
             continue
-        limits = {"exact": 0.0, "block": PRODUCT_TOLERANCE, "product": PRODUCT_TOLERANCE}
+        limits = {"exact": 0.0, "block": PRODUCT_TOLERANCE, "product": PRODUCT_TOLERANCE, "fit": FIT_TOLERANCE}
+        limits |= dict.fromkeys(("value", "gradient", "mean", "variance"), APPROXIMATION_TOLERANCE)
         bad = [k for k, v in found.items() if not v <= limits.get(k, GRADIENT_TOLERANCE)]
         outcome = "ok" if not bad else f"failed: {', '.join(bad)} beyond the tolerance"
         finite = {k: (v if v < float("inf") else None) for k, v in found.items()}
@@ -404,6 +413,15 @@ SWEEP = {
 }
 
 
+def approximation_cell(kind: str, n: int, d: int, device: str = "cuda") -> dict[str, Any]:
+    """Seconds of a value with its gradient, 512 inducing points, float64."""
+    x, y = gpu_approximations.data(n, d)
+    of = gpu_approximations.objective(kind, x.to(device), y.to(device), gpu_approximations.MANY)
+    theta = of.parameters.values()
+    _, seconds = timed(lambda: of(theta))
+    return {"work": f"value and gradient, {kind}", "n": n, "d": d, "seconds": _median(seconds)}
+
+
 def sweep_cell(which: str, tile: Sequence[int], n: int = 200_000) -> dict[str, Any]:
     """Another tile for the two kernels that matter most: which shape should be the built-in one?"""
     d, t, _ = SWEEP[which]
@@ -421,6 +439,8 @@ def cells() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         yield "keops rbf d3 t1", lambda: keops_cell("rbf", million, 3, 1)
         yield "keops matern d26 t64", lambda: keops_cell("matern", 100_000, 26, 64)
         yield "keops rbf d26 t1", lambda: keops_cell("rbf", 200_000, 26, 1)
+    for kind in gpu_approximations.KINDS:
+        yield f"value and gradient, {kind}", lambda kind=kind: approximation_cell(kind, 36_000, 8)
     for which in SWEEP:
         for tile in SWEEP[which][2]:
             yield f"sweep {which} {tile}", lambda w=which, s=tile: sweep_cell(w, s)
