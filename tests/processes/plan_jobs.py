@@ -38,18 +38,18 @@ class Counting(Group):
         return super()._flag(what, *shape, held=held)
 
 
-def rough() -> fgp.GP:
+def rough(noise: float = 0.02) -> fgp.GP:
     """A model whose low rank takes all the columns that it may."""
     kernel = fgp.kernels.Matern(nu=0.5, lengthscale=torch.full((3,), 0.5))
-    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.02))
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(noise))
 
 
-def sent(process_group: Any, n: int, options: dict[str, Any]) -> dict[str, Any]:
+def sent(process_group: Any, n: int, options: dict[str, Any], noise: float = 0.02) -> dict[str, Any]:
     """A posterior by iterations under a plan of these ranks: what was sent and held, beside what was planned."""
     group = Counting(process_group)
     x, y, _, _ = table(n)
     part = Shares.even(n, group.size).slice(group.rank)
-    gp = rough()
+    gp = rough(noise)
     plan = fgp.plan(gp, n=n, d=3, memory="8GiB", ranks=group.size, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
@@ -60,6 +60,7 @@ def sent(process_group: Any, n: int, options: dict[str, Any]) -> dict[str, Any]:
         "sent": shared["sent"], "planned": shared["planned"], "collectives": group.collectives, "passes": passes,
         "rank": plan.rank, "peak": post.report.peak_bytes, "planned peak": post.report.predicted_bytes,
         "text": str(of_kind(post.report.events, EventKind.SHARED)[0]),
+        "compared": len(of_kind(post.report.events, EventKind.PRECONDITIONER_COMPARED)),
     }  # fmt: skip
 
 

@@ -34,8 +34,9 @@ VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions
 # Columns of the preconditioner: at most MAX_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
 # MIN_RANK. So many n x rank buffers in float64 are alive at once while it is made. From WIDE_RANK columns on, more
 # neighbours in the full-scale preconditioner, n WIDTH numbers in float32 beside two buffers, come before more columns.
+# A rank also has the rows of F that its blocks need, at most NEEDED times its own.
 MAX_RANK, ROWS_PER_RANK, MIN_RANK, RANK_BUFFERS = 512, 4, 32, 3
-WIDE_RANK, WIDTH = 128, 640
+WIDE_RANK, WIDTH, NEEDED = 128, 640, 5
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,12 @@ def preconditioned(
     priced: Priced, products: int, t: int, available: int, buffers: int = RANK_BUFFERS
 ) -> tuple[int, int]:
     """(rank, peak bytes) beside the bytes of products with t right-hand sides, (M-98); buffers, of n x rank numbers."""
-    n = priced.n
+    n, ranks = priced.n, priced.problem.ranks
     beside = products + 8 * n * (VECTORS * t + 4 * priced.problem.numbers)
-    column = -(-8 * n // priced.problem.ranks)
+    column = -(-8 * n // ranks)
     less, full, room = (buffers - 1) * column, min(MAX_RANK, n // ROWS_PER_RANK), available - beside
-    wide = -(-4 * n * WIDTH * (buffers - 2) // priced.problem.ranks) if full == MAX_RANK else 0
+    wide = -(-4 * n * WIDTH * (buffers - 2) // ranks) if full == MAX_RANK else 0
+    less += min(8 * n, NEEDED * column) * (buffers - 2) if wide and ranks > 1 else 0
     rank = min(full, room // max(1, buffers * column), max(WIDE_RANK, (room - wide) // max(1, less)))
     rank = max(min(full, MIN_RANK), rank)
     making = buffers * column * rank
