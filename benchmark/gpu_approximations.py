@@ -14,7 +14,6 @@ from flashgp.planner.approximate_prices import Sizes
 from flashgp.sources.source import Held
 from flashgp.sources.survey import surveyed
 
-KINDS = ("full_scale", "sparse")
 NOISE, SEED = 0.01, 0
 FEW = Sizes(64, 16, 24, 96)
 MANY = Sizes(512, 32, 96, 384)
