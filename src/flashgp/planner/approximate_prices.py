@@ -196,7 +196,7 @@ class Price:
         among = min(rows, self.work.pivot_share * m)
         return among * m / self.rates.block_pairs + self.gemm(2.0 * among * m**2)
 
-    def trials(self, parts: Sequence[int]) -> float:
+    def trial(self) -> float:
         """Seconds of trying fewer points."""
         return 0.0
 
@@ -228,7 +228,7 @@ class Price:
         for price, rows in (*((price, rows) for price, rows, _ in searches), *[(self, problem.u)] * again):
             once += price.layout(rows)
             wire = wire.plus(price.layout_wire(rows))
-        once += self.trials(parts)
+        once += self.trial()
         total = total.plus(Usual(once, once, once))
         for price, rows, steps in searches:
             total = total.plus(steps.times(price.step(rows)))

@@ -90,7 +90,7 @@ class FullScalePrice(Price):
         sent = table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
         return sent.plus(self.fewer.sums_wire) if self.points_open else sent
 
-    def trials(self, parts: Sequence[int]) -> float:
+    def trial(self) -> float:
         """At the first choice for all rows with the sizes asked for."""
         return self.value(self.problem.u) + self.fewer.value(self.problem.u) if self.points_open else 0.0
 
