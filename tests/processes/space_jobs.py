@@ -145,7 +145,7 @@ def full_scale_laws(group: Group, kind: str, n: int, rank: int, sizes: tuple[int
     system = system_of(group, "matern", x)
     partial = partial_cholesky(system, limit=rank, settings=LowRankSettings(trace_share=0.0))
     batches = 2**16  # several; and float32 weights would round other float64 ones to other numbers
-    settings = FullScaleSettings(*sizes, candidates=8 * sizes[0], batch_bytes=batches, single=False)
+    settings = FullScaleSettings(*sizes, candidates=8 * sizes[0], batch_bytes=batches, dtype=F64)
     made = FullScale(system, partial.factor.clone(), settings, seed=1)
     space, v = system.space, normal(n, 3)
     out = {

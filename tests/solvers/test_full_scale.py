@@ -78,7 +78,7 @@ def factor_of(system: PlacedSystem, rank: int) -> Tensor:
 
 
 def made(system: PlacedSystem, rank: int = 20, block: int = 16, neighbours: int = 24) -> FullScale:
-    return FullScale(system, factor_of(system, rank), FullScaleSettings(block, neighbours, single=False))
+    return FullScale(system, factor_of(system, rank), FullScaleSettings(block, neighbours, dtype=F64))
 
 
 def whitened(system: PlacedSystem, found: Preconditioner) -> Tensor:
@@ -124,7 +124,7 @@ def test_it_is_the_one_of_the_definition(rank: int, neighbours: int) -> None:
     """Eq. (M-121) against explicit inverses, with the blocks and neighbours that it found, one after the other."""
     system, settings = (
         PlacedSystem(points(200, 3), 0.3, 0.1),
-        FullScaleSettings(16, neighbours, batch_bytes=1, single=False),
+        FullScaleSettings(16, neighbours, batch_bytes=1, dtype=F64),
     )
     F = factor_of(system, rank)
     blocks = blocks_of_near_rows(system.x, settings.block, 0)
@@ -147,7 +147,7 @@ def test_without_neighbours_and_with_blocks_of_one_row_it_is_the_low_rank() -> N
     """F F^T and a diagonal, which is that of A, so that the low rank is the one with what F leaves of it as noise."""
     system = PlacedSystem(points(150, 2), 0.3, 0.1)
     partial = partial_cholesky(system, limit=20)
-    found = FullScale(system, partial.factor.clone(), FullScaleSettings(block=1, neighbours=0, single=False))
+    found = FullScale(system, partial.factor.clone(), FullScaleSettings(block=1, neighbours=0, dtype=F64))
     low = LowRank(partial, system.noise + (system.diagonal() - partial.factor.square().sum(1)))
     eye = torch.eye(150, dtype=F64)
     assert torch.allclose(found.solve(eye), low.solve(eye), rtol=1e-9, atol=1e-11)
@@ -195,7 +195,7 @@ def test_the_seed_settles_the_bits() -> None:
     system = PlacedSystem(points(150, 2), 0.3, 0.1)
     v = normal(150, 2)
     assert torch.equal(made(system).half_solve(v), made(system).half_solve(v))
-    other = FullScale(system, factor_of(system, 20), FullScaleSettings(16, 24, single=False), seed=1)
+    other = FullScale(system, factor_of(system, 20), FullScaleSettings(16, 24, dtype=F64), seed=1)
     assert not torch.equal(made(system).half_solve(v), other.half_solve(v))
 
 
@@ -260,6 +260,45 @@ def test_its_bytes_are_counted() -> None:
     assert refused is not None
     assert refused.preconditioner() is None
     assert refused.outcome == "refused"
+
+
+@pytest.mark.parametrize("nu", [1.5, 2.5])
+def test_few_digits_of_the_weights_cost_no_iterations(nu: float) -> None:
+    """From the noise on that the widest size asks for; both half solves are of one P, whose determinant is known."""
+    widest, kernel, x = DEFAULTS.full_scale[-1], fgp.kernels.Matern(nu=nu, lengthscale=0.3), points(1500, 3)
+    noise, rhs = torch.tensor([widest.min_noise], dtype=F64), normal(1500, 1)
+    system, taken = CovarianceSystem(kernel(x), noise), []
+    for dtype in (torch.float32, widest.dtype):
+        sizes = replace(widest, block=64, neighbours=128, dtype=dtype)
+        method = ConjugateGradients(32, replace(EAGER, full_scale=(sizes,))).prepare(system)
+        found = method.solve(rhs, GOAL)
+        assert found.stopped == "goal", found.events
+        assert outcome(method) == "kept", found.events
+        taken.append(found.iterations)
+        kept, eye = method.preconditioner.kept(), torch.eye(1500, dtype=F64)
+        half = kept.half_solve(eye)
+        assert torch.allclose(half.mT, kept.half_solve_transposed(eye), atol=1e-12 * float(half.abs().max()))
+        assert kept.log_determinant == pytest.approx(-2.0 * float(torch.linalg.slogdet(half)[1]), abs=1e-6)
+    assert taken[1] <= taken[0] + 1, taken
+
+
+def test_few_digits_are_for_more_noise() -> None:
+    """Of every row; and a size that was kept with more noise makes way for the next smaller one."""
+    count, widest = len(DEFAULTS.full_scale), DEFAULTS.full_scale[-1].min_noise
+    free = replace(DEFAULTS, comparison=replace(DEFAULTS.comparison, pair_flops=math.inf))
+    noises = torch.full((200,), widest, dtype=F64)
+    for least, size in ((widest, count - 1), (0.99 * widest, count - 2)):
+        noises[7] = least
+        system = PlacedSystem(points(200, 2), 0.3, noises)
+        first = low_rank(system, 16, 0, replace(DEFAULTS, compare=False))
+        assert isinstance(first, LowRank)
+        other = full_scale(system, first, 0, free)
+        assert other is not None
+        other.choose_size(math.inf)
+        assert other.size == size
+        again = full_scale(system, first, 0, free, kept=count - 1)
+        assert again is not None
+        assert again.size == size
 
 
 @pytest.mark.parametrize("noise", ["uniform", "by row"])
@@ -475,6 +514,24 @@ def test_one_that_is_made_in_the_time_of_a_pass_has_the_first_iterations() -> No
     assert found.events[1].fields["kept"]
     assert "contracted with the full-scale preconditioner" in str(found.events[1])
     assert both.candidate.outcome == "kept"
+
+
+@pytest.mark.parametrize(("smallest", "size"), [(0.5, 1), (1.0, 1), (1.1, None)])
+def test_where_the_smallest_is_made_in_a_pass_a_solve_begins_with_the_largest_made_in_two(
+    smallest: float, size: int | None
+) -> None:
+    sizes: list[int] = []
+
+    def make(chosen: int) -> Preconditioner:
+        sizes.append(chosen)
+        return made(few_dimensions())
+
+    settings = replace(COMPARISON, at_once=1.0)
+    found = CandidatePreconditioner(make, [smallest, 2.0, 2.1, math.inf], settings=settings)
+    assert found.is_quick() is (size is not None)
+    if size is not None:
+        assert found.preconditioner() is not None
+        assert sizes == [size]
 
 
 class Poor(FullScale):

@@ -33,7 +33,7 @@ PASSES = 100  # over the pairs: assumed of an iterative solve, since the spectru
 VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions and two products
 # Columns of the preconditioner: at most MAX_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to
 # MIN_RANK. So many n x rank buffers in float64 are alive at once while it is made. From WIDE_RANK columns on, more
-# neighbours in the full-scale preconditioner, n WIDTH numbers in float32 beside two buffers, come before more columns.
+# neighbours in the full-scale preconditioner, n WIDTH numbers in float32 at most beside two buffers, come first.
 # A rank also has the rows of F that its blocks need, at most NEEDED times its own.
 MAX_RANK, ROWS_PER_RANK, MIN_RANK, RANK_BUFFERS = 512, 4, 32, 3
 WIDE_RANK, WIDTH, NEEDED = 128, 640, 5

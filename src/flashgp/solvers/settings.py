@@ -1,6 +1,9 @@
 """Numbers that tune solvers, as frozen values with defaults; docs/decisions/0010-solvers.md has the measurements."""
 
+import math
 from dataclasses import dataclass, field, replace
+
+import torch
 
 __all__ = [
     "DEFAULTS", "REFINEMENT", "ComparisonSettings", "FullScaleSettings", "LanczosSettings", "LowRankSettings",
@@ -43,14 +46,18 @@ class FullScaleSettings:
         neighbours: rows of earlier blocks that a block is given.
         candidates: rows among which neighbours are looked for.
         batch_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
-        single: whether W is kept in float32; solves need no more digits of P, only the same ones in both half solves.
+        dtype: that W is kept in; solves need few digits of P, only the same ones in both half solves.
+        min_noise: of each row over the mean variance, from which so few digits of W cost no iterations.
+        max_price: passes over the pairs that making it may take as long as.
     """
 
     block: int = 64
     neighbours: int = 128
     candidates: int = 4096
     batch_bytes: int = 2**23
-    single: bool = True
+    dtype: torch.dtype = torch.float32
+    min_noise: float = 0.0
+    max_price: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,9 @@ class ComparisonSettings:
         growth: of the residual, from which rounding is blamed: less is a plateau.
         making_share: of the iterations that are left, at most, that making a larger one may take as long as.
         unknown_left: iterations that count as left where the last ones gained nothing.
-        at_once: passes over the pairs that making the other one may take as long as, where a solve begins with it.
+        at_once: passes over the pairs that making the smallest other one may take as long as, where a solve begins with
+            one.
+        at_once_most: the same of the one it begins with, the largest of which that is true.
         pair_flops: flops of making the other one that take as long as a pair of a pass over the pairs.
     """
 
@@ -79,6 +88,7 @@ class ComparisonSettings:
     making_share: float = 0.125
     unknown_left: int = 100
     at_once: float = 1.0
+    at_once_most: float = 2.0
     pair_flops: float = 7.0
 
 
@@ -126,6 +136,7 @@ class SolveSettings:
     low_rank: LowRankSettings = field(default_factory=LowRankSettings)
     full_scale: tuple[FullScaleSettings, ...] = (
         FullScaleSettings(), FullScaleSettings(128, 256), FullScaleSettings(128, 512),
+        FullScaleSettings(128, 896, dtype=torch.float16, min_noise=1e-3, max_price=3.0),
     )  # fmt: skip
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
     lanczos: LanczosSettings = field(default_factory=LanczosSettings)

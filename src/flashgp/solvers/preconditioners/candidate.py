@@ -60,7 +60,8 @@ class CandidatePreconditioner:
     Args:
         make: it in the size of that index; raises MemoryBudgetError, DomainError or ConvergenceError where it cannot be
             made.
-        prices: of each size, from the smallest, in passes over the pairs that take as long as making it does.
+        prices: of each size, from the smallest, in passes over the pairs that take as long as making it does; inf for
+            one that is never chosen.
         kept: take that size at once, a comparison elsewhere was won.
         space: of its rows. Where several places have these, rank 0's numbers decide, and one where it cannot be made
             refuses it for all.
@@ -93,17 +94,24 @@ class CandidatePreconditioner:
 
     def choose_size(self, left: float) -> None:
         """The largest that is made in no more than a share of the iterations that are left; one that is made stays."""
+        left = min(left, self.settings.unknown_left) if math.isinf(left) else left
+        self._choose(self.settings.making_share * left)
+
+    def _choose(self, allowed: float) -> None:
+        """The largest that is made in so many passes, or the smallest."""
         if self._preconditioner is None or is_deterministic():
-            left = min(left, self.settings.unknown_left) if math.isinf(left) else left
-            allowed = self.settings.making_share * left
             chosen = max((i for i, price in enumerate(self._prices) if price <= allowed), default=0)
             if chosen != self.size:
                 self.size, self._preconditioner = chosen, None
 
     def is_quick(self) -> bool:
-        """Whether it is made in hardly more time than an iteration takes, in the largest size of which that is true."""
-        self.choose_size(self.settings.at_once / self.settings.making_share)
-        return (self.at_once or is_deterministic()) and self.price <= self.settings.at_once
+        """Whether the smallest is made in hardly more time than an iteration takes; then the largest is chosen of which
+        nearly the same is true."""
+        self._choose(self.settings.at_once)
+        quick = (self.at_once or is_deterministic()) and self.price <= self.settings.at_once
+        if quick:
+            self._choose(self.settings.at_once_most)
+        return quick
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
         """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
@@ -365,9 +373,18 @@ def full_scale(
     if not system.has_scaled_inputs:
         return None
     make = functools.partial(_full_scale, system, first, seed, settings)  # which can be pickled
-    count = system.space.count(system.noise)
-    prices = [making_passes(count, first.rank, one, settings.comparison) for one in settings.full_scale]
+    count, variances = system.space.count(system.noise), float(system.space.sum(system.diagonal()))
+    share = -float(system.space.max(-system.noise)) * count / variances if variances > 0.0 else math.inf
+    prices = [_price(count, first.rank, one, share, settings.comparison) for one in settings.full_scale]
+    while kept and math.isinf(prices[kept]):
+        kept -= 1
     return CandidatePreconditioner(make, prices, kept=kept, settings=settings.comparison, space=system.space)
+
+
+def _price(count: int, rank: int, sizes: FullScaleSettings, noise: float, settings: ComparisonSettings) -> float:
+    """`making_passes`; inf where that is too long, or the noise, over the variance, too small for the digits of W."""
+    price = making_passes(count, rank, sizes, settings)
+    return price if noise >= sizes.min_noise and price <= sizes.max_price else math.inf
 
 
 def making_passes(count: int, rank: int, sizes: FullScaleSettings, settings: ComparisonSettings) -> float:

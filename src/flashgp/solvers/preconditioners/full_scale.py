@@ -41,7 +41,7 @@ def making_bytes(
         B, and the blocks and neighbours of all rows are there beside F.
     """
     width = settings.neighbours + settings.block
-    out = n * (8 * (rank + 4) + (4 if settings.single else 8) * width) + 6 * settings.batch_bytes + 3 * 8 * rank**2
+    out = n * (8 * (rank + 4) + settings.dtype.itemsize * width) + 6 * settings.batch_bytes + 3 * 8 * rank**2
     if rows is None or rows == n:
         return out
     needed = min(rows, n + -(-n // settings.block) * settings.neighbours)
@@ -72,7 +72,7 @@ class FullScale(Preconditioner):
     Fields: rank, k; reduced, blocks that were not positive definite with all their neighbours and have fewer.
     Raises: MemoryBudgetError; ConvergenceError if B^T B has no eigenvectors within the range of float64.
     Cost: with q = neighbours and b = block: n (q + b)^2 / b evaluations, n (2 k + (q + b) / 3) (q + b)^2 / b + 4 n k^2
-        flops and n distances to `candidates` rows; n (8 k + 4 (q + b)) bytes, or 8 for 4; a half solve
+        flops and n distances to `candidates` rows; n (8 k + 4 (q + b)) bytes, 4 being those of `dtype`; a half solve
         2 n (q + b + 2 k) t flops.
         A rank does and holds its share of that. While it is made there are also 8 n (1 + q / b) bytes of positions and
         at most (1 + q / b) n / ranks rows of F; a half solve sends as many rows of v at most, and n / ranks back.
@@ -106,9 +106,8 @@ class FullScale(Preconditioner):
         self._slots[blocks.view(-1)[slots]] = slots
         self._index, self._rows = index, blocks
         (count, block), width = blocks.shape, index.shape[1]
-        dtype = torch.float32 if settings.single else F64
-        self._weights = system.workspace.empty((count, block, width), dtype, system.device)
-        self._unit = 1.0 / math.sqrt(mean) if mean > TINY else 1.0  # of the weights, which float32 may have to hold
+        self._weights = system.workspace.empty((count, block, width), settings.dtype, system.device)
+        self._unit = 1.0 / math.sqrt(mean) if mean > TINY else 1.0  # of the weights, which few digits may have to hold
         figures = torch.zeros(2, dtype=F64, device=system.device)  # blocks with fewer neighbours; 2 log |W|
         at_once = max(1, settings.batch_bytes // (8 * max(1, width) * max(1, width, self.rank)))
         for stop in range(count, 0, -at_once):  # the last first: no block that is left needs what B overwrites
