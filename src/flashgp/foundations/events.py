@@ -187,6 +187,10 @@ class EventKind(Enum):
         "{kept:n inducing point} of the {planned:,} planned: [the others would add {gain:.1g} nats a row|the "
         "likelihood is no higher with the others]. inducing={planned} keeps them all."
     )
+    MORE_NEIGHBOURS_TAKEN = (
+        "{kept:n neighbour} in place of the {planned:,} planned: they add {gain:.1g} nats a row. neighbours={planned} "
+        "takes no more."
+    )
     APPROXIMATION_OFFERED = (
         "Exactly it would take about {exact_seconds:seconds} and {exact_bytes:bytes}[, past the time limit of "
         "{limit:g} s]. An approximation takes less and loses what posterior.lost or posterior.bound says: "

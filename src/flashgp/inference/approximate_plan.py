@@ -12,7 +12,7 @@ from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditionin
 from flashgp.inference.prior import Prior
 from flashgp.likelihoods import Gaussian
 from flashgp.planner.approximate import ApproximatePlan, plan_approximate, refuse_too_large
-from flashgp.planner.approximate_prices import ApproximateWork
+from flashgp.planner.approximate_prices import ApproximateWork, Sizes
 from flashgp.planner.plan import Offer, Plan, offers_text
 from flashgp.sources.shuffled import buffer_rows
 
@@ -38,6 +38,7 @@ def approximate_plan(
     *,
     training: bool = True,
     read: bool = False,
+    taken: bool = False,
 ) -> ApproximatePlan:
     """The plan of an approximation, its "auto" sizes chosen by what fits, eq. (M-187).
 
@@ -46,8 +47,9 @@ def approximate_plan(
         settings: of its ranks bytes and seconds are those of each.
         time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
             sizes of the ladder that keep to it and fit; without it the default ones, or the largest smaller ones
-            that fit. Where none does, the smallest.
-        training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held.
+            that fit, and a fit may take twice the neighbours if that fits too, (M-209). Where none does, the smallest.
+        training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held; taken:
+            whether the sizes are there already, so that nothing is refused.
     Raises: MemoryBudgetError, before anything is allocated, where sizes that were asked for do not fit, or the smallest
         do not; DomainError for more points or neighbours than rows; ShapeError for points of other columns.
     Cost: a plan for each step of the ladder, some 50 us each.
@@ -63,6 +65,11 @@ def approximate_plan(
             read=read, points_open=one.leaves_points,
         )  # fmt: skip
 
+    def with_sizes(sizes: Sizes) -> ApproximatePlan:
+        return plan_approximate(
+            asked.kind, problem, sizes.within(problem.u), resources, read=read, points_open=asked.leaves_points
+        )
+
     def fits(plan: ApproximatePlan) -> bool:
         return (plan.training_bytes if training else plan.peak_bytes) <= plan.available_bytes
 
@@ -77,7 +84,7 @@ def approximate_plan(
         return (quick or fitting[-1:] or plans[-1:])[0], bool(fitting)
 
     chosen, there = largest(asked) if asked.automatic else (plan_of(asked, DEFAULT), False)
-    if not there and not fits(chosen):
+    if not there and not taken and not fits(chosen):
         free = Approximation(asked.kind)
         other, found = largest(free)
         refuse_too_large(chosen, other if found else None, training=training)
@@ -85,6 +92,10 @@ def approximate_plan(
         work = ApproximateWork()
         size = min(problem.n, max(work.min_block, work.block_numbers // max(1, chosen.inducing)))
         return chosen.with_minibatches(min(problem.n, buffer_rows(size, problem.d + problem.outputs)))
+    if training and time_limit is None and asked.automatic and asked.leaves_neighbours and fits(chosen):
+        more = with_sizes(chosen.sizes.doubled())
+        if more.neighbours > chosen.neighbours and fits(more):
+            return chosen.with_more_neighbours(more)
     return chosen
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.approximate_prices import ApproximateWork, Sizes
 
 __all__ = [
     "APPROXIMATIONS",
@@ -28,7 +28,7 @@ LADDER = (
 )  # fmt: skip
 DEFAULT = 3
 BLOCK, LARGE_BLOCK, LARGE_NEIGHBOURS = 32, 128, 256  # rows of a block, for a number of neighbours that was asked for
-MORE_FOR_POINTS, MAX_PREDICTING = 4, 1024  # times the neighbours for a point that is predicted, and at most
+MORE_FOR_POINTS = 4  # times the neighbours for a point that is predicted
 NEIGHBOURS = LADDER[DEFAULT][2]  # of the default sizes
 PREDICTING = MORE_FOR_POINTS * NEIGHBOURS
 
@@ -103,11 +103,16 @@ class Approximation:
         return isinstance(self.inducing, str)
 
     @property
+    def leaves_neighbours(self) -> bool:
+        """Whether the number of neighbours is left open."""
+        return self.kind == "full_scale" and isinstance(self.neighbours, str)
+
+    @property
     def automatic(self) -> bool:
         """Whether a size is left to the plan, which has not chosen yet."""
         if self.chosen_sizes is not None:
             return False
-        return self.leaves_points or (self.kind != "sparse" and isinstance(self.neighbours, str))
+        return self.leaves_points or self.leaves_neighbours
 
     def points_of(self, d: int) -> Tensor | None:
         """Inducing points of the caller's own, (m, d); None where they are chosen. Raises: ShapeError, DomainError."""
@@ -152,7 +157,7 @@ class Approximation:
                 raise DomainError(f"`{name}` must be at most the {n:,} rows, got {value:,}; pass fewer, or 'auto'")
         if self.kind == "sparse":
             return Sizes(inducing, 0, 0, 0)
-        predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, MAX_PREDICTING, n))
+        predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, ApproximateWork.most_predicting, n))
         return Sizes(inducing, max(1, min(block, n)), neighbours, predicting)
 
     def with_points(self, inducing: int) -> "Approximation":

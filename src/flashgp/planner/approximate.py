@@ -53,7 +53,8 @@ class ApproximatePlan:
     with its posterior, eq. (M-186), most between fit_seconds_low and fit_seconds_high; predict_seconds of a point;
     more_seconds, of a whole fit with twice the neighbours, or twice the inducing points where there are none;
     available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python; notes; shared,
-    what ranks send where several share the work: bytes and seconds are then those of each of them, (M-230).
+    what ranks send where several share the work: bytes and seconds are then those of each of them, (M-230);
+    most_neighbours, that a fit takes where these add much, (M-209): bytes are for them, 0 where it takes no more.
     """
 
     approximation: str
@@ -81,6 +82,7 @@ class ApproximatePlan:
     kernel: str
     notes: tuple[str, ...] = field(default=(), compare=False)
     shared: Shared | None = None
+    most_neighbours: int = 0
 
     @property
     def fit_text(self) -> str:
@@ -96,7 +98,17 @@ class ApproximatePlan:
         """The sizes in words."""
         if self.approximation == "sparse":
             return f"{self.inducing:,} inducing points"
-        return f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
+        more = f", or {self.most_neighbours:,} where these add much" if self.most_neighbours else ""
+        sizes = f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
+        return sizes + more
+
+    def with_more_neighbours(self, more: "ApproximatePlan") -> "ApproximatePlan":
+        """The same where a fit may take the neighbours of another plan, (M-209)."""
+        larger = max(self, more, key=lambda plan: plan.training_bytes)  # fewer wide sets are taken together
+        return replace(
+            self, allocations=larger.allocations, peak_bytes=larger.peak_bytes, training_bytes=larger.training_bytes,
+            fit_seconds_high=max(self.fit_seconds_high, more.fit_seconds_high), most_neighbours=more.neighbours,
+        )  # fmt: skip
 
     def by_minibatches(
         self, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations

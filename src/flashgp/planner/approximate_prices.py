@@ -44,9 +44,11 @@ class Sizes:
     predicting: int
 
     def doubled(self) -> "Sizes":
-        """Twice the neighbours; without any twice the inducing points."""
+        """Twice the neighbours, of points too; without any twice the inducing points."""
         if self.neighbours:
-            return replace(self, neighbours=2 * self.neighbours)
+            neighbours = 2 * self.neighbours
+            predicting = max(neighbours, min(2 * self.predicting, ApproximateWork.most_predicting))
+            return replace(self, neighbours=neighbours, predicting=predicting)
         return replace(self, inducing=2 * self.inducing)
 
     def coarse(self) -> "Sizes":
@@ -56,7 +58,10 @@ class Sizes:
 
     def within(self, rows: int) -> "Sizes":
         """The same where there are no more rows."""
-        return replace(self, inducing=min(self.inducing, rows), neighbours=min(self.neighbours, rows))
+        return replace(
+            self, inducing=min(self.inducing, rows), neighbours=min(self.neighbours, rows),
+            predicting=min(self.predicting, rows),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class ApproximateWork:
         set_pairs: covariances of small matrices that are taken together (inference/full_scale/factor.py).
         candidates: rows among which neighbours are looked for; pivot_share: rows that pivots are looked for among, for
             each of them; pivot_block: columns made at once; fewer_points, one in so many is tried.
+        most_predicting: neighbours of a point that is predicted, at most, unless a block has more.
         search_bytes: of the search for neighbours.
         block_numbers, min_block: of one buffer of a block of rows that are read, and its fewest rows.
         sample_rows: of rows that are read, kept at least.
@@ -85,6 +91,7 @@ class ApproximateWork:
     pivot_share: int = 20
     pivot_block: int = 128
     fewer_points: int = 8
+    most_predicting: int = 1024
     search_bytes: int = 2**24
     block_numbers: int = 2**21
     min_block: int = 256

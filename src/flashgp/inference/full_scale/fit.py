@@ -3,10 +3,12 @@
 400 to 2,000 rows    exact, as every fit (training/stages.py)
 parts, all rows      Fisher scoring on the likelihood of the full-scale model with coarse sizes, eq. (M-208), from the
                      extrapolated optimum of fewer rows
-all rows             the same with the sizes asked for; points and neighbours are chosen anew while that gains
+all rows             the same with the sizes asked for, or twice the neighbours where these add much, eq. (M-209);
+                     points and neighbours are chosen anew while that gains
 """
 
 import dataclasses
+import functools
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
-from flashgp.foundations.events import Event, StopReason
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
@@ -50,11 +52,14 @@ from flashgp.inference.training.objective import LogJoint, Problem, priors_in_fo
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.fit_stages import part_sizes
 from flashgp.processes.agreement import deadline_of
 
 __all__ = ["fit_full_scale"]
+
+MUCH = 0.05  # nats a row that more neighbours add, from which they are taken
 
 
 @outside_inference_mode
@@ -101,7 +106,12 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     distinct = x.shape[-2] if group is None else int(group.max()) + 1
     counts, limit = RowCounts(len(x), x.shape[-1], distinct), options.deadline.limit
     wanted = plan_settings(options, target)
-    plan = planned_over(ranks, lambda one: approximate_plan(prior, counts, one, wanted, limit), asked)
+
+    def planned(sizes: Approximation, *, taken: bool = False) -> ApproximatePlan:
+        plan = functools.partial(approximate_plan, prior, counts, settings=wanted, time_limit=limit, taken=taken)
+        return planned_over(ranks, plan, sizes)
+
+    plan = planned(asked)
     prior, asked = prior.released(), asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     problem = problem_of(prior, x, y, group, target, direct, options)
@@ -113,7 +123,8 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
     recorder.expect(plan.fit_step_seconds, problem.rows)
     ratio = options.settings.stochastic.part_ratio
-    choices = _Choices(problem, asked, options)
+    more = float(ranks.max(torch.tensor(-float(plan.most_neighbours)))) < 0.0  # on every rank
+    choices = _Choices(problem, asked, options, more=more)
     trained = LinearStages(
         problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,
         recorder, coarse=choices.coarse,
@@ -130,10 +141,12 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     with last_pass(ranks, message, prior, recorder):
         state = condition_on(prior, x.to(target), y.to(target), choices.asked, settings)
         state.report.events += choices.events
-        state.report.plan = plan  # of the fit, which says what a fit with more neighbours takes
+        answer = planned(choices.asked, taken=True) if choices.taken else plan
+        state.report.plan = answer  # of the fit, which says what a fit with more neighbours takes
         # about what it takes
         events = [] if options.deadline.passed(plan.seconds) else [lost(state).event]
     report_answer(report, recorder, state, plan, direct.workspace)
+    report.plan = state.report.plan = answer
     report.events += events
     objective = trained.objective
     assert isinstance(objective, LogJoint)
@@ -147,37 +160,78 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
 class _Choices:
     """Objectives of so many rows, with points and neighbours chosen at a vector.
 
-    Fields: asked, what conditioning takes: its number of inducing points is settled by the first choice for all rows;
-    events, of that.
+    Args: more, whether a fit may take twice the neighbours.
+    Fields: asked, what conditioning takes: its sizes are settled by the first choice for all rows; events, of that;
+    taken, whether twice the neighbours were.
     """
 
     problem: Problem
     asked: Approximation
     options: FitOptions
+    more: bool = False
     events: list[Event] = dataclasses.field(default_factory=list)
+    taken: bool = False
+    _coarse: FullScaleLogJoint | None = None
 
     def coarse(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
         """Of so many rows, with coarse sizes, eq. (M-208); inducing points of the caller's own are kept."""
         problem = self._at(size, theta)
-        return self._made(problem, self._layout(problem, self.asked.sizes(self.problem.rows).coarse()))
+        made = self._made(problem, self._layout(problem, self.asked.sizes(self.problem.rows).coarse()))
+        self._coarse = made if problem is self.problem else None
+        return made
 
     def objective(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
-        """Of so many rows, with fewer points than planned where these suffice, eq. (M-207)."""
+        """Of so many rows, with fewer points than planned where these suffice, eq. (M-207), and twice the neighbours
+        where these add much, eq. (M-209)."""
         asked, group, problem = self.asked, self.options.group, self._at(size, theta)
         layout = self._layout(problem, asked.sizes(self.problem.rows))
 
+        values: dict[FullScaleLogJoint, float] = {}
+
         def make(one: Layout) -> tuple[FullScaleLogJoint, float]:
             made = self._made(problem, one)
-            return made, made.log_likelihood()
+            values[made] = made.log_likelihood()
+            return made, values[made]
 
+        found = None
         if asked.leaves_points:
             with suppress(NotPositiveDefiniteError), group.together():  # which the search finds too, and passes over
                 layout, found, event = with_points_that_suffice(layout, make, size, group)
                 if problem is self.problem:
                     self.asked = asked.with_points(layout.sizes.inducing)
                     self.events += [] if event is None else [event]
-                return found
-        return self._made(problem, layout)
+        found = self._made(problem, layout) if found is None else found
+        if problem is self.problem and self.more and self._coarse is not None:
+            with suppress(NotPositiveDefiniteError), group.together():
+                return self._with_neighbours_that_add_much(found, values.get(found), self._coarse)
+        return found
+
+    def _with_neighbours_that_add_much(
+        self, found: FullScaleLogJoint, value: float | None, coarse: FullScaleLogJoint
+    ) -> FullScaleLogJoint:
+        """Twice the neighbours where these add more than MUCH nats a row; tried once, and only where those asked for
+        have added as much to half of them.
+
+        Args: value, the log likelihood of `found` where it is known, nats.
+        """
+        self._coarse, layout, rows = None, found.layout, self.problem.rows
+
+        def gain(more: float, fewer: float) -> float:
+            both = torch.tensor([(more - fewer) / rows], dtype=torch.float64)
+            return float(self.options.group.from_first(both))
+
+        value = found.log_likelihood() if value is None else value
+        if gain(value, coarse.log_likelihood()) <= MUCH:
+            return found
+        sizes = layout.sizes.doubled().within(rows)
+        other = self._made(self.problem, self._layout(self.problem, sizes, layout.inducing))
+        added = gain(other.log_likelihood(), value)
+        if added <= MUCH:
+            return found
+        self.asked, self.taken = self.asked.resolved(sizes), True
+        kept, planned = sizes.neighbours, layout.sizes.neighbours
+        self.events.append(Event(EventKind.MORE_NEIGHBOURS_TAKEN, kept=kept, planned=planned, gain=added))
+        return other
 
     def _at(self, size: int, theta: numpy.ndarray) -> Problem:
         """So many of the rows, with rank 0's vector in their prior."""
@@ -186,9 +240,11 @@ class _Choices:
         ParameterVector(problem.prior, problem.roles).assign(theta)
         return problem
 
-    def _layout(self, problem: Problem, sizes: Sizes) -> Layout:
+    def _layout(self, problem: Problem, sizes: Sizes, points: torch.Tensor | None = None) -> Layout:
+        """Args: points, inducing points in place of those that would be chosen."""
         noise = problem.prior.sites(problem.y).variance.detach()
-        own, sizes = self.asked.points_like(self.problem.x), sizes.within(problem.rows)
+        own = self.asked.points_like(self.problem.x) if points is None else points
+        sizes = sizes.within(problem.rows)
         return layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, self.options.group)
 
     def _made(self, problem: Problem, layout: Layout) -> FullScaleLogJoint:
