@@ -10,7 +10,7 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import PATIENCE_SECONDS
-from flashgp.planner.prices import WIDTH
+from flashgp.planner.prices import NEEDED, WIDTH
 from flashgp.planner.products import STORED_ROWS
 from flashgp.solvers.settings import SolveSettings
 from planned import conditioning_plan
@@ -108,8 +108,9 @@ def test_short_memory_takes_columns_from_the_preconditioner() -> None:
 
 def test_columns_beyond_128_come_after_room_for_more_neighbours() -> None:
     """Smoothly: no more memory has fewer columns. The widest weights are those that solves may make."""
-    rows = [one.dtype.itemsize * (one.block + one.neighbours) for one in SolveSettings().full_scale]
-    assert max(rows) == 4 * WIDTH
+    sizes = SolveSettings().full_scale
+    assert max(one.dtype.itemsize * (one.block + one.neighbours) for one in sizes) == 4 * WIDTH
+    assert max((one.block + one.neighbours) / one.block for one in sizes) == NEEDED
     n, full = 300_000, without_float64_tiles(300_000)
     beside = full.peak_bytes - 24 * n * 512
     ranks = []

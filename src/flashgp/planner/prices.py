@@ -36,7 +36,7 @@ VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions
 # neighbours in the full-scale preconditioner, n WIDTH numbers in float32 at most beside two buffers, come first.
 # A rank also has the rows of F that its blocks need, at most NEEDED times its own.
 MAX_RANK, ROWS_PER_RANK, MIN_RANK, RANK_BUFFERS = 512, 4, 32, 3
-WIDE_RANK, WIDTH, NEEDED = 128, 640, 5
+WIDE_RANK, WIDTH, NEEDED = 128, 640, 8
 
 
 @dataclass(frozen=True)
