@@ -82,6 +82,14 @@ def data(n: int = 12, d: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def rough(n: int, d: int = 4) -> tuple[Tensor, Tensor]:
+    """Rows of a function of all columns, nearly without noise: far rows still say something."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(n, d, generator=draw, dtype=F64)
+    y = (2.0 * x @ torch.randn(d, 5, generator=draw, dtype=F64)).sin().sum(1)
+    return x, y + 1e-3 * torch.randn(n, generator=draw, dtype=F64)
+
+
 def model(d: int = 2) -> fgp.GP:
     """A Matern-5/2 ARD model with numbers that are all different."""
     kernel = 1.7 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.linspace(0.7, 1.9, d))

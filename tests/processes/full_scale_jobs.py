@@ -22,6 +22,7 @@ from flashgp.inference.training.settings import SearchSettings, StochasticSettin
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
+from inference import plain_gp
 from processes.condition_jobs import case, model, table
 from processes.time_jobs import LIMIT, EndsAt
 
@@ -80,6 +81,23 @@ def points_chosen(process_group: Any, counts: tuple[int, ...], lengthscale: floa
         "events": [of_kind(one.report.events, EventKind.FEWER_POINTS_SUFFICE) for one in (fit, post)],
         "likelihood": [float(one.log_marginal_likelihood()) for one in (fit.posterior, post)],
     }
+
+
+@quiet
+def neighbours_chosen(process_group: Any, counts: tuple[int, ...]) -> dict[str, Any]:
+    """A fit with the number of neighbours left open, eq. (M-209)."""
+    x, y = plain_gp.rough(sum(counts))
+    part = here(process_group, counts)
+    settings = FitSettings(stochastic=StochasticSettings(first_rows=200))
+    fit = fgp.fit(
+        plain_gp.model(4), x[part], y[part], approximation="full_scale", inducing=8, group=process_group,
+        settings=settings, max_iterations=4, progress=False,
+    )  # fmt: skip
+    return {
+        "sizes": fit.posterior.state.sizes, "planned": fit.report.plan.neighbours,
+        "events": len(of_kind(fit.report.events, EventKind.MORE_NEIGHBOURS_TAKEN)),
+        "likelihood": float(fit.posterior.log_marginal_likelihood()),
+    }  # fmt: skip
 
 
 @quiet

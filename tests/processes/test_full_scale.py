@@ -60,6 +60,14 @@ def test_how_many_points_there_are_is_what_one_process_chooses(ranks: Ranks, len
             assert part["likelihood"] == pytest.approx(one["likelihood"], rel=1e-8)
 
 
+def test_how_many_neighbours_there_are_is_what_one_process_chooses(ranks: Ranks) -> None:
+    """Eq. (M-209), likewise."""
+    one = full_scale_jobs.neighbours_chosen(None, (1200,))
+    assert (one["sizes"].neighbours, one["planned"], one["events"]) == (192, 192, 1)
+    for part in ranks.run(full_scale_jobs.neighbours_chosen, 2, (500, 700)):
+        assert part == {**one, "likelihood": pytest.approx(one["likelihood"], rel=1e-8)}
+
+
 def test_fits_are_those_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
     one = full_scale_jobs.fitted(None, (201,))
     for counts in COUNTS:

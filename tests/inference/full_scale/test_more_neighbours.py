@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
@@ -12,17 +11,9 @@ from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import Sizes
-from inference.plain_gp import F64, model
+from inference.plain_gp import F64, model, rough
 
 FEW = FitSettings(stochastic=StochasticSettings(first_rows=200))  # so that small tables have all stages
-
-
-def rough(n: int, d: int = 4) -> tuple[Tensor, Tensor]:
-    """Rows of a function of all columns, nearly without noise: far rows still say something."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.rand(n, d, generator=draw, dtype=F64)
-    y = (2.0 * x @ torch.randn(d, 5, generator=draw, dtype=F64)).sin().sum(1)
-    return x, y + 1e-3 * torch.randn(n, generator=draw, dtype=F64)
 
 
 @pytest.mark.parametrize(("sizes", "twice"), [
