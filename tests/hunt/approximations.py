@@ -100,16 +100,19 @@ class ApproximateCase:
             truth = y_test - y.mean()
             plain = float(truth.square().mean().sqrt())
             error = float((post.predict(test).mean - y_test).square().mean().sqrt())
-            # Few rows of noise mislead every model: one that is worse than a constant is no worse than the exact one.
+            # Few rows of noise mislead the evidence: what is worse than a constant is no worse than exact inference,
+            # which may start where the approximation has ended.
             room = ROOM * max(spread, float(y_test.std())) + 1e-6 * float(y_test.abs().max())
             worse = len(x.unique(dim=0)) >= 10 and self.of != "outliers" and error > plain + room
-            if worse and error > self._exact(x, y, test, y_test) + room:
+            if worse and error > self._exact(post.gp, x, y, test, y_test) + room:
                 found.differences[f"rmse after {when}"] = f"{error:.4g}, a constant has {plain:.4g}"
 
-    def _exact(self, x: Tensor, y: Tensor, test: Tensor, y_test: Tensor) -> float:
-        """The error of an exact fit."""
-        post = fgp.fit(fgp.GP(self._kernel()), x, y, starts=1, max_iterations=25).posterior
-        return float((post.predict(test).mean - y_test).square().mean().sqrt())
+    def _exact(self, gp: fgp.GP, x: Tensor, y: Tensor, test: Tensor, y_test: Tensor) -> float:
+        """The error of the exact fit with the higher log joint: of its own start, or of one from a trained GP."""
+        asked = {"starts": 1, "max_iterations": 25}
+        fits = [fgp.fit(fgp.GP(self._kernel()), x, y, **asked), fgp.fit(gp, x, y, initial="given", **asked)]
+        best = max(fits, key=lambda fit: float(fit.posterior.log_marginal_likelihood()) + fit.log_prior)
+        return float((best.posterior.predict(test).mean - y_test).square().mean().sqrt())
 
     def _kernel(self) -> fgp.kernels.Kernel:
         return 1.0 * fgp.kernels.Matern(nu=self.nu, lengthscale=torch.ones(self.d))
