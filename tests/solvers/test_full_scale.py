@@ -283,12 +283,13 @@ def test_few_digits_of_the_weights_cost_no_iterations(nu: float) -> None:
 
 
 def test_few_digits_are_for_more_noise() -> None:
-    """Of every row; and a size that was kept with more noise makes way for the next smaller one."""
-    count, widest = len(DEFAULTS.full_scale), DEFAULTS.full_scale[-1].min_noise
+    """Of every row, and not for far more; a size that was kept elsewhere makes way for the next smaller one."""
+    count, sizes = len(DEFAULTS.full_scale), DEFAULTS.full_scale[-1]
     free = replace(DEFAULTS, comparison=replace(DEFAULTS.comparison, pair_flops=math.inf))
-    noises = torch.full((200,), widest, dtype=F64)
-    for least, size in ((widest, count - 1), (0.99 * widest, count - 2)):
-        noises[7] = least
+    noises = torch.full((200,), sizes.min_noise, dtype=F64)
+    beyond = (0.99 * sizes.min_noise, 1.01 * sizes.max_noise)
+    for one, size in ((sizes.max_noise, count - 1), *((noise, count - 2) for noise in beyond)):
+        noises[7] = one
         system = PlacedSystem(points(200, 2), 0.3, noises)
         first = low_rank(system, 16, 0, replace(DEFAULTS, compare=False))
         assert isinstance(first, LowRank)

@@ -252,7 +252,8 @@ class EventKind(Enum):
     )
     FACTOR_SHIFTED = "{solver}: the factor is of the matrix plus {shift:.2e}; the system is not."
     PRECONDITIONER_AT_ONCE = (
-        "{solver} began with the full-scale preconditioner: for so many rows, making it takes about as long as a pass."
+        "{solver} began with the full-scale preconditioner: for so many rows, making it takes little longer than a "
+        "pass."
     )
     PRECONDITIONER_COMPARED = (
         "{solver} contracted[ by {rate:.2f} per iteration,] with the full-scale preconditioner by "

@@ -92,7 +92,7 @@ def approximate_plan(
         work = ApproximateWork()
         size = min(problem.n, max(work.min_block, work.block_numbers // max(1, chosen.inducing)))
         return chosen.with_minibatches(min(problem.n, buffer_rows(size, problem.d + problem.outputs)))
-    if training and time_limit is None and asked.automatic and asked.leaves_neighbours and fits(chosen):
+    if training and time_limit is None and asked.leaves_neighbours and not taken and fits(chosen):
         more = with_sizes(chosen.sizes.doubled())
         if more.neighbours > chosen.neighbours and fits(more):
             return chosen.with_more_neighbours(more)

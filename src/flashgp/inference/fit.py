@@ -179,7 +179,7 @@ def fit(
             whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
-            is of these, so pass the sizes that the report names to go on with another limit.
+            is of these, so name sizes in the first call to go on with another limit.
         neighbours: of an approximation, rows that each block is given; 0 for inducing points alone, as "sparse". "auto"
             as for inducing points, and without a time_limit twice as many where these add much, eq. (M-209).
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is

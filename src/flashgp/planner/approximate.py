@@ -105,9 +105,10 @@ class ApproximatePlan:
     def with_more_neighbours(self, more: "ApproximatePlan") -> "ApproximatePlan":
         """The same where a fit may take the neighbours of another plan, (M-209)."""
         larger = max(self, more, key=lambda plan: plan.training_bytes)  # fewer wide sets are taken together
+        high = max(self.fit_seconds_high, more.fit_seconds_high + more.seconds)  # and trying them
         return replace(
-            self, allocations=larger.allocations, peak_bytes=larger.peak_bytes, training_bytes=larger.training_bytes,
-            fit_seconds_high=max(self.fit_seconds_high, more.fit_seconds_high), most_neighbours=more.neighbours,
+            self, allocations=larger.allocations, peak_bytes=max(self.peak_bytes, more.peak_bytes),
+            training_bytes=larger.training_bytes, fit_seconds_high=high, most_neighbours=more.neighbours,
         )  # fmt: skip
 
     def by_minibatches(

@@ -47,7 +47,7 @@ class FullScaleSettings:
         candidates: rows among which neighbours are looked for.
         batch_bytes: of the small matrices that are factorised at once, and a few times as much beside them.
         dtype: that W is kept in; solves need few digits of P, only the same ones in both half solves.
-        min_noise: of each row over the mean variance, from which so few digits of W cost no iterations.
+        min_noise, max_noise: of each row over the mean variance, between which so few digits of W cost no iterations.
         max_price: passes over the pairs that making it may take as long as.
     """
 
@@ -57,6 +57,7 @@ class FullScaleSettings:
     batch_bytes: int = 2**23
     dtype: torch.dtype = torch.float32
     min_noise: float = 0.0
+    max_noise: float = math.inf
     max_price: float = math.inf
 
 
@@ -136,7 +137,7 @@ class SolveSettings:
     low_rank: LowRankSettings = field(default_factory=LowRankSettings)
     full_scale: tuple[FullScaleSettings, ...] = (
         FullScaleSettings(), FullScaleSettings(128, 256), FullScaleSettings(128, 512),
-        FullScaleSettings(128, 896, dtype=torch.float16, min_noise=1e-3, max_price=3.0),
+        FullScaleSettings(128, 896, dtype=torch.float16, min_noise=1e-3, max_noise=1e6, max_price=3.0),
     )  # fmt: skip
     comparison: ComparisonSettings = field(default_factory=ComparisonSettings)
     lanczos: LanczosSettings = field(default_factory=LanczosSettings)

@@ -7,6 +7,9 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.planner.approximate import ApproximatePlan
@@ -48,6 +51,28 @@ def test_a_fit_takes_them_where_they_add_much(tmp_path: Path) -> None:
     assert torch.equal(again.posterior.predict(x[:5]).mean, fit.posterior.predict(x[:5]).mean)
 
 
+@pytest.mark.parametrize("first", ["auto", 96])
+def test_a_checkpoint_goes_on_only_where_as_many_may_be_taken(tmp_path: Path, first: str | int) -> None:
+    """Values of 192 neighbours are not those of 96."""
+    x, y = rough(300)
+    asked = {"approximation": "full_scale", "inducing": 8, "settings": FEW, "max_iterations": 2}
+    path, other = tmp_path / "log", 96 if first == "auto" else "auto"
+    fgp.fit(model(4), x, y, checkpoint=path, neighbours=first, **asked)
+    with pytest.raises(fgp.DomainError, match="checkpoint"):
+        fgp.fit(model(4), x, y, checkpoint=path, neighbours=other, **asked)
+
+
+def test_auto_that_chose_full_scale_may_take_them() -> None:
+    """The request that `approximation="auto"` is settled to leaves neighbours open."""
+    settings = PlanSettings(None, torch.device("cpu"))
+    rows, asked = RowCounts(36_000, 8, 36_000), Approximation("full_scale")
+    plan = approximate_plan(model(8), rows, asked, settings)
+    settled = approximate_plan(model(8), rows, asked.resolved(plan.sizes), settings)
+    assert settled.most_neighbours == plan.most_neighbours == 192
+    given = Approximation("full_scale", neighbours=96).resolved(plan.sizes)
+    assert approximate_plan(model(8), rows, given, settings).most_neighbours == 0
+
+
 def test_points_of_ones_own_are_kept_with_them() -> None:
     x, y = rough(1200)
     points = x[:8] + 0.01
@@ -77,7 +102,8 @@ def test_plans_have_room_for_them() -> None:
     assert (free.neighbours, free.most_neighbours) == (96, 192)
     assert free.training_bytes == max(twice.training_bytes, build(neighbours=96).training_bytes)
     assert free.fit_seconds < twice.fit_seconds
-    assert free.fit_seconds_high >= twice.fit_seconds_high
+    assert free.fit_seconds_high > twice.fit_seconds_high, "trying them takes time too"
+    assert free.peak_bytes == max(twice.peak_bytes, build(neighbours=96).peak_bytes)
     assert "192 where these add much" in str(free)
     assert ApproximatePlan.from_json(free.to_json()) == free
     for asked in ({"neighbours": 96}, {"time_limit": 1e4}):

@@ -116,14 +116,14 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     problem = problem_of(prior, x, y, group, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    beside = (asked.kind, *map(dataclasses.astuple, (plan.sizes, plan.sizes.coarse())), asked.points_like(x))
+    more = float(ranks.max(torch.tensor(-float(plan.most_neighbours)))) < 0.0  # on every rank
+    beside = (asked.kind, more, *map(dataclasses.astuple, (plan.sizes, plan.sizes.coarse())), asked.points_like(x))
     mark = "" if path is None else mark_of(problem, options, beside)
     log = log_over(ranks, path, mark, options.settings.seconds_between_writes)
     searching = options.deadline.before(reserved_seconds(plan, options))
     recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
     recorder.expect(plan.fit_step_seconds, problem.rows)
     ratio = options.settings.stochastic.part_ratio
-    more = float(ranks.max(torch.tensor(-float(plan.most_neighbours)))) < 0.0  # on every rank
     choices = _Choices(problem, asked, options, more=more)
     trained = LinearStages(
         problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,

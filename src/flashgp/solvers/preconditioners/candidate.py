@@ -179,10 +179,10 @@ class Compared(Preconditioner):
 class ComparisonRun(Comparison):
     """The comparison of one solve.
 
-    A candidate that is made in the time of a pass has its `length` iterations first: those of the low rank that would
-    tell whether it is worth making take longer. Otherwise, every `interval` iterations what is left of them is
-    estimated, which settles the size of the candidate; where more than `min_left` and twice its price seem left, it has
-    `length` iterations.
+    A candidate that is made in little more than the time of a pass has its `length` iterations first: those of the low
+    rank that would tell whether it is worth making take longer. Otherwise, every `interval` iterations what is left of
+    them is estimated, which settles the size of the candidate; where more than `min_left` and twice its price seem
+    left, it has `length` iterations.
     """
 
     def __init__(self, candidate: CandidatePreconditioner) -> None:
@@ -374,17 +374,22 @@ def full_scale(
         return None
     make = functools.partial(_full_scale, system, first, seed, settings)  # which can be pickled
     count, variances = system.space.count(system.noise), float(system.space.sum(system.diagonal()))
-    share = -float(system.space.max(-system.noise)) * count / variances if variances > 0.0 else math.inf
-    prices = [_price(count, first.rank, one, share, settings.comparison) for one in settings.full_scale]
+    extremes = (-float(system.space.max(-system.noise)), float(system.space.max(system.noise)))
+    noise = [one * count / variances if variances > 0.0 else math.inf for one in extremes]
+    prices = [_price(count, first.rank, one, noise, settings.comparison) for one in settings.full_scale]
     while kept and math.isinf(prices[kept]):
         kept -= 1
     return CandidatePreconditioner(make, prices, kept=kept, settings=settings.comparison, space=system.space)
 
 
-def _price(count: int, rank: int, sizes: FullScaleSettings, noise: float, settings: ComparisonSettings) -> float:
-    """`making_passes`; inf where that is too long, or the noise, over the variance, too small for the digits of W."""
+def _price(
+    count: int, rank: int, sizes: FullScaleSettings, noise: Sequence[float], settings: ComparisonSettings
+) -> float:
+    """`making_passes`; inf where that is too long, or the smallest or the largest noise, over the mean variance, is
+    beyond what the digits of W are for."""
     price = making_passes(count, rank, sizes, settings)
-    return price if noise >= sizes.min_noise and price <= sizes.max_price else math.inf
+    allowed = all(sizes.min_noise <= one <= sizes.max_noise for one in noise)
+    return price if allowed and price <= sizes.max_price else math.inf
 
 
 def making_passes(count: int, rank: int, sizes: FullScaleSettings, settings: ComparisonSettings) -> float:
