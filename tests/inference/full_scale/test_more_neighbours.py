@@ -95,15 +95,17 @@ def test_plans_have_room_for_them() -> None:
     """Where nobody named neighbours or a time limit and they fit; else none are tried."""
     n, d = 36_000, 8
 
-    def build(**asked: object) -> ApproximatePlan:
+    def build(n: int = n, **asked: object) -> ApproximatePlan:
         return fgp.plan(model(d), n=n, d=d, approximation="full_scale", **asked)
 
+    few = [build(3000, inducing=8, **asked) for asked in ({}, {"neighbours": 96}, {"neighbours": 192})]
+    assert few[0].peak_bytes == few[1].peak_bytes > few[2].peak_bytes, "fewer wide sets are taken together"
+    assert few[0].training_bytes == few[2].training_bytes > few[1].training_bytes
     free, twice = build(), build(inducing=512, neighbours=192)
     assert (free.neighbours, free.most_neighbours) == (96, 192)
     assert free.training_bytes == max(twice.training_bytes, build(neighbours=96).training_bytes)
     assert free.fit_seconds < twice.fit_seconds
     assert free.fit_seconds_high > twice.fit_seconds_high, "trying them takes time too"
-    assert free.peak_bytes == max(twice.peak_bytes, build(neighbours=96).peak_bytes)
     assert "192 where these add much" in str(free)
     assert ApproximatePlan.from_json(free.to_json()) == free
     for asked in ({"neighbours": 96}, {"time_limit": 1e4}):
