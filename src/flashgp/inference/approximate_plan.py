@@ -59,16 +59,13 @@ def approximate_plan(
     # What is free now is asked for once: all steps compare with the same number.
     resources = replace(resources, memory=max(1, resources.available()[str(resources.devices[0])]))
 
-    def plan_of(one: Approximation, step: int) -> ApproximatePlan:
+    def with_sizes(one: Approximation, sizes: Sizes) -> ApproximatePlan:
         return plan_approximate(
-            one.kind, problem, one.sizes_at(step, problem.n).within(problem.u), resources,
-            read=read, points_open=one.leaves_points,
-        )  # fmt: skip
-
-    def with_sizes(sizes: Sizes) -> ApproximatePlan:
-        return plan_approximate(
-            asked.kind, problem, sizes.within(problem.u), resources, read=read, points_open=asked.leaves_points
+            one.kind, problem, sizes.within(problem.u), resources, read=read, points_open=one.leaves_points
         )
+
+    def plan_of(one: Approximation, step: int) -> ApproximatePlan:
+        return with_sizes(one, one.sizes_at(step, problem.n))
 
     def fits(plan: ApproximatePlan) -> bool:
         return (plan.training_bytes if training else plan.peak_bytes) <= plan.available_bytes
@@ -93,7 +90,7 @@ def approximate_plan(
         size = min(problem.n, max(work.min_block, work.block_numbers // max(1, chosen.inducing)))
         return chosen.with_minibatches(min(problem.n, buffer_rows(size, problem.d + problem.outputs)))
     if training and time_limit is None and asked.leaves_neighbours and not taken and fits(chosen):
-        more = with_sizes(chosen.sizes.doubled())
+        more = with_sizes(asked, chosen.sizes.doubled())
         if more.neighbours > chosen.neighbours and fits(more):
             return chosen.with_more_neighbours(more)
     return chosen
