@@ -380,6 +380,20 @@ def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> 
     assert np.allclose(read(out)["mean"], mean, rtol=1e-12)
 
 
+def test_rows_that_were_fitted_are_scored_apart(folder: Path, tmp_path: Path) -> None:
+    """The 48 of 60 rows that the model was fitted to: the others have the scores that the fit had."""
+    common = ("predict", folder / "model.safetensors", folder / "table.csv", "--out", tmp_path / "p.csv")
+    said = json.loads(run(*common, "--json").stdout)
+    assert (said["rows_fitted"], said["fitted_scores"]["rows"], said["scores"]["rows"]) == (48, 48, 12)
+    assert said["scores"] == pytest.approx(json.loads((folder / "fit.json").read_text())["held_out"])
+    text = run(*common).stdout
+    assert "12 rows that were not fitted" in text
+    assert "48 rows that were fitted" in text
+    new = write(tmp_path / "new.csv", HEAD, columns(9, seed=1))
+    said = json.loads(run(*common[:2], new, *common[3:], "--json").stdout)
+    assert (said["rows_fitted"], said["fitted_scores"]) == (0, None)
+
+
 def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -> None:
     budgets = []
 

@@ -195,6 +195,48 @@ def test_rows_are_learned_in_units_of_the_table(model: fgp.TableModel) -> None:
     assert model.update(more, window=50).posterior.count == 50
 
 
+@pytest.mark.parametrize("approximation", [None, "full_scale", "sparse"])
+def test_rows_that_were_fitted_are_scored_apart(model: fgp.TableModel, approximation: Any, tmp_path: Path) -> None:
+    """Equal in inputs and target, however far they travelled; what is new is scored as new."""
+    post = model.posterior
+    post = post.gp.condition(post.x, post.y, approximation=approximation)
+    model.with_posterior(post).save(tmp_path / "m")
+    model = fgp.TableModel.load(tmp_path / "m")
+    pd.concat([pd.DataFrame(houses()), pd.DataFrame(houses(9, seed=1))]).to_csv(tmp_path / "both.csv")
+    for table in (tmp_path / "both.csv", pd.read_csv(tmp_path / "both.csv").iloc[::-1]):
+        found = model.predict(table)
+        assert found.known is not None
+        assert sorted(found.known) == [False] * 9 + [True] * 40
+        assert found.scores is not None
+        assert found.known_scores is not None
+        assert (found.scores.rows, found.known_scores.rows) == (9, 40)
+        assert any("40 rows of 49" in note for note in found.notes)
+    alone = model.predict(houses(9, seed=1))
+    assert alone.scores is not None
+    assert alone.scores.rmse == pytest.approx(found.scores.rmse)
+    assert alone.known_scores is None
+    assert not any("learned" in note for note in alone.notes)
+    assert model.predict(houses()).scores is None
+    other = {**houses(), "price": [value + 0.5 for value in houses()["price"]]}
+    assert not model.predict(other).known.any(), "a new observation at known inputs"  # type: ignore[union-attr]
+    del other["price"]
+    assert model.predict(other).known is None
+
+
+def test_an_update_says_which_rows_it_knew(model: fgp.TableModel) -> None:
+    def repeated(one: fgp.TableModel) -> list[dict[str, Any]]:
+        return [event.fields for event in one.report.events if event.kind is fgp.EventKind.ROWS_KNOWN]
+
+    more = model.update(pd.concat([pd.DataFrame(houses())[:7], pd.DataFrame(houses(9, seed=2))]))
+    assert [(event["rows"], event["of"]) for event in repeated(more)] == [(7, 16)]
+    assert more.learned is not None
+    assert more.learned.scores.rows == 9  # type: ignore[union-attr]
+    assert more.learned.known_scores.rows == 7  # type: ignore[union-attr]
+    assert not repeated(more.update(houses(5, seed=3)))
+    assert repeated(more.update(houses(9, seed=2)))[0]["rows"] == 9, "what was learned since is known, too"
+    assert not repeated(model)
+
+
 def test_columns_are_matched_by_name_and_an_index_is_none(model: fgp.TableModel) -> None:
     table = pd.DataFrame(houses(8, seed=1))
     shuffled = table[["garden", "price", "city", "size", "built"]].assign(other=1.0)
@@ -218,7 +260,7 @@ def test_a_kernel_over_the_inputs() -> None:
     numbers, table = [0, 2, 3], houses()
     kernel = fgp.kernels.Matern(2.5, torch.ones(3), numbers) * fgp.kernels.Categorical(1.0, [1])
     model = fgp.TableModel(kernel, **QUICK).fit(table, target="price")
-    assert model.predict(table).scores.rmse < 10.0  # type: ignore[union-attr]
+    assert model.predict(table).known_scores.rmse < 10.0  # type: ignore[union-attr]
     assert kernel.parts[0].lengthscale.value.tolist() == [1.0] * 3, "what was passed stays as it is"
     with pytest.raises(fgp.DomainError, match=r"got Matern for column 1 \('city'\), whose codes have no order"):
         fgp.TableModel(fgp.kernels.Matern(2.5)).fit(table, target="price")

@@ -97,6 +97,10 @@ def test_a_model_is_that_of_the_held_table_in_its_units(tmp_path: Path) -> None:
     assert np.abs(p.mean - q.mean).max() < 0.5 * p.std.mean()
     assert p.scores is not None
     assert p.scores.rmse < 2.0
+    again = found.predict(columns)
+    assert again.known is None, "the rows are not held"
+    assert again.scores is not None
+    assert any("is not known" in note for note in again.notes)
     fgp.save(found, tmp_path / "m.safetensors")
     assert np.array_equal(fgp.load(tmp_path / "m.safetensors").predict(new).std, p.std)
     assert found.importance().names[found.importance().order[0]] in ("hour", "city")

@@ -56,8 +56,15 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         console.note(text)
     scores, rows, events = so_far.scores, so_far.counts.predicted, so_far.events
     console.say(f"predicted {rows:,} rows of {options.table} from {model.posterior.count:,} fitted rows")
+    known = so_far.known_scores
     if scores is not None:
-        console.pairs(f"against {model.target}, {scores.rows:,} rows", scores.lines(model.target))
+        which = "" if known is None else " that were not fitted"
+        console.pairs(f"against {model.target}, {scores.rows:,} rows{which}", scores.lines(model.target))
+    if known is not None:
+        console.pairs(
+            f"against {model.target}, {known.rows:,} rows that were fitted: new rows are predicted less well",
+            known.lines(model.target),
+        )
     if so_far.sampled:
         console.pairs("deviations are estimates", [("event", str(event)) for event in events])
     console.say(f"wrote {options.out}: {', '.join(so_far.columns)}")
@@ -74,6 +81,8 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         "largest_std_error": so_far.largest_error,
         "events": [event.to_json() for event in events],
         "scores": None if scores is None else scores.to_json(),
+        "rows_fitted": so_far.known,
+        "fitted_scores": None if known is None else known.to_json(),
         "seconds": time.perf_counter() - began,
     }
 
@@ -112,6 +121,8 @@ class _SoFar:
     target: str
     counts: RowCounts = field(default_factory=RowCounts)
     scores: Scores | None = None
+    known_scores: Scores | None = None
+    known: int | None = None
     columns: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
@@ -121,9 +132,10 @@ class _SoFar:
     def add(self, prediction: TablePrediction) -> None:
         """The next part."""
         self.counts = self.counts.joined(RowCounts.of(prediction))
-        scores = prediction.scores
-        if scores is not None:
-            self.scores = scores if self.scores is None else self.scores.joined(scores)
+        self.scores = _joined(self.scores, prediction.scores)
+        self.known_scores = _joined(self.known_scores, prediction.known_scores)
+        if prediction.known is not None:
+            self.known = (self.known or 0) + int(prediction.known.sum())
         seen = {event.kind for event in self.events}
         self.events += [event for event in prediction.report.events if event.kind not in seen]
         self.notes |= dict.fromkeys(prediction.notes)
@@ -140,3 +152,8 @@ class _SoFar:
         more = len(found) - SHOWN_NOTES
         found = [*found[:SHOWN_NOTES], *([f"and {more:,} more like these."] if more > 0 else [])]
         return [*dict.fromkeys((*found, *self.counts.notes(self.target)))]
+
+
+def _joined(one: Scores | None, other: Scores | None) -> Scores | None:
+    """Of the rows of both."""
+    return other if one is None else one if other is None else one.joined(other)

@@ -41,8 +41,10 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
         f"learned {len(learned.rows):,} rows of {options.rows}: the model had {before.count:,} rows and has "
         f"{posterior.count:,}"
     )
-    if scores is not None:
-        console.pairs("predicted before they were learned", scores.lines(model.target))
+    scored = ("predicted before they were learned", "known already, so that these figures say nothing of new rows")
+    for words, found in zip(scored, (scores, learned.known_scores), strict=True):
+        if found is not None:
+            console.pairs(f"{words}, {found.rows:,} rows", found.lines(model.target))
     residual = posterior.report.relative_residual
     console.pairs("posterior", [("residual", "-" if residual is None else f"{residual:.1e}"),
                                 *(("event", str(event)) for event in posterior.report.events)])  # fmt: skip
@@ -58,6 +60,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
         "rows_now": posterior.count,
         "window": options.window,
         "refine": options.refine,
+        "rows_known": None if learned.known is None else int(learned.known.sum()),
         "scores": None if scores is None else scores.to_json(),
         "relative_residual": residual,
         "events": [event.to_json() for event in posterior.report.events],

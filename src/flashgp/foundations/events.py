@@ -408,6 +408,10 @@ class EventKind(Enum):
     )
 
     # online
+    ROWS_KNOWN = (
+        "{rows:n row} of {of:,} were known already, inputs and target alike: the model now counts them once more. "
+        "Leave them out if they are the same observations."
+    )
     UPDATED = (
         "{appended:n row} appended and {dropped:,} dropped since conditioning[, {refactorised:n refactorisation}]"
         "[, hyperparameters refined {refined:n time}][; this update {iterations:n iteration}, {seconds:seconds}]"

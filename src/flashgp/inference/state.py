@@ -155,6 +155,11 @@ class State:
         return self.x, self.y
 
     @property
+    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
+        """x and y of all training rows; None where they are not held."""
+        return self.x, self.y
+
+    @property
     def rows_kept(self) -> Any:
         """The rows that importance and plots are told from: all."""
         return self

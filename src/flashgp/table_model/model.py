@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,7 @@ from flashgp.files.container import file_path
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import ApproximatePosterior
@@ -27,12 +29,13 @@ from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.plan import price_of
-from flashgp.inference.state import State
+from flashgp.inference.state import UPDATE, State
 from flashgp.kernels import Kernel
 from flashgp.processes.group import Group
 from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Table, Unseen, table_of
 
+from .known_rows import KnownRows
 from .prediction import RowCounts, TablePrediction, in_place
 from .settings import TableSettings
 
@@ -63,6 +66,12 @@ class _Learned:
     scaling: Scaling
     fit: "Fit | None" = None
     last: TablePrediction | None = None
+
+    @cached_property
+    def known(self) -> KnownRows | None:
+        """The rows that it has learned; None where they are not held."""
+        rows = self.posterior.state.rows_learned
+        return None if rows is None else KnownRows.of(*rows)
 
 
 class TableModel:
@@ -276,6 +285,9 @@ class TableModel:
             source, data, np.concatenate(means), np.concatenate(stds), None, data.y, posterior.report
         )
         last = replace(last, notes=(*last.notes, *RowCounts.of(last).notes(self.target)))
+        if last.known is not None and last.known.any():
+            repeated = Event(EventKind.ROWS_KNOWN, rows=int(last.known.sum()), of=len(x), stage=UPDATE)
+            posterior.report.events.append(repeated)
         return self._with(replace(fitted, posterior=posterior, last=last))
 
     # -- answers ------------------------------------------------------------------------------------------------------
@@ -589,8 +601,24 @@ class TableModel:
             errors = np.abs(scaling.predictive(mean, std + moved).std - target.std)
             if scaling.transform.identity:
                 errors = scaling.std(moved)
-        notes = tuple(dict.fromkeys((*table.notes, *data.notes)))
-        return TablePrediction(self.target, target, data.rows, errors, observed, scaling.target_scale, notes, report)
+        notes, known = tuple(dict.fromkeys((*table.notes, *data.notes))), None
+        if observed is not None:
+            known = self._known(data, observed)
+            if known is None:
+                notes = (*notes, "whether rows that are scored were fitted is not known: the model does not hold them.")
+        return TablePrediction(
+            self.target, target, data.rows, errors, observed, scaling.target_scale, notes, report, known
+        )
+
+    def _known(self, data: EncodedTable, observed: _Numbers) -> npt.NDArray[np.bool_] | None:
+        """Which rows of a table, whose target is `observed`, the model has learned; None where nobody knows."""
+        rows = self._require("known").known
+        if rows is None:
+            return None
+        scaling, known = self.scaling, np.zeros(data.total, bool)
+        y = (scaling.transform.forward(observed[data.rows]) - scaling.y_shift) / scaling.y_scale
+        known[data.rows] = rows.hold(scaling.x(data.x), y)
+        return known
 
 
 def fit_prepared(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.quantities import counted
 from flashgp.foundations.report import Report
 from flashgp.target_transform import WarpedNormal
 
@@ -33,6 +34,8 @@ class TablePrediction:
         unit: the standard deviation of the training targets, for standardised scores.
         notes: what was decided, sentences for the user.
         report: how it was computed; of the posterior, where rows were predicted in several steps.
+        known: which rows the model had learned before, inputs and target alike, (rows of the table,); None where the
+            table has no target, or the model does not hold its rows.
 
     Example:
         >>> x = np.linspace(0.0, 6.0, 40)
@@ -53,6 +56,7 @@ class TablePrediction:
     unit: float
     notes: tuple[str, ...]
     report: Report
+    known: npt.NDArray[np.bool_] | None = None
 
     @cached_property
     def mean(self) -> _Numbers:
@@ -96,13 +100,25 @@ class TablePrediction:
 
     @cached_property
     def scores(self) -> Scores | None:
-        """How good the predictions are over the rows that have the target; None where the table has none."""
+        """How good the predictions are over the rows that have the target and that the model has not learned; None
+        where there are none. Where nobody knows which rows it has learned (`known` is None), over all with the
+        target."""
+        return self._scores_of(None if self.known is None else ~self.known)
+
+    @cached_property
+    def known_scores(self) -> Scores | None:
+        """The same over the rows that the model has learned: how closely it follows them, not how it predicts new
+        ones. None where there are none."""
+        return None if self.known is None else self._scores_of(self.known)
+
+    def _scores_of(self, some: npt.NDArray[np.bool_] | None) -> Scores | None:
         if self.observed is None:
             return None
-        known = np.isfinite(self.observed) & np.isfinite(self.distribution.location)
-        if not known.any():
+        scored = np.isfinite(self.observed) & np.isfinite(self.distribution.location)
+        scored &= True if some is None else some
+        if not scored.any():
             return None
-        return Scores.of(self.observed[known], self.distribution.rows(known), self.unit)
+        return Scores.of(self.observed[scored], self.distribution.rows(scored), self.unit)
 
     def columns(self, *, std: bool = True, interval: float | None = None) -> dict[str, _Numbers]:
         """Named columns, for a file or a frame: mean, std, std_error where deviations are estimates, lower, upper."""
@@ -132,24 +148,26 @@ class TablePrediction:
 @dataclass(frozen=True)
 class RowCounts:
     """Rows of predictions that follow each other. Fields: rows; predicted, with all inputs; valued, with a value of the
-    target, of those where the table has it, known."""
+    target, of those where the table has it, known; fitted, that the model had learned before."""
 
     rows: int = 0
     predicted: int = 0
     known: int = 0
     valued: int = 0
+    fitted: int = 0
 
     @staticmethod
     def of(prediction: TablePrediction) -> "RowCounts":
         observed, rows = prediction.observed, len(prediction)
         known = (0, 0) if observed is None else (rows, int(np.isfinite(observed).sum()))
-        return RowCounts(rows, len(prediction.rows), *known)
+        fitted = 0 if prediction.known is None else int(prediction.known.sum())
+        return RowCounts(rows, len(prediction.rows), *known, fitted)
 
     def joined(self, other: "RowCounts") -> "RowCounts":
         """Of both."""
         return RowCounts(
             self.rows + other.rows, self.predicted + other.predicted, self.known + other.known,
-            self.valued + other.valued,
+            self.valued + other.valued, self.fitted + other.fitted,
         )  # fmt: skip
 
     def notes(self, target: str) -> tuple[str, ...]:
@@ -159,6 +177,8 @@ class RowCounts:
             found.append(f"{without:,} rows with missing values have nan in every column of the result.")
         if 0 < self.valued < self.known:
             found.append(f"{self.known - self.valued:,} rows have no value of {target!r} and are not scored.")
+        if self.fitted:
+            found.append(f"{counted(self.fitted, 'row')} of {self.rows:,} the model has learned before: scored apart.")
         return tuple(found)
 
 

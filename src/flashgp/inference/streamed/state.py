@@ -102,6 +102,11 @@ class StreamedState:
         return not self.prior_of_rows.likelihood.rows_alike
 
     @property
+    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
+        """x and y of all training rows; None where they are not held, or not by this rank."""
+        return None if self.held is None or self.held.length != self.count else (self.held.x, self.held.y)
+
+    @property
     def rows_kept(self) -> Any:
         """The sample, with the prior of its rows. Raises: DomainError where the likelihood knows rows one by one."""
         if self.knows_rows:
