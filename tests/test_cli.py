@@ -20,12 +20,16 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
+from flashgp import plots
 from flashgp.cli.application import application
 from flashgp.cli.console import Console
+from flashgp.cli.fit_page import fit_page
 from flashgp.cli.fitting import run_fit
 from flashgp.cli.options import FitOptions
-from flashgp.cli.outcome import Asked, outcome_of
+from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
+from flashgp.foundations.deadline import Deadline
+from flashgp.inference.unfinished import Unfinished
 from flashgp.standardise import Scaling
 from flashgp.table_model import TableModel
 from flashgp.table_model.model import fit_prepared
@@ -149,6 +153,30 @@ def test_inputs_are_ranked_by_importance(folder: Path) -> None:
     assert "Importance: how much worse rows are predicted" in page
     assert "1 / lengthscale" not in page
     assert page.index("Along x") < page.index("Along &lt;script")
+
+
+def test_importance_is_headed_by_what_ended_the_fit(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its intervals are of rows and permutations: they do not say that the parameters are not there yet."""
+    finished = json.loads((folder / "fit.json").read_text())
+    assert finished["unfinished"] is None
+    assert "did not finish" not in (folder / "report.html").read_text()
+    options = FitOptions(table=str(folder / "table.csv"), target="y", kernel="RBF()")
+    console = Console(quiet=True)
+    prepared = prepare_table(options, console)
+    model = fit_prepared(prepared, Deadline.after(1e-9))
+    outcome = outcome_of(prepared, model, Asked(options, 0.0), console)
+    assert outcome.importance is not None
+    assert outcome.importance.unfinished is Unfinished.TIME
+    assert repr(outcome.importance).splitlines()[1] == Unfinished.TIME.heading
+    assert Unfinished.TIME.heading in plots.importance(outcome.importance).get_title(loc="left")
+    assert outcome_json(outcome)["unfinished"] == "TIME"
+    text = fit_page(outcome).html()
+    assert f"What follows is {Unfinished.TIME.heading}" in text
+    console.quiet = False
+    say_outcome(outcome, console)
+    assert f"inputs by importance, {Unfinished.TIME.heading}" in capsys.readouterr().out
 
 
 def test_what_is_maximised_and_the_priors_are_shown(folder: Path) -> None:
@@ -459,7 +487,7 @@ def test_a_table_without_header(tmp_path: Path) -> None:
     assert (said["target"], said["inputs"]) == ("column_2", ["column_1", "column_3"])
     run("predict", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     scored = json.loads(run("predict", model, tmp_path / "t.csv", "--out", tmp_path / "q.csv", "--json").stdout)
-    assert scored["scores"]["rows"] == 20
+    assert scored["fitted_scores"]["rows"] == 20
     assert np.array_equal(read(tmp_path / "p.csv")["mean"], read(tmp_path / "q.csv")["mean"])
 
 

@@ -113,8 +113,11 @@ def _functions(outcome: FitOutcome) -> Section:
         if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS
     ]
     missing = [Notes(["The time limit left no time to draw the function along every input."])]
+    unfinished = outcome.fit.unfinished
+    whose = [] if unfinished is None else [Notes([f"What follows is {unfinished.heading}."])]
     return Section(
-        "What has the model learned?", [*_importance(outcome), *parts, *(missing if len(parts) < len(wanted) else [])]
+        "What has the model learned?",
+        [*whose, *_importance(outcome), *parts, *(missing if len(parts) < len(wanted) else [])],
     )
 
 

@@ -142,8 +142,11 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         where = scored_words(outcome)
         console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
     if outcome.importance is not None:
+        unfinished = outcome.importance.unfinished
+        whose = "" if unfinished is None else f", {unfinished.heading}"
         console.say(
-            f"inputs by importance: RMSE grows by so much where one is permuted among {outcome.importance.rows} rows"
+            f"inputs by importance{whose}: RMSE grows by so much where one is permuted among {outcome.importance.rows} "
+            "rows"
         )
         console.table(*importance_table(outcome.importance))
     console.say("parameters")
@@ -312,6 +315,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "events": [event.to_json() for event in report.events],
         "interrupted": outcome.fit.interrupted,
+        "unfinished": None if outcome.fit.unfinished is None else outcome.fit.unfinished.name,
         "out": options.out,
         "report": options.report,
     }

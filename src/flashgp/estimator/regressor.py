@@ -6,6 +6,7 @@ back in the units of y. Frames go through scikit-learn and narwhals: neither pan
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.unfinished import why_unfinished
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT, TableKernel
 from flashgp.likelihoods import Gaussian
@@ -471,7 +473,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if groups is None and hasattr(self, "feature_names_in_"):
             groups = {str(name): j for j, name in enumerate(self.feature_names_in_)}
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.posterior_.state.rows_kept, groups, settings, self._units.mean_of)
+        found = importance(self.posterior_.state.rows_kept, groups, settings, self._units.mean_of)
+        events = (*self.report_.events, *self.posterior_.report.events)
+        return replace(found, unfinished=why_unfinished(events, interrupted=False))
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False

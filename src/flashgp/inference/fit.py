@@ -40,6 +40,7 @@ from flashgp.inference.training.fit import Fitted, fit_prior, interrupted_messag
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.progress_bar import shown_progress
+from flashgp.inference.unfinished import Unfinished, why_unfinished
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource, held, source_of
@@ -63,6 +64,11 @@ class Fit:
     priors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     log_prior: float | None = None
     columns: tuple[str, ...] | None = None
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        """Why more time, or a closer approximation, may change what the model says; None where nothing does."""
+        return why_unfinished((*self.report.events, *self.posterior.report.events), interrupted=self.interrupted)
 
     def rows(self) -> list[NumberRow]:
         """Every number of the model with the column that it belongs to and the prior that it was fitted under."""

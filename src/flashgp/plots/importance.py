@@ -49,7 +49,8 @@ def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: 
     low, high = (end.numpy()[shown] for end in found.interval(level))
     values = found.rmse.numpy()[shown]
     ax = new_axes(ax, (5.4, max(2.2, 1.1 + 0.3 * len(shown))))
-    style(ax, f"RMSE grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", grid="x")
+    whose = "" if found.unfinished is None else found.unfinished.heading
+    style(ax, f"RMSE grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", whose, grid="x")
     heights = np.arange(len(shown))
     ax.barh(heights, values, height=0.66, color=BLUE, alpha=0.85)
     ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)

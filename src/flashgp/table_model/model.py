@@ -446,7 +446,8 @@ class TableModel:
                 )
             columns[name] = [places[one] for one in each]
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.posterior.state.rows_kept, columns, settings, scaling.mean_of)
+        found = importance(self.posterior.state.rows_kept, columns, settings, scaling.mean_of)
+        return replace(found, unfinished=None if self.training is None else self.training.unfinished)
 
     @property
     def posterior(self) -> Posterior:

@@ -27,6 +27,7 @@ from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.exact_predictor import predict
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.unfinished import Unfinished
 from flashgp.likelihoods.base import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 
@@ -89,6 +90,8 @@ class Importance:
         log_density: what the mean log density of a held-out observation falls by, nats a row, the same shape.
         rmse_error, log_density_error: their standard errors, over rows and permutations.
         rows: held out; others: rows that each was predicted from; permutations: of each column.
+        unfinished: why the model is not what it would become, where that is known; the intervals are of rows and
+            permutations, not of the fit.
 
     The parameters were fitted to the rows held out too. Columns that say the same stand in for each other: of two
     copies of one column neither may look important.
@@ -112,6 +115,7 @@ class Importance:
     rows: int
     others: int
     permutations: int
+    unfinished: Unfinished | None = None
 
     def __repr__(self) -> str:
         """A table, the most important first, with 95 % intervals."""
@@ -119,6 +123,7 @@ class Importance:
         lines = [
             f"Importance: {self.rows:,} held-out rows predicted from {self.others:,} others, {self.permutations} "
             f"permutation{'s' * (self.permutations > 1)} of each column",
+            *([] if self.unfinished is None else [self.unfinished.heading]),
             "".join((f"{'':<20}", f"{'RMSE grows by':>14}", f"{'95 % interval':>24}", f"{'nats a row':>14}",
                      f"{'95 % interval':>24}")),
         ]  # fmt: skip
