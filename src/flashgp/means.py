@@ -1,4 +1,7 @@
-"""Prior means: Zero, Constant, Linear; any `nn.Module` from (*batch, n, d) to (*batch, n) serves as one too."""
+"""Prior means: Zero, Constant, Linear; any `nn.Module` from (*batch, n, d) to (*batch, n) serves as one too.
+
+It is called in evaluation mode always, in `fit` too: a likelihood that changes at random cannot be maximised.
+"""
 
 from typing import Any
 
@@ -140,7 +143,8 @@ def evaluate_mean(
 ) -> Float64[Tensor, "*batch n"] | Float64[Tensor, "*batch n outputs_or_1"]:
     """The prior mean at x, float64, shape (*batch, n) or, with outputs, (*batch, n, outputs or 1).
 
-    A foreign module runs in the dtype of its own parameters; a trailing dimension of one is dropped for one output.
+    A foreign module runs in the dtype of its own parameters and in evaluation mode; a trailing dimension of one is
+    dropped for one output.
     Raises: ShapeError naming what the module returned.
     """
     known = isinstance(mean, tuple(REGISTRY.values()))

@@ -2,18 +2,27 @@
 
 Autocast would multiply float32 tiles in half precision; inference mode would leave tensors in a posterior that no
 gradient may pass later. Neither is changed for the caller. The caller's own networks are another matter: what runs
-within `callers_autocast` runs as the caller has it.
+within `callers_autocast` runs as the caller has it. A network in training mode (dropout, batch normalisation) would
+make a covariance function that changes from call to call: within `evaluation_mode` it is in evaluation mode.
 """
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
-__all__ = ["autocast_disabled", "autocast_of_the_caller", "callers_autocast", "outside_inference_mode"]
+__all__ = [
+    "autocast_disabled",
+    "autocast_of_the_caller",
+    "callers_autocast",
+    "evaluation_mode",
+    "outside_inference_mode",
+]
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -56,6 +65,67 @@ def callers_autocast() -> Iterator[None]:
         for device, dtype in _outside.autocast.items():
             stack.enter_context(torch.autocast(device, dtype))
         yield
+
+
+class _Evaluated:
+    """Of the modules that calls of any thread have in evaluation mode: how many calls, and whether it was training."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls: dict[int, tuple[int, bool]] = {}  # by the id of the module
+
+    def enter(self, modules: list[nn.Module]) -> None:
+        with self.lock:
+            for module in modules:
+                count, training = self.calls.get(id(module), (0, module.training))
+                self.calls[id(module)] = count + 1, training
+                if not count and training:
+                    module.training = False
+
+    def leave(self, modules: list[nn.Module]) -> None:
+        with self.lock:
+            for module in modules:
+                count, training = self.calls.pop(id(module))
+                if count > 1:
+                    self.calls[id(module)] = count - 1, training
+                elif training:
+                    module.training = True
+
+
+_evaluated = _Evaluated()
+
+
+def _forget_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    _evaluated.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Within the block the module and all in it are in evaluation mode; then each is in the mode that it was in.
+
+    Only the flag `training` is set: what a module of the user's does in `train()` is not called.
+    """
+    modules = list(module.modules())
+    if torch.compiler.is_compiling():  # which follows no lock
+        training = [one for one in modules if one.training]
+        for one in training:
+            one.training = False
+        try:
+            yield
+        finally:
+            for one in training:
+                one.training = True
+        return
+    _evaluated.enter(modules)
+    try:
+        yield
+    finally:
+        _evaluated.leave(modules)
 
 
 def autocast_disabled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

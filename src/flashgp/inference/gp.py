@@ -46,7 +46,8 @@ class GP(Prior):
 
     Args:
         kernel: covariance function.
-        mean: prior mean, a flashgp mean or any nn.Module from (*batch, n, d) to (*batch, n); Constant by default.
+        mean: prior mean, a flashgp mean or any nn.Module from (*batch, n, d) to (*batch, n), which every call has in
+            evaluation mode and leaves in its own; Constant by default.
         likelihood: `flashgp.likelihoods.Gaussian` by default.
         outputs: None for y of shape (*batch, n); p for y of shape (*batch, n, p): outputs with one covariance function,
             independent of each other. Each has a noise variance of its own, and with it a factor; one factor serves all
@@ -211,7 +212,8 @@ class GP(Prior):
         """log p(y | x), eq. (M-33), in nats, with a closed-form gradient and Hessian: for own training loops.
 
         Both are there for autograd (also create_graph=True), torch.func (grad, hessian, jvp of grad) and vmap over
-        parameters, by parameters, x and y. A jitter counts as a constant.
+        parameters, by parameters, x and y. A jitter counts as a constant. It is the same at every call: `gp.train()`
+        and `gp.eval()` change nothing, since modules are evaluated in evaluation mode.
 
         Args:
             x: (*batch, n, d).

@@ -42,8 +42,9 @@ class Custom(Leaf):
         parameters: numbers, tensors or Parameters by name; whole tensors of any shape. Numbers and tensors are real:
             pass Parameter(0.5, torch.distributions.constraints.positive) for what must stay positive.
     Raises: DomainError for a function that is not symmetric (with the pair and both values) for these parameters or
-        others of their domains, has no finite value, does not take these parameters, looks at values, or uses a tensor
-        from outside; ShapeError for one that returns several numbers, and (on use) for other columns.
+        others of their domains, has no finite value, does not take these parameters, looks at values, draws random
+        numbers (dropout), or uses a tensor from outside; ShapeError for one that returns several numbers, and (on use)
+        for other columns.
     Cost: fused, that of its form. Tiled, n m calls' arithmetic in Python's order, one tile's temporaries in memory.
 
     Example:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashgp.foundations.contexts import autocast_of_the_caller, callers_autocast
+from flashgp.foundations.contexts import autocast_of_the_caller, callers_autocast, evaluation_mode
 from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Form, Rows
@@ -28,6 +28,8 @@ class Warped(Kernel):
     Args:
         module: maps (*batch, n, d) to (*batch, n, d'); runs in the dtype of its own parameters (float64 without any),
             under the caller's torch.autocast, where one is on: the report says so. All else is computed in full.
+            Every call of it is in evaluation mode, in `fit` and in training loops of your own too, and leaves its mode
+            as it was: dropout does nothing, and batch normalisation takes the running statistics that it has.
         kernel: the covariance function of the features.
         active_dims: the columns of x the module sees; None for all.
     Raises (on use): ShapeError when the module does not return one row per row.
@@ -69,7 +71,8 @@ class Warped(Kernel):
         x = active_columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
         if torch.compiler.is_compiling():
-            features = self.module(x.to(own))
+            with evaluation_mode(self.module):
+                features = self.module(x.to(own))
         else:
             with callers_autocast():
                 features = called(self.module, x.to(own))

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from flashgp.foundations.contexts import evaluation_mode
 from flashgp.foundations.errors import DomainError
 from flashgp.processes.group import Group
 
@@ -47,15 +48,16 @@ def summed_gradients(group: Group) -> Iterator[None]:
 
 
 def called(module: nn.Module, x: Tensor) -> Any:
-    """module(x), whose parameters get a gradient that the wrapper's mean makes a sum, (M-220); x gets its own.
+    """module(x) in evaluation mode; its parameters get a gradient that the wrapper's mean makes a sum, (M-220).
 
     Raises: DomainError for a module that is wrapped in part, or over other ranks.
     """
     group = _GROUP.get()
     divisor = 1.0 if group is None else _divisor(module, group)
-    if divisor == 1.0:
-        return module(x)
-    value = module(_Times.apply(x, 1.0 / divisor))
+    with evaluation_mode(module):
+        if divisor == 1.0:
+            return module(x)
+        value = module(_Times.apply(x, 1.0 / divisor))
     return _Times.apply(value, divisor) if isinstance(value, Tensor) else value
 
 

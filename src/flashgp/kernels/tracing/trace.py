@@ -76,8 +76,8 @@ def trace(function: PairFunction, tried: Sequence[Values], positive: frozenset[s
     Args:
         tried: its parameters by name, then other values they may take, to compare at; positive: the names of those
             that cannot be negative.
-    Raises: DomainError for a function that takes a tensor from outside, or whose code depends on values; ShapeError
-        for one that returns several numbers; Untraceable when the function itself fails.
+    Raises: DomainError for a function that takes a tensor from outside, draws random numbers, or whose code depends on
+        values; ShapeError for one that returns several numbers; Untraceable when the function itself fails.
     Cost: one run of the function in Python, and one per pair to compare with; nothing is remembered here.
     """
     values = tried[0]
@@ -124,8 +124,13 @@ class _Reading(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        out = func(*args, **kwargs)
         name = schema_name(func)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise DomainError(
+                f"`function` must have one value at every call, got one that draws random numbers (aten.{name}); "
+                "leave it out, or put its module into evaluation mode before the kernel is made, module.eval()"
+            )
+        out = func(*args, **kwargs)
         if name in ("lift_fresh", "lift_fresh_copy"):  # a tensor written in the function
             self.follow(out, Fixed(self.algebra.graph.literal(out.clone())))
             return out
