@@ -10,7 +10,7 @@ from flashgp.inference.exact.small import SmallModel
 from flashgp.kernels import REGISTRY, Kernel
 
 D = 3
-SERVED = {"SquaredExponential", "Matern", "RationalQuadratic", "Linear", "Polynomial", "Constant"}
+SERVED = {"SquaredExponential", "Matern", "RationalQuadratic", "Linear", "Polynomial", "Constant", "Periodic", "Cosine"}
 
 
 def rows(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ def test_what_it_does_not_serve_takes_the_general_path() -> None:
     assert SmallModel.of(gp, x, y) is not None
     batch = fgp.GP(fgp.kernels.RBF(torch.tensor([[0.5], [0.7]])))
     others = [
-        (fgp.GP(fgp.kernels.Periodic()), x, y),
+        (fgp.GP(fgp.kernels.SpectralMixture([1.0], torch.ones(1, D), torch.ones(1, D))), x, y),
         (fgp.GP(fgp.kernels.RBF(), fgp.means.Linear(torch.zeros(D))), x, y),
         (batch, x, y),
         (gp, x.clone().requires_grad_(), y),

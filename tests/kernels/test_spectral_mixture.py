@@ -51,16 +51,19 @@ def test_a_batch_of_mixtures() -> None:
         assert relative_error(found[member].detach(), single.detach()) <= 50 * EPS
 
 
-def test_the_spectrum_of_scattered_data_is_a_plain_sum() -> None:
-    """(M-53), and its largest value is at the frequency that is there, to the resolution of the data."""
-    x = 20 * random(150, 1)
-    y = 3.0 + torch.sin(2 * math.pi * 0.7 * x[:, 0])
+@pytest.mark.parametrize("d", [1, 2])
+def test_the_spectrum_of_scattered_data_is_that_of_least_squares(d: int) -> None:
+    """(M-53) with (M-247), and its largest value is at the frequency that is there, to the resolution of the data."""
+    x = 20 * random(150, d)
+    y = 3.0 + torch.sin(2 * math.pi * (x @ torch.tensor([0.3, 0.1], dtype=f64)[:d]))
     frequencies, power, resolution = spectrum_of(x, y, 0)
-    k = 100
-    wave = torch.exp(-2j * math.pi * frequencies[k, 0] * x[:, 0])
-    assert float(power[k]) == pytest.approx(float(((y - y.mean()) * wave).sum().abs() ** 2) / 150, rel=1e-10)
-    assert abs(float(frequencies[power.argmax(), 0]) - 0.7) <= float(resolution)
-    assert float(resolution) == pytest.approx(1 / float(x.max() - x.min()))
+    for k in (3, 100):
+        angle = 2 * math.pi * (x @ frequencies[k])
+        waves = torch.stack([torch.ones_like(y), angle.cos(), angle.sin()], 1)
+        left = y - waves @ torch.linalg.lstsq(waves, y[:, None]).solution[:, 0]
+        assert float(power[k]) == pytest.approx(1 - float(left.var() / y.var()), abs=1e-6)
+    assert abs(float(frequencies[power.argmax(), 0]) - 0.3) <= float(resolution[0])
+    assert float(resolution[0]) == pytest.approx(1 / float(x[:, 0].max() - x[:, 0].min()))
 
 
 def test_the_mixture_describes_two_peaks() -> None:

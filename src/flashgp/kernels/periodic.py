@@ -1,8 +1,10 @@
 """The periodic covariance function, eq. (M-10), and the cosine, eq. (M-11): distances and products on the circle."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -56,6 +58,23 @@ class Periodic(Leaf):
         scale = self.lengthscale.column().to(x.device)
         return (torch.cat([angle.cos() / scale, angle.sin() / scale], dim=-1),)
 
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        period, scale = values["period"], values["lengthscale"]
+        angle = x * (2.0 * math.pi / period)
+        cosine, sine = numpy.cos(angle) / scale, numpy.sin(angle) / scale
+
+        def pull(gradients: Sequence[Any]) -> dict[str, Any]:
+            by_cosine, by_sine = numpy.split(gradients[0], 2, axis=1)
+            by_angle = by_sine * cosine - by_cosine * sine
+            return {
+                "period": self._per_column(by_angle * angle, period) / -period,
+                "lengthscale": self._per_column(by_cosine * cosine + by_sine * sine, scale) / -scale,
+            }
+
+        return [numpy.concatenate([cosine, sine], axis=1)], pull
+
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
         """Those of the squared exponential on the circle, eq. (M-91)."""
         return [fourier(self.rows(x).features[0], draw)]
@@ -91,6 +110,20 @@ class Cosine(Leaf):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         angle = 2.0 * math.pi * (x * self.frequency.column().to(x.device)).sum(-1, keepdim=True)
         return (torch.cat([angle.cos(), angle.sin()], dim=-1),)
+
+    def small_features(
+        self, x: Any, values: dict[str, Any]
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+        frequency = values["frequency"]
+        angle = 2.0 * math.pi * (x * frequency).sum(1, keepdims=True)
+        cosine, sine = numpy.cos(angle), numpy.sin(angle)
+
+        def pull(gradients: Sequence[Any]) -> dict[str, Any]:
+            by_cosine, by_sine = numpy.split(gradients[0], 2, axis=1)
+            by_angle = by_sine * cosine - by_cosine * sine
+            return {"frequency": self._per_column(2.0 * math.pi * by_angle * x, frequency)}
+
+        return [numpy.concatenate([cosine, sine], axis=1)], pull
 
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
         return [Term(exact=self.rows(x).features[0])]

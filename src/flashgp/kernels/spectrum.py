@@ -1,15 +1,17 @@
 """The spectrum of scattered data, and a mixture of Gaussians that describes it, eq. (M-53): initial values only.
 
-    P(f) = |sum_i (y_i - mean) exp(-2 pi i f . x_i)|^2 / n
+    P(f) = share of sum_i (y_i - mean)^2 that a cosine and a sine at f explain                    (periodogram.py)
 
-is evaluated directly, since rows lie anywhere: on a grid for one column, at random frequencies for several. The
-mixture is fitted by expectation maximisation with the power as weights, from the strongest separate peaks.
+on an even grid for one column, at random frequencies for several. The mixture is fitted by expectation maximisation
+with the power as weights, from the strongest separate peaks.
 """
 
 import math
 
 import torch
 from torch import Tensor
+
+from flashgp.kernels.periodogram import SinusoidFits, periodogram
 
 __all__ = ["mixture_of", "spectrum_of"]
 
@@ -36,18 +38,19 @@ def spectrum_of(x: Tensor, y: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor
     # n rows tell n^(1/d) / 2 periods per column apart.
     limit = torch.minimum(limit, width * len(x) ** (1 / x.shape[-1]) / 2)
     if x.shape[-1] == 1:
-        frequencies = torch.linspace(0, 1, FREQUENCIES + 1, dtype=torch.float64)[1:, None] * limit
-    else:
-        generator = torch.Generator().manual_seed(seed)
-        unit = torch.rand(FREQUENCIES, x.shape[-1], generator=generator, dtype=torch.float64)
-        unit[:, 1:] = 2 * unit[:, 1:] - 1  # f and -f are one frequency
-        frequencies = unit * limit
-    centred = y - y.mean()
-    power = torch.zeros(FREQUENCIES, dtype=torch.float64)
-    for part in range(0, FREQUENCIES, 256):
-        angle = 2 * math.pi * (x @ frequencies[part : part + 256].T)
-        power[part : part + 256] = (centred @ angle.cos()) ** 2 + (centred @ angle.sin()) ** 2
-    return frequencies, power / len(x), width
+        found = periodogram(x[:, 0], y, degree=0, highest=float(limit), frequencies=FREQUENCIES)
+        return found.frequencies[:, None], found.power, width
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.rand(FREQUENCIES, x.shape[-1], generator=generator, dtype=torch.float64)
+    unit[:, 1:] = 2 * unit[:, 1:] - 1  # f and -f are one frequency
+    frequencies = unit * limit
+
+    def sums(values: Tensor, times: int) -> Tensor:
+        waves = (-2j * math.pi * times * (x @ part.T) for part in frequencies.split(256))
+        return torch.cat([values.to(torch.complex128) @ wave.exp() for wave in waves], 1)
+
+    weights = torch.full_like(y, 1.0 / len(y))
+    return frequencies, SinusoidFits(sums, x, weights, 0).power(y), width
 
 
 def mixture_of(
