@@ -1,5 +1,6 @@
 """`fgp.tune` measures what plans use, in seconds, and eight processes at once get along."""
 
+import itertools
 import multiprocessing
 import time
 import warnings
@@ -12,9 +13,12 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.diagnosis.installation import profile_findings
 from flashgp.foundations import profile_store
 from flashgp.foundations.accelerator import using_accelerator
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.contention import CoreTimes, reachable_cores
+from flashgp.foundations.errors import DomainError, FlashGPWarning, MeasurementDisturbedError
+from flashgp.foundations.operations import OperationTime
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile, machine_key, profile_path
 from flashgp.linalg.measuring import DenseSettings, measured_curve
@@ -31,10 +35,16 @@ def folder(profiles: Path) -> Path:
     return profiles
 
 
+def idle() -> CoreTimes:
+    """Nothing else runs, and every reading is a second after the one before."""
+    return CoreTimes(float(next(SECONDS)), 0.0, 0.0)
+
+
+SECONDS = itertools.count()
 DENSE = DenseSettings(orders=(16, 64), tall_orders=(16,), sides=(1, 16), together=3, measured_seconds=0.0)
 SHORT = tuning.TuneSettings(
     DENSE, points=((3, 1), (8, 2)), measured_seconds=0.0, quick_seconds=0.0, cpu_rows=64, accelerator_rows=64,
-    tile_rows=64,
+    tile_rows=64, core_times=idle,
 )  # fmt: skip
 QUICK = replace(SHORT, engines=(), dense=replace(DENSE, orders=(16,), together_orders=()))
 
@@ -182,6 +192,70 @@ def test_other_work_does_not_slow_the_rates(monkeypatch: pytest.MonkeyPatch) -> 
     assert tuning.TuneSettings(measured_seconds=6.0).seconds(call, CPU) == pytest.approx(0.5)
 
 
+class Busy:
+    """Readings, a second apart, in which others kept as many cores busy as listed; the last for good."""
+
+    def __init__(self, *others: float) -> None:
+        self.others, self.busy, self.count = list(others), 0.0, 0
+
+    def __call__(self) -> CoreTimes:
+        self.count += 1
+        if self.count % 2 == 0:  # what runs between two readings; the next task begins with a reading of its own
+            self.busy += self.others.pop(0) if len(self.others) > 1 else self.others[0]
+        return CoreTimes(float(self.count), self.busy, 0.0)
+
+
+def test_rates_beside_a_busy_core_are_refused(folder: Path) -> None:
+    """They would be several times too slow, for good: nothing is kept, plans stay as they are."""
+    _, _, threads, _ = machine_key()
+    cores = reachable_cores()
+    kept = fgp.tune(settings=QUICK)
+    heard: list[str] = []
+    busy = replace(QUICK, core_times=Busy(cores - threads + 1.0), attempts=3)
+    with pytest.raises(MeasurementDisturbedError, match=r"kept .* busy while it measured cpu gemm, float64") as caught:
+        fgp.tune(progress=lambda what, _: heard.append(what), settings=busy)
+    assert heard == ["cpu gemm, float64"] * 3
+    assert (caught.value.others_cores, caught.value.threads) == (cores - threads + 1.0, threads)
+    assert ("--threads" in str(caught.value)) == (threads > 1)
+    assert current_profile() == kept == MachineProfile.from_json(profile_path().read_text())
+
+
+def test_what_others_disturbed_for_a_while_is_measured_again(folder: Path) -> None:
+    _, _, threads, _ = machine_key()
+    much = reachable_cores() - threads + 1.0
+    heard: list[tuple[str, float]] = []
+    settings = replace(QUICK, core_times=Busy(0.1, much, much, 0.1))
+    profile = fgp.tune(progress=lambda *one: heard.append(one), settings=settings)
+    assert [what for what, _ in heard[:5]] == ["cpu gemm, float64", *["cpu gemm, float32"] * 3, "cpu cholesky, float64"]
+    assert [fraction for _, fraction in heard] == sorted(fraction for _, fraction in heard)
+    gemm = [one for one in profile.cpu.operations if (one.operation, one.dtype, one.batch) == ("gemm", "float32", 1)]
+    assert len(gemm) == len({one.rows for one in gemm}), "a rate that was measured again stands once"
+
+
+def test_rates_far_from_the_built_in_ones_are_named(folder: Path) -> None:
+    """Kept by a version that did not look, or on a machine that was busy without saying so."""
+    assert BUILT_IN.doubts() == []
+    usual = tuple(OperationTime("gemm", "float64", n, n, 1, 2 * n**3 / 2e10) for n in (64, 256, 1024))
+    dip = (usual[0], replace(usual[1], seconds=8 * usual[1].seconds), usual[2])
+    slow = replace(BUILT_IN.products[0], pairs_per_second=1e6)
+    assert replace(BUILT_IN, cpu=replace(BUILT_IN.cpu, operations=usual)).doubts() == []
+    bad = replace(
+        fgp.tune(keep=False, settings=QUICK),
+        cpu=replace(BUILT_IN.cpu, gemm_float64=1.88e7, operations=dip),
+        products=(slow, *BUILT_IN.products[1:]),
+    )
+    rate, product, curve = bad.doubts()
+    assert rate == "gemm_float64 0.019e9 a second (built in 60e9)"
+    assert "products by torch, float64, d=3, t=1" in product
+    assert curve == "gemm, float64 at 256: 2.5 GFLOP/s between 20 and 20"
+    profile_path().write_text(bad.to_json())
+    profile_store.forget_profiles()
+    with pytest.warns(FlashGPWarning, match=r"disturbed: gemm_float64 .* and 2 more\. Plans"):
+        assert fgp.plan(fgp.GP(fgp.kernels.RBF()), n=500, d=2).profile == "measured"
+    (said,) = [one for one in profile_findings() if one.severity == "warning"]
+    assert said.values["doubts"] == [rate, product, curve]
+
+
 def test_who_waited_takes_what_the_other_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
 
@@ -226,7 +300,7 @@ def test_eight_processes_at_once(folder: Path) -> None:
     for child in children:
         child.join(timeout=10)
     assert [child.exitcode for child in children] == [0] * 8
-    assert all(said == [] for *_, said in found)
+    assert [text for *_, said in found for text in said if "must have disturbed" not in text] == []  # eight at once do
     measured = [text for text, measures, _ in found if measures]
     assert all(text in measured for text, *_ in found), "who waited took what another had measured"
     files = [path for path in folder.iterdir() if path.suffix == ".json"]

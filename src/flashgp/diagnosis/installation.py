@@ -162,6 +162,11 @@ def profile_findings() -> Iterator[Finding]:
         where = f"kept in {path}" if kept else "known to this process only"
         machine = f"{counted(profile.cores, 'core')}, {counted(profile.threads, 'thread')}"
         yield Finding("profile", f"measured on this machine with {machine}; {where}", values=values)
+        doubts = profile.doubts()
+        if doubts:
+            advice = f"run `{tune_command()}` again while nothing else runs"
+            text = f"rates that other work must have disturbed: {'; '.join(doubts)}"
+            yield Finding("profile", text, "warning", advice, {"doubts": doubts})
         gone = unused_accelerator(profile, torch.cuda.device_count() > 0)  # which initialises nothing
         if gone:
             advice = "make the accelerator visible again (driver, CUDA_VISIBLE_DEVICES), or run "

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flashgp.foundations.processors import own_cores, usable_cores
 
-__all__ = ["CoreTimes", "OtherLoad"]
+__all__ = ["CoreTimes", "OtherLoad", "reachable_cores"]
 
 LEAST_SECONDS = 0.2  # between two readings: the system counts in hundredths of a second
 SPARE = 0.1  # of a core that others may keep busy before it counts as taken
@@ -45,6 +45,16 @@ class CoreTimes(NamedTuple):
                 busy += sum(times) - idle - twice
         return cls(time.perf_counter(), busy, process.user + process.system)
 
+    def others(self, later: "CoreTimes") -> float:
+        """Cores that other processes kept busy between this reading and a later one."""
+        return max(0.0, later.busy - self.busy - (later.own - self.own)) / (later.wall - self.wall)
+
+
+def reachable_cores() -> int:
+    """Cores of this process's affinity, on which others are counted; a quota may grant the time of fewer."""
+    mine = own_cores()
+    return len(mine) if mine else os.cpu_count() or 1
+
 
 class OtherLoad:
     """The load of other processes on this one's cores, measured between calls.
@@ -71,10 +81,6 @@ class OtherLoad:
                 time.sleep(max(0.0, LEAST_SECONDS - (time.perf_counter() - self._last.wall)))
             if time.perf_counter() - self._last.wall >= LEAST_SECONDS:
                 last, self._last = self._last, self._read()
-                wall = self._last.wall - last.wall
-                self._others = max(0.0, self._last.busy - last.busy - (self._last.own - last.own)) / wall
+                self._others = last.others(self._last)
                 self._known = True
-        # Others are counted on all cores of the affinity, of which a quota may grant the time of a few.
-        mine = own_cores()
-        reachable = len(mine) if mine else os.cpu_count() or 1
-        return max(1, min(usable_cores(), int(reachable - self._others + SPARE)))
+        return max(1, min(usable_cores(), int(reachable_cores() - self._others + SPARE)))

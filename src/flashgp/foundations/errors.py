@@ -17,6 +17,7 @@ __all__ = [
     "FitInterrupted",
     "FlashGPError",
     "FlashGPWarning",
+    "MeasurementDisturbedError",
     "MemoryBudgetError",
     "ModelFileError",
     "NotPositiveDefiniteError",
@@ -70,6 +71,19 @@ class DerivativeError(FlashGPError, NotImplementedError):
         super().__init__(message)
         self.order = order
         self.rows = rows
+
+
+class MeasurementDisturbedError(FlashGPError, RuntimeError):
+    """Other processes kept busy the cores that something was to be timed on; nothing of it was kept.
+
+    Fields: others_cores, that they kept busy; cores, that this process may use; threads, that it works with.
+    """
+
+    def __init__(self, message: str, *, others_cores: float, cores: int, threads: int) -> None:
+        super().__init__(message)
+        self.others_cores = others_cores
+        self.cores = cores
+        self.threads = threads
 
 
 class ModelFileError(FlashGPError, ValueError):

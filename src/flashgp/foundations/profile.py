@@ -20,6 +20,8 @@ from flashgp.foundations.operations import OperationTime, OperationTimes, operat
 __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
 
 SCHEMA = 4  # of the JSON; a file of another number is not read
+FAR = 100.0  # times slower than the built-in rate of two cores: slower than processors are, so something disturbed it
+DIP = 3.0  # times slower than at the sizes beside it: rates bend with size, but do not dip
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
 
@@ -187,6 +189,31 @@ class MachineProfile:
         except ValueError as error:
             raise DomainError(f"{error}; run `flashgp tune` again") from None
 
+    def doubts(self) -> list[str]:
+        """Rates of the CPU that something must have disturbed: far below built-in ones, or below those beside them."""
+        found = []
+        for name in ("gemm_float64", "gemm_float32", "cholesky_float64", "cholesky_float32", "copy_bytes", "exp",
+                     "block_pairs"):  # fmt: skip
+            here, usual = getattr(self.cpu, name), getattr(BUILT_IN.cpu, name)
+            if here * FAR < usual:
+                found.append(f"{name} {here / 1e9:.2g}e9 a second (built in {usual / 1e9:.2g}e9)")
+        for rate in self.products:
+            if rate.device == "cpu":
+                dtype = getattr(torch, rate.dtype)
+                usual = BUILT_IN.product_rate(rate.backend, "cpu", dtype, rate.symmetric, rate.d, rate.t)
+                if usual is not None and rate.pairs_per_second * FAR < usual:
+                    what = f"products by {rate.backend}, {rate.dtype}, d={rate.d}, t={rate.t}"
+                    found.append(
+                        f"{what}: {rate.pairs_per_second / 1e9:.2g}e9 pairs a second (built in {usual / 1e9:.2g}e9)"
+                    )
+        for (operation, dtype), curve in _curves(self.cpu.operations).items():
+            speeds = [(one.rows, operation_flops(operation, one.rows, one.columns) / one.seconds) for one in curve]
+            for (_, low), (rows, speed), (_, high) in zip(speeds, speeds[1:], speeds[2:], strict=False):
+                if speed * DIP < min(low, high):
+                    text = f"{operation}, {dtype} at {rows:,}: {speed / 1e9:.2g} GFLOP/s"
+                    found.append(f"{text} between {low / 1e9:.2g} and {high / 1e9:.2g}")
+        return found
+
     # -- as text ------------------------------------------------------------------------------------------------
     def lines(self) -> list[tuple[str, str]]:
         """(name, readable value) of what is known."""
@@ -240,19 +267,23 @@ def _rate_lines(prefix: str, rates: DeviceRates) -> list[tuple[str, str]]:
 
 def _operation_lines(times: Sequence[OperationTime]) -> list[tuple[str, str]]:
     """Each curve on a line: GFLOP/s at the orders of square problems, seconds for the rest."""
-    curves: dict[tuple[str, str], list[OperationTime]] = {}
-    for one in times:
-        if one.batch == 1 and (one.rows == one.columns or one.operation == "triangular"):
-            curves.setdefault((one.operation, one.dtype), []).append(one)
     lines = []
-    for (operation, dtype), curve in curves.items():
-        widest = {one.rows: one for one in sorted(curve, key=lambda one: (one.rows, one.columns))}
+    for (operation, dtype), curve in _curves(times).items():
         rates = (
             f"{operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9:.3g} at {one.rows:,}"
-            for one in widest.values()
+            for one in curve
         )
         lines.append((f"{operation}, {dtype}", f"GFLOP/s: {', '.join(rates)}"))
     return lines
+
+
+def _curves(times: Sequence[OperationTime]) -> dict[tuple[str, str], list[OperationTime]]:
+    """Square problems, and the widest of triangular solves, by operation and dtype, the smallest order first."""
+    curves: dict[tuple[str, str], dict[int, OperationTime]] = {}
+    for one in sorted(times, key=lambda one: (one.rows, one.columns)):
+        if one.batch == 1 and (one.rows == one.columns or one.operation == "triangular"):
+            curves.setdefault((one.operation, one.dtype), {})[one.rows] = one
+    return {key: list(curve.values()) for key, curve in curves.items()}
 
 
 def _table(backend: str, device: str, dtype: str, rates: Mapping[tuple[int, int], float]) -> tuple[PairRate, ...]:

@@ -122,6 +122,7 @@ def read_profile() -> MachineProfile | None:
         profile = profile_in(path)
         if (profile.processor, profile.cores, profile.threads, profile.torch_version) != machine_key():
             raise DomainError("it was measured on another machine")
+        doubts = profile.doubts()
     except FileNotFoundError:
         if path is not None:
             _look_at_others(path.parent)
@@ -131,6 +132,12 @@ def read_profile() -> MachineProfile | None:
             f"the machine profile {path} could not be used ({error}): plans use built-in rates; run `{tune_command()}`"
         )
         return None
+    if doubts:
+        more = f" and {len(doubts) - 1} more" if len(doubts) > 1 else ""
+        warn(
+            f"the machine profile has rates that other work must have disturbed: {doubts[0]}{more}. Plans, and what is "
+            f"decided by them, may be far off; run `{tune_command()}` again on a quiet machine"
+        )
     return profile
 
 

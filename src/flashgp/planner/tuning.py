@@ -2,9 +2,11 @@
 
 Every rate comes from a few timed calls after one that warms up. Dense operations are measured at a few sizes by
 linalg/measuring.py, products K V for each backend that this installation can run, at a few representative shapes, on a
-Matern-5/2 kernel.
+Matern-5/2 kernel. What was timed while other processes kept its cores busy is timed again; where they go on, nothing
+is kept.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import torch
 
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.contention import CoreTimes, reachable_cores
+from flashgp.foundations.errors import DomainError, MeasurementDisturbedError
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
 from flashgp.foundations.profile import BUILT_IN, DeviceRates, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
@@ -44,7 +47,9 @@ class TuneSettings:
     Fields: dense, of dense operations; engines, whose products are measured; points, (feature numbers, right-hand
     sides) of products; measured_seconds of timed calls per rate; quick_seconds, a call shorter than this is measured
     on more rows, up to max_growth times as many; cpu_rows and accelerator_rows of the blocks and products on each;
-    tile_rows, of products that compare TILES.
+    tile_rows, of products that compare TILES; core_times, a reading of what this process and others ran; watched, the
+    seconds between two readings at least; others_cores, of a core that others may keep busy meanwhile; attempts, at
+    what they disturbed.
     """
 
     dense: DenseSettings = field(default_factory=DenseSettings)
@@ -56,6 +61,10 @@ class TuneSettings:
     cpu_rows: int = 1024
     accelerator_rows: int = 4096
     tile_rows: int = 8192
+    core_times: Callable[[], CoreTimes] = CoreTimes.now
+    watched: float = 0.5
+    others_cores: float = 0.25
+    attempts: int = 4
 
     def rows(self, device: torch.device) -> int:
         return self.cpu_rows if device.type == "cpu" else self.accelerator_rows
@@ -80,7 +89,8 @@ def tune(
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
         settings: how much is measured; by default what takes seconds.
     Returns: the profile. A process that finds another one measuring takes what that one measured.
-    Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of.
+    Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of;
+        MeasurementDisturbedError where other processes keep cores busy that it needs: nothing is kept then.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
 
     Example:
@@ -146,30 +156,28 @@ def _measure(
     steps = [(kind, *step) for kind, device in devices.items() for step in _steps(settings, device) if step[0] in parts]
     shapes = [(kind, *one) for kind, device in devices.items() for one in _shapes(settings, device)]
     shapes = shapes if "products" in parts else []
-    total = len(steps) + len(shapes)
-    done = 0
 
-    def say(what: str) -> None:
-        nonlocal done
-        if progress is not None:
-            progress(what, done / total)
-        done += 1
+    def product(kind: str, engine: Engine, dtype: str, symmetric: bool, d: int, t: int) -> Callable[[], PairRate]:
+        def run() -> PairRate:
+            rate = _product_rate(settings, devices[kind], engine, getattr(torch, dtype), symmetric, d, t)
+            return PairRate(engine.backend, kind, dtype, symmetric, d, t, rate)
 
+        return run
+
+    tasks: list[tuple[str, Callable[[], Any]]] = [(f"{devices[kind].type} {name}", run) for kind, _, name, run in steps]
+    for kind, engine, dtype, symmetric, d, t in shapes:
+        what = f"{devices[kind].type} products by {engine.backend}, {dtype}, d={d}, t={t}"
+        tasks.append((what, product(kind, engine, dtype, symmetric, d, t)))
     rates: dict[str, dict[str, Any]] = {kind: {} for kind in devices}
     times: dict[str, list[OperationTime]] = {kind: [] for kind in devices}
-    products: list[PairRate] = []
     with torch.inference_mode(False), torch.no_grad():
-        for kind, _, name, run in steps:
-            say(f"{devices[kind].type} {name}")
-            measured = run()
-            times[kind] += measured.pop("operations", ())
-            rates[kind] |= measured
-        for kind, engine, dtype, symmetric, d, t in shapes:
-            say(f"{devices[kind].type} products by {engine.backend}, {dtype}, d={d}, t={t}")
-            rate = _product_rate(settings, devices[kind], engine, getattr(torch, dtype), symmetric, d, t)
-            products.append(PairRate(engine.backend, kind, dtype, symmetric, d, t, rate))
-        by_kind = {kind: _device_rates(before.get(kind), rates[kind], times[kind], parts) for kind in devices}
-        cpu, other = by_kind["cpu"], by_kind.get("accelerator")
+        results = _undisturbed(tasks, progress, settings)
+    for (kind, *_), measured in zip(steps, results, strict=False):
+        times[kind] += measured.pop("operations", ())
+        rates[kind] |= measured
+    products: list[PairRate] = results[len(steps) :]
+    by_kind = {kind: _device_rates(before.get(kind), rates[kind], times[kind], parts) for kind in devices}
+    cpu, other = by_kind["cpu"], by_kind.get("accelerator")
     if progress is not None:
         progress("done", 1.0)
     processor, cores, threads, version = machine_key()
@@ -178,6 +186,52 @@ def _measure(
         products = products or list(known.products)
     name = torch.cuda.get_device_name(there)[:200] if there is not None else known.accelerator_name if known else ""
     return MachineProfile("measured", processor, cores, threads, version, cpu, other, name, tuple(products))
+
+
+def _undisturbed(
+    tasks: Sequence[tuple[str, Callable[[], Any]]],
+    progress: Callable[[str, float], None] | None,
+    settings: TuneSettings,
+) -> list[Any]:
+    """What each task gives, in turn; those during which others kept needed cores busy run again.
+
+    Args: tasks: (what is measured, how).
+    Raises: MeasurementDisturbedError where they are disturbed each time.
+    """
+    _, _, threads, _ = machine_key()
+    cores = reachable_cores()
+    allowed = max(0, cores - threads) + settings.others_cores
+    results: list[Any] = []
+    kept = failed = 0  # results that nobody disturbed; attempts at those that follow
+    before = settings.core_times()
+    while kept < len(tasks):
+        what, run = tasks[len(results)]
+        if progress is not None:
+            progress(what, len(results) / len(tasks))
+        results.append(run())
+        after = settings.core_times()
+        if after.wall - before.wall < settings.watched:
+            if len(results) < len(tasks):
+                continue
+            time.sleep(settings.watched - (after.wall - before.wall))
+            after = settings.core_times()
+        others = before.others(after)
+        failed = failed + 1 if others > allowed else 0
+        if failed == settings.attempts:
+            free = int(cores - others + settings.others_cores)
+            fewer = f", or measure what they leave, `flashgp tune --threads {free}`" if 0 < free < threads else ""
+            raise MeasurementDisturbedError(
+                f"`tune` must have {threads} of {cores} cores for itself, got other processes that kept {others:.1f} "
+                f"busy while it measured {what}; nothing was kept, and plans go on as before: "
+                f"stop the others and run it again{fewer}",
+                others_cores=others,
+                cores=cores,
+                threads=threads,
+            )
+        if failed:
+            del results[kept:]
+        kept, before = len(results), settings.core_times()
+    return results
 
 
 def _device_rates(
