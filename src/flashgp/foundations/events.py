@@ -150,9 +150,10 @@ class EventKind(Enum):
         "{tried:list}). More noise, or fewer repeated rows, avoids this."
     )
     ROUNDED = (
-        "Rounding in {dtype} may move means by {share:.1e} standard deviations of an observation, and variances by as "
-        "much of themselves: prior variances reach {largest:.1e}, and the smallest pivot is {pivot:.1e}. Scale the "
-        "inputs or add noise."
+        "Rounding in {dtype} may move means by {share:.1e} standard deviations of an observation[, variances by "
+        "{of_variances:.1e} of themselves][, and the log likelihood by {nats:.1e} nats]: prior variances reach "
+        "{largest:.1e}[, the norm of the weights is {weights:.1e}][, and the smallest pivot {pivot:.1e}]. Add noise, "
+        "or scale the inputs."
     )
     ROUTE_FAILED = (
         "{route}: [{error}|ended after {iterations:n iteration} ({reason})]. A float64 Cholesky factor of all rows "
@@ -286,6 +287,10 @@ class EventKind(Enum):
     LIKELIHOOD_UNCERTAIN = (
         "The solve of the weights ended early: the likelihood may be too large by [up to {nats:.2g} nats|an unknown "
         "amount, since without noise no bound is known]."
+    )
+    LIKELIHOOD_ROUNDED = (
+        "Rounding in {dtype} may move the log likelihood, {value:.3g}, by {nats:.1e} nats. Add noise, or scale the "
+        "inputs."
     )
 
     # predictions and paths

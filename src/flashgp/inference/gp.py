@@ -23,6 +23,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.inference.approximation import approximation_of, approximation_of_read
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
+from flashgp.inference.exact.rounding import LikelihoodRounding
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels.base import Kernel
@@ -226,7 +227,8 @@ class GP(Prior):
                 GiB for 4,096 rows; without them it does not matter.
             group: as `condition`; every rank makes the factor of all rows, and has the whole gradient by parameters,
                 and that by its own x and y: nothing is to be summed, or averaged, over ranks.
-        Returns: (*batch,), float64; with theta, the chain dimensions.
+        Returns: (*batch,), float64; with theta, the chain dimensions. A warning says where rounding may move it by more
+            than a thousandth of itself, eq. (M-260).
         Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed; DerivativeError
             where a second derivative is taken of more than second_order_rows, or a third one of any.
         Cost: n^3 flops with the gradient, one n x n buffer; 4 n^3 flops for each row of a Hessian.
@@ -252,9 +254,13 @@ class GP(Prior):
             return self.at(theta, x, y, at)
         rows = check_count(second_order_rows, "second_order_rows", 0)
         settings = DirectSettings(
-            TorchTiles(), dtype or torch.float64, jitter, repair=lambda: self.repairable(x, y), second_order_rows=rows
-        )
-        return evaluate_likelihood(self, settings, x, y)
+            TorchTiles(), dtype or torch.float64, jitter, repair=lambda: self.repairable(x, y), second_order_rows=rows,
+            rounding=LikelihoodRounding(),
+        )  # fmt: skip
+        value = evaluate_likelihood(self, settings, x, y)
+        assert settings.rounding is not None
+        settings.rounding.warn()
+        return value
 
     @autocast_disabled
     def log_joint(

@@ -26,6 +26,7 @@ from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
+from flashgp.inference.exact.rounding import Rounding, smallest_pivot
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent
@@ -171,8 +172,8 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
             factor = solves = None
             return _of_part(prior, x, y, settings, slow, tried)
         _report_jitter(job.report, job.direct, factor, certain=solves is not None)
-        if factor is not None and solves is None and not job.direct.jitters:
-            _report_rounding(job, factor)
+        if n and not job.direct.jitters:
+            _report_rounding(job, None if solves is not None else factor, weights)
         ready = ready if solves is None else solves.system.tiles
         job.report.backend, job.report.peak_bytes = workspace.backend, workspace.peak_bytes
         job.report.seconds = time.perf_counter() - began - (workspace.compile_seconds - compiled)
@@ -405,20 +406,25 @@ def _solve_with_graph(job: _Job) -> tuple[Factor, Tensor]:
     return factor, weights
 
 
-def _report_rounding(job: _Job, factor: Factor) -> None:
-    """What the rounding of the matrix may do to all that comes from its factor, eq. (M-147), above the tolerance."""
-    if not factor.lower.numel() or not float(job.noise.detach().min()) > 0.0:
+def _report_rounding(job: _Job, factor: Factor | None, weights: Tensor) -> None:
+    """What the rounding of the matrix may do to all that comes from it, eqs. (M-147), (M-259), above the tolerance.
+
+    Args: factor, whose smallest pivot stands for the smallest eigenvalue; without one the noise does.
+    """
+    noise = float(job.noise.detach().min()) if job.noise.numel() else 0.0
+    if not weights.numel() or not noise > 0.0:
         return
     problem = PairProblem(job.prior.kernel.form, job.theta, job.rows).detached()
-    largest = job.direct.backend.diagonal(problem, dtype=torch.float64).detach().amax(-1)
-    pivot = factor.lower.detach().diagonal(dim1=-2, dim2=-1).double().square().amin(-1)
-    shares = math.sqrt(job.rows.count) * torch.finfo(factor.dtype).eps * largest / pivot
-    share = float(shares.max())
-    if share > job.solve.tolerance:
+    largest = float(job.direct.backend.diagonal(problem, dtype=torch.float64).detach().max())
+    dtype = torch.float64 if factor is None else factor.dtype
+    pivot = noise if factor is None else smallest_pivot(factor.lower)
+    rounding = Rounding.of(job.rows.count, dtype, largest, pivot, weights)
+    share, of_variances = rounding.norm * rounding.weights / math.sqrt(noise), rounding.norm / pivot
+    if share > job.solve.tolerance or (factor is not None and of_variances > job.solve.tolerance):
         event = Event(
             EventKind.ROUNDED,
-            dtype=str(factor.dtype).removeprefix("torch."), share=share, largest=float(largest.max()),
-            pivot=float(pivot.min()),
+            dtype=str(dtype).removeprefix("torch."), share=share, of_variances=None if factor is None else of_variances,
+            nats=rounding.nats, largest=largest, weights=rounding.weights, pivot=None if factor is None else pivot,
         )  # fmt: skip
         job.report.events.append(event)
         warn(str(event))

@@ -27,6 +27,7 @@ from flashgp.foundations.parameters import Parameter, ParameterEntry, named_para
 from flashgp.foundations.transforms import has_tangent, is_followed, is_transformed
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.derivatives import Curvature, Evaluation, differentiable_likelihood
+from flashgp.inference.exact.rounding import LikelihoodRounding
 from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
 from flashgp.inference.prior import Prior, conflicting
 from flashgp.inference.threads import one_thread
@@ -57,7 +58,7 @@ class DirectSettings:
 
     Fields: backend; dtype of the matrix; jitter, repair and max_jitter as in `factorise` (repair is asked only after a
     failure); workspace; jitters, filled with every relative jitter tried; second_order_rows, up to which second
-    derivatives are computed, by dense matrices.
+    derivatives are computed, by dense matrices; rounding, None or told of every log likelihood.
     """
 
     backend: Backend
@@ -68,6 +69,7 @@ class DirectSettings:
     jitters: list[float] = field(default_factory=list)
     max_jitter: float = math.inf
     second_order_rows: int = SECOND_ORDER_ROWS
+    rounding: LikelihoodRounding | None = None
 
 
 def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
@@ -94,7 +96,7 @@ def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Te
         value = None
         if settings.dtype == torch.float64 and not settings.jitter and torch.is_grad_enabled():
             small = SmallModel.of(prior, x, y)
-            value = None if small is None else small_likelihood(small, again)
+            value = None if small is None else small_likelihood(small, again, settings.rounding)
         value = general(prior) if value is None else value
         scale = prior.log_scale(y)
         return value if scale is None else value + scale
@@ -199,7 +201,7 @@ def value_and_gradients(
     residual, noise, rows, theta = _parts(rows, tensors)
     n, p = residual.shape[-2:]
     if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
-        small = _small(settings.workspace, form, theta, rows, residual, noise)
+        small = _small(settings, form, theta, rows, residual, noise)
         if small is not None:
             return small
     block = pull = None
@@ -214,6 +216,8 @@ def value_and_gradients(
     weights = factor.solve(right)
     fit = (residual * weights).sum((-2, -1))
     value = -0.5 * (fit.double() + p * factor.log_determinant + n * p * LOG_2PI)
+    if settings.rounding is not None:
+        settings.rounding.note(factor.lower, weights, value)
     gradients: list[Tensor | None] = [None] * len(tensors)
     if not any(wanted):
         return value, gradients
@@ -254,14 +258,14 @@ def _is_plain(
 
 
 def _small(
-    workspace: Workspace, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
+    settings: DirectSettings, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
     """The same as a small problem; None where it is none, or not positive definite (the ladder of jitters decides)."""
     pairs = NumpyPairs.of(form, theta) if rows.count <= MAX_NUMPY_ROWS else None
     if pairs is None:
         return None
-    problem = SmallLikelihood(pairs, RowArrays.of(rows), workspace)
-    solved = problem.solve(noise.detach().numpy(), residual.detach().numpy())
+    problem = SmallLikelihood(pairs, RowArrays.of(rows), settings.workspace)
+    solved = problem.solve(noise.detach().numpy(), residual.detach().numpy(), settings.rounding)
     if solved is None:
         return None
     value, weights, lower = solved

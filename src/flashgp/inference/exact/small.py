@@ -22,6 +22,7 @@ from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.transforms import in_forward_mode, is_transformed
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.exact.rounding import LikelihoodRounding
 from flashgp.inference.numpy_prior import collect_leaves, is_plain
 from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Leaf
@@ -47,10 +48,12 @@ class SmallLikelihood:
         self.matrix, self.pull = pairs.taped_block(rows)
 
     @profiled("factorisation")
-    def solve(self, noise: Array, residual: Array) -> tuple[float, Array, Array] | None:
+    def solve(
+        self, noise: Array, residual: Array, rounding: LikelihoodRounding | None = None
+    ) -> tuple[float, Array, Array] | None:
         """(log likelihood, K^-1 r, lower factor) with `noise` on the diagonal, in the memory of the matrix.
 
-        None if it is not positive definite.
+        None if it is not positive definite. `rounding` is told of it.
         """
         dpotrf, dpotrs = _routines()
         n, p = residual.shape
@@ -69,7 +72,11 @@ class SmallLikelihood:
             return None
         log_determinant = 2.0 * float(numpy.log(lower.diagonal()).sum())
         fit = float(numpy.vdot(residual, weights))
-        return -0.5 * (fit + p * log_determinant + n * p * LOG_2PI), weights, lower
+        value = -0.5 * (fit + p * log_determinant + n * p * LOG_2PI)
+        if rounding is not None:
+            known = torch.tensor(value, dtype=torch.float64)
+            rounding.note(torch.from_numpy(lower), torch.from_numpy(weights), known)
+        return value, weights, lower
 
     @profiled("factorisation")
     def slope(self, weights: Array, lower: Array) -> Array:
@@ -184,11 +191,13 @@ class SmallModel:
         targets = y.detach().numpy().astype(numpy.float64, copy=False)
         return cls(prior, x.detach().numpy().astype(numpy.float64, copy=False), targets.reshape(n, -1), leaves, theta)
 
-    def __call__(self, workspace: Workspace | None = None) -> tuple[float, dict[Parameter, Array]] | None:
+    def __call__(
+        self, workspace: Workspace | None = None, rounding: LikelihoodRounding | None = None
+    ) -> tuple[float, dict[Parameter, Array]] | None:
         """(log marginal likelihood, gradient by every parameter's raw value), eqs. (M-33), (M-34).
 
         None where the general path is to answer: the matrix is not positive definite, or the result must be
-        deterministic. The workspace records the backend.
+        deterministic. The workspace records the backend, and `rounding` is told of the value.
         """
         if is_deterministic():
             return None
@@ -202,7 +211,7 @@ class SmallModel:
         residual = self.y if self.mean is None else self.y - self.mean.value()
         pairs = NumpyPairs(self.form, [float(raw.value()) for raw in self.theta])
         problem = SmallLikelihood(pairs, RowArrays(features, (), len(self.x)), workspace)
-        solved = problem.solve(noise, residual)
+        solved = problem.solve(noise, residual, rounding)
         if solved is None:
             return None
         value, weights, lower = solved
@@ -237,12 +246,12 @@ def _shared(form: Form) -> Form:
 Again = Callable[[Sequence[Parameter], Sequence[Tensor]], Tensor]
 
 
-def small_likelihood(model: SmallModel, again: Again) -> Tensor | None:
+def small_likelihood(model: SmallModel, again: Again, rounding: LikelihoodRounding | None = None) -> Tensor | None:
     """The value as a tensor, differentiable in the raw values; None when the matrix is not positive definite.
 
     Args: again: the value for raw values of some parameters, the general way: second derivatives go through it.
     """
-    solved = model()
+    solved = model(rounding=rounding)
     if solved is None:
         return None
     value, slopes = solved
