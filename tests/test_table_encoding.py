@@ -84,7 +84,9 @@ def test_how_many_levels_a_category_may_have(read, levels, rows, usable):
 
 def test_a_slip_in_a_numeric_column_is_pointed_out(read):
     rows = "".join(f"{i},{i}\n" for i in range(40))
-    with pytest.raises(DomainError, match=r"40 are numbers, the first that is not is '12a' at row 41 \(line 42\)"):
+    with pytest.raises(
+        DomainError, match=r"40 cells are numbers, the first that is not is '12a' at row 41 \(line 42\)"
+    ):
         Encoding.learn(read("x,y\n" + rows + "12a,3\n"), "y")
 
 
@@ -195,7 +197,7 @@ def test_unseen_category_after_a_missing_one_names_the_right_level(read):
 
 
 def test_a_category_may_come_back_as_numbers_or_booleans(read):
-    encoding = Encoding.learn(read("c,b,y\n1,true,1\n2,maybe,2\n3+,FALSE,3\n"), "y")
+    encoding = Encoding.learn(read("c,b,y\n1,true,1\n2,maybe,2\n3+,FALSE,3\n4+,FALSE,3\n"), "y")
     data = encoding.apply(read("c,b\n2,True\n1,false\n"), need_target=False)
     assert data.x.tolist() == [[1.0, 2.0], [0.0, 0.0]]
     with pytest.raises(DomainError, match=r"got '3' at row 2"):

@@ -94,6 +94,10 @@ class TableOptions:
         Literal["error", "drop"],
         typer.Option("--missing", help="Rows with missing values: refuse them or leave them out."),
     ] = "error"
+    dates: Annotated[
+        Literal["dmy", "mdy"] | None,
+        typer.Option("--dates", help="Order of day and month in 05/01/2000, where no day above 12 tells it."),
+    ] = None
     header: Annotated[
         bool | None,
         typer.Option("--header/--no-header", help="Whether the first row names the columns; decided if left out."),

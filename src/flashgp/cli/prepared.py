@@ -51,7 +51,7 @@ def prepare_table(
     if is_pattern(options.table) or (by_row_groups and not held_out):
         return _prepare_parts(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
-    encoding = Encoding.learn(table, options.target, options.drop or (), options.missing)
+    encoding = Encoding.learn(table, options.target, options.drop or (), options.missing, options.dates)
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)
@@ -69,7 +69,8 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
     parts = ParquetParts(options.table)
     note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
     note += "" if group.size == 1 else f" by {group.size} processes"
-    prepared = prepare_rows(settings, parts, options.target, tuple(options.drop or ()), deadline, group)
+    drop = tuple(options.drop or ())
+    prepared = prepare_rows(settings, parts, options.target, drop, options.dates, deadline, group)
     _say_prepared(options, prepared, console)
     console.note(f"{note}, and inducing points stand for the rows.")
     return prepared

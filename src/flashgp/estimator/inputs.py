@@ -78,7 +78,7 @@ def training_rows(
     if _text_columns(X):
         validate_data(estimator, X, y, skip_check_array=True)
         table = table_of(X, "X")
-        estimator.encoding_ = FrameEncoding.learn(table)
+        estimator.encoding_ = FrameEncoding.learn(table, estimator.dates)
         X, y = estimator.encoding_.numbers(table), check_array(y, input_name="y", **of_y)
     else:
         of_x = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}

@@ -72,7 +72,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     A frame (pandas, polars, pyarrow) may have columns of text, categories, booleans and dates: text and categories
     become codes that the default kernel reads with Categorical, and one of yours has to; dates are days. Such frames
     need pyarrow (flashgp[table]), and `predict` matches their columns by name. The same rows give the numbers of
-    `TableModel` and of the command line, which leave out columns that do not vary.
+    `TableModel` and of the command line, which leave out columns that do not vary, and take whole numbers that are all
+    dates such as 20000105 for dates.
 
     A row of weight w counts as w equal rows: its noise variance is divided by w, and the marginal likelihood is that
     of all of them. Weights that average 1 express relative precision; for known variances per row pass
@@ -103,6 +104,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         missing: "error"; or "drop" to leave out training rows with a NaN, and to answer NaN for such rows of X in
             `predict` and `sample_y`, with a warning that says how many.
         unseen: a category that the fit did not see is an "error", or "new": unlike all known ones.
+        dates: "dmy" or "mdy", the order of day and month in a frame's text such as 05/01/2000; None where columns tell
+            it by a day above 12, as `TableModel.fit`.
         solver: "cholesky" or "cg"; None leaves it to the plan, as `GP.condition`.
         memory: budget like "8GiB"; None for what is free.
         device: "auto" for an accelerator when there is one, or a torch device.
@@ -153,6 +156,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         time_limit: float | None = None,
         missing: Literal["error", "drop"] = "error",
         unseen: Literal["error", "new"] = "error",
+        dates: Literal["dmy", "mdy"] | None = None,
         solver: str | None = None,
         memory: str | int | None = None,
         device: str | torch.device | None = "auto",
@@ -178,6 +182,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.time_limit = time_limit
         self.missing = missing
         self.unseen = unseen
+        self.dates = dates
         self.solver = solver
         self.memory = memory
         self.device = device
@@ -581,7 +586,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _check_choices(self) -> None:
         for name, allowed in (
-            ("missing", ("error", "drop")), ("unseen", ("error", "new")), ("standardise", ("both", "x", "y", "none")),
+            ("missing", ("error", "drop")), ("unseen", ("error", "new")), ("dates", (None, "dmy", "mdy")),
+            ("standardise", ("both", "x", "y", "none")),
         ):  # fmt: skip
             value = getattr(self, name)
             if value not in allowed:

@@ -7,6 +7,7 @@ train, test = split_rows(len(data.y), test_fraction=0.1, seed=0)
 """
 
 from .columns import Column, Kind, Table
+from .dates import Order
 from .encoding import EncodedTable, Encoding, Missing
 from .frames import table_of
 from .inputs import FrameEncoding, InputColumn, Unseen
@@ -22,6 +23,7 @@ __all__ = [
     "InputColumn",
     "Kind",
     "Missing",
+    "Order",
     "Table",
     "Unseen",
     "prediction_file",

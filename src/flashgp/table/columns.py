@@ -1,22 +1,24 @@
 """Typed columns of a table.
 
-A column is a number, a boolean (0 or 1), a date (days since 1970-01-01, UTC) or a category (integer codes
-into sorted levels); all four are one float64 array in which NaN means missing.
+A column is a number, a percentage (45 for 45%), a boolean (0 or 1), a date (days since 1970-01-01, UTC), a time of day
+(hours since midnight) or a category (integer codes into sorted levels); each is one float64 array in which NaN means
+missing.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
+from .dates import Order, calendar_days
 
 __all__ = ["Column", "Kind", "Table", "checked_names", "listed", "quoted"]
 
-Kind = Literal["number", "boolean", "date", "category", "other"]
+Kind = Literal["number", "percentage", "boolean", "date", "time", "category", "other"]
 
 _POSITION = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _SHOWN_CHARACTERS = 40
@@ -33,6 +35,10 @@ class Column:
         levels: sorted and distinct, of a category.
         stored_as: the type in the file.
         inexact: the first row with a whole number that float64 does not hold, and that number; None where all are held.
+        declared: whether the file or frame says that it is a category, whatever its text may look like.
+        readings: values by the order of day and month, each that dates may have; empty where there is no question.
+        short_years: whether the years of dates have two digits, which do not tell the century.
+        written: the same cells as categories, of text that is read as dates, percentages or times; else None.
     """
 
     name: str
@@ -41,11 +47,45 @@ class Column:
     levels: tuple[str, ...] = ()
     stored_as: str = "text"
     inexact: tuple[int, int] | None = None
+    declared: bool = False
+    readings: Mapping[Order, npt.NDArray[np.float64]] = field(default_factory=dict)
+    short_years: bool = False
+    written: "Column | None" = None
 
     @property
     def given(self) -> int:
         """Cells with a value."""
         return int(np.count_nonzero(~np.isnan(self.values)))
+
+    @property
+    def undecided(self) -> bool:
+        """Whether somebody has to say how its dates are read."""
+        return len(self.readings) > 1 or self.short_years
+
+    @property
+    def order(self) -> Order | None:
+        """The order of day and month that its dates have; None where it is no question, or an open one."""
+        return None if self.undecided else next(iter(self.readings), None)
+
+    def text(self, row: int) -> str | None:
+        """A cell as it was written, where it has a value and that is known."""
+        source = self if self.kind == "category" else self.written
+        return None if source is None or np.isnan(source.values[row]) else source.levels[int(source.values[row])]
+
+    def in_order(self, order: Order) -> "Column":
+        """Its dates in one of the orders that they may have."""
+        values = self.readings[order]
+        return replace(self, values=values, readings={order: values}, short_years=False)
+
+    def as_calendar(self) -> "Column | None":
+        """Numbers that are all dates written as 20000105, as dates; None for others."""
+        given = ~np.isnan(self.values)
+        days = calendar_days(self.values[given]) if self.kind == "number" else None
+        if days is None:
+            return None
+        values = np.full(len(self.values), np.nan)
+        values[given] = days
+        return replace(self, kind="date", values=values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,13 @@
 """Arrow arrays as typed columns. The only file that imports pyarrow, and only once a table is read or written.
 
-The kind of a column of text is decided by all its cells together: numbers, else booleans, else dates, else categories.
-Columns of a typed file keep their type: text in them is never reread as a number or a date. In a frame, text that is
-all ISO dates is dates: pandas reads those of a CSV file as text.
+The kind of a column of text is decided by all its cells together: numbers, else booleans, else dates, percentages or
+clock times, else categories. Typed files and frames have no type of their own for some of these, so their text is read
+as dates, percentages and clock times too, but never as numbers: digits that are kept as text are names.
 """
 
 import re
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from ..foundations.errors import BackendUnavailableError, ShapeError
 from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
-from .columns import Column, Table, checked_names, quoted
+from .columns import Column, Kind, Table, checked_names, quoted
+from .dates import clock_hours, read_dates
+from .numbers import DECIMAL_COMMA, number_of, percentages
 
 __all__ = [
     "DECIMAL_COMMA",
@@ -28,14 +30,9 @@ __all__ = [
     "table_from_arrow",
 ]
 
-DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
-
 # Cells that mean "no value", after stripping and case folding. "none" is absent on purpose: it is a common level.
 MISSING = ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d{16,400}", re.ASCII)
-_EPOCH = datetime(1970, 1, 1)
-_DAY = timedelta(days=1)
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
 Array = npt.NDArray[np.float64]
@@ -55,14 +52,6 @@ def require_pyarrow(path: str) -> Any:
     return pyarrow
 
 
-def number_of(cell: str) -> float | None:
-    """A cell as a number; None if it is none."""
-    try:
-        return None if "_" in cell else float(cell)
-    except ValueError:
-        return None
-
-
 def given_cells(pyarrow: Any, cells: Any) -> tuple[Any, npt.NDArray[np.bool_]]:
     """The cells of a column of text that hold a value, stripped, and which rows they are in."""
     compute = pyarrow.compute
@@ -79,7 +68,7 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
         decimal: "." or ",", the decimal mark of its numbers.
 
     Returns:
-        A number, boolean, date or category column; a column without any value is a number column of NaN.
+        A column of what all its cells are, else categories; a column without any value is a number column of NaN.
     """
     given, present = given_cells(pyarrow, cells)
     numbers = _numbers(pyarrow, given, decimal)
@@ -91,20 +80,15 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
     codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
     if {level.lower() for level in levels} <= {"true", "false"}:
         return Column(name, "boolean", _spread(present, np.array([lv.lower() == "true" for lv in levels])[codes]))
-    days = _days(levels)
-    if days is not None:
-        return Column(name, "date", _spread(present, np.array(days)[codes]))
-    return _category(name, levels, codes, present)
+    return _of_text(name, levels, codes, present, decimal)
 
 
-def column_from_arrow(pyarrow: Any, name: str, data: Any, *, dates_as_text: bool = False) -> Column:
-    """A column of a typed file; kind "other" for lists, structures, bytes and durations, so that it can be dropped.
-
-    Args: dates_as_text: whether text that is all ISO dates is a column of dates.
-    """
+def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
+    """A column of a typed file; kind "other" for lists, structures, bytes and durations, so that it can be dropped."""
     types, compute = pyarrow.types, pyarrow.compute
     stored_as = str(data.type)
-    if types.is_dictionary(data.type):
+    declared = types.is_dictionary(data.type)
+    if declared:
         wanted = data.type.value_type
         if types.is_integer(wanted) or types.is_string_view(wanted):  # whole numbers may be declared to be categories
             wanted = pyarrow.large_string()
@@ -125,12 +109,15 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any, *, dates_as_text: bool
         return Column(name, "date", days, stored_as=stored_as)
     if types.is_string(kind) or types.is_large_string(kind):
         stripped = compute.fill_null(compute.utf8_trim_whitespace(data), "")
-        present = np.asarray(compute.not_equal(stripped, ""))
+        given, present = given_cells(pyarrow, stripped)
+        coded = given.combine_chunks().dictionary_encode()
+        found = _of_text(name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as=stored_as)
+        if found.kind != "category" and not (declared and found.undecided):
+            return found
+        present = np.asarray(compute.not_equal(stripped, ""))  # a level of a typed file may be called "NA"
         coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()
         levels, codes = coded.dictionary.to_pylist(), np.asarray(coded.indices)
-        if dates_as_text and levels and (dates := _days(levels)) is not None:
-            return Column(name, "date", _spread(present, np.array(dates)[codes]), stored_as=stored_as)
-        return _category(name, levels, codes, present, stored_as)
+        return replace(_category(name, levels, codes, present, stored_as), declared=declared)
     return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
 
 
@@ -146,8 +133,7 @@ def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1) -
             notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
         else:
             label = field.name.strip() or f"column_{len(columns) + 1}"
-            # Frames have dates as text where they were read from CSV; a typed file that has text means it.
-            columns.append(column_from_arrow(pyarrow, label, cells, dates_as_text=first_row == 0))
+            columns.append(column_from_arrow(pyarrow, label, cells))
     checked_names([column.name for column in columns], name)
     if not columns or stored.num_rows == 0:
         raise ShapeError(
@@ -169,21 +155,30 @@ def _numbers(pyarrow: Any, given: Any, decimal: str) -> Array | None:
         return None
 
 
-def _days(levels: Sequence[str]) -> list[float] | None:
-    """Days since 1970-01-01 of ISO 8601 dates, or None; a mixture of times with and without an offset is no date."""
-    if not all(_DATE.fullmatch(level) for level in levels):
-        return None
-    try:
-        moments = [datetime.fromisoformat(level) for level in levels]
-    except ValueError:
-        return None
-    offsets = [moment.utcoffset() for moment in moments]
-    if len({offset is None for offset in offsets}) > 1:
-        return None
-    return [
-        (moment.replace(tzinfo=None) - _EPOCH - (offset or timedelta())) / _DAY
-        for moment, offset in zip(moments, offsets, strict=True)
-    ]
+def _of_text(
+    name: str,
+    levels: Sequence[str],
+    codes: Any,
+    present: npt.NDArray[np.bool_],
+    decimal: str = ".",
+    stored_as: str = "text",
+) -> Column:
+    """A column of dates, percentages or clock times where all its levels are such, in one form, else of categories."""
+    written = _category(name, levels, codes, present, stored_as)
+    dates = read_dates(levels)
+    if dates is not None:
+        readings = {order: _spread(present, days[codes]) for order, days in dates.readings.items()}
+        values = next(iter(readings.values()), None)
+        values = _spread(present, dates.days[codes]) if values is None else values
+        column = Column(name, "date", values, stored_as=stored_as, readings=readings, written=written)
+        return replace(column, short_years=dates.short_years)
+    kind: Kind = "percentage"
+    values, known = percentages(levels, decimal)
+    if not known[:1].all():
+        kind, (values, known) = "time", clock_hours(levels)
+    if not levels or not known.all():
+        return written
+    return Column(name, kind, _spread(present, values[codes]), stored_as=stored_as, written=written)
 
 
 def _category(

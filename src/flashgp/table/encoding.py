@@ -1,11 +1,12 @@
 """How a table's columns become the numbers of a model, learned once and kept in the model file.
 
-Numbers stay as they are, booleans are 0 and 1, dates are days, categories are codes into the levels seen when learning.
+Numbers stay as they are, booleans are 0 and 1, dates are days, clock times hours, categories are codes into the levels
+seen when learning. An input of numbers that are all dates written as 20000105 is one of dates.
 Scaling is not done here. The JSON form comes back from untrusted model files, so reading it checks every field.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy.typing as npt
 from flashgp.foundations.json_values import json_count, json_fields, json_flag, json_list, json_text, refused
 
 from ..foundations.errors import DomainError, ShapeError
-from .columns import Table, listed, quoted
+from .columns import Kind, Table, listed, quoted
+from .dates import Order
 from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of
-from .matching import converted, is_constant, kept_rows, kind_note, unusable_reason
+from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason
 
 __all__ = ["EncodedTable", "Encoding", "Missing"]
 
@@ -24,6 +26,7 @@ Missing = Literal["error", "drop"]
 
 _VERSION = 1
 _MAX_COLUMNS = 1_000_000
+_TARGET_KINDS: tuple[Kind, ...] = ("number", "percentage")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +51,8 @@ class Encoding:
 
     Fields: inputs, in column order; target and target_position; header, whether columns are matched by name (else
     by position); table_columns, how many columns the table had; left_out, columns known and not used; missing, what
-    happens to rows with missing values; notes, what was decided while learning, and constant, the columns left out that
-    do not vary (neither is part of the JSON form).
+    happens to rows with missing values; target_kind, "number" or "percentage"; notes, what was decided while learning,
+    and constant, the columns left out that do not vary (neither is part of the JSON form).
     """
 
     inputs: tuple[InputColumn, ...]
@@ -59,6 +62,7 @@ class Encoding:
     table_columns: int
     left_out: tuple[str, ...] = ()
     missing: Missing = "error"
+    target_kind: Kind = "number"
     notes: tuple[str, ...] = field(default=(), compare=False)
     constant: tuple[str, ...] = field(default=(), compare=False)
 
@@ -68,7 +72,13 @@ class Encoding:
         return tuple(index for index, column in enumerate(self.inputs) if column.kind == "category")
 
     @staticmethod
-    def learn(table: Table, target: str, drop: Sequence[str] = (), missing: Missing = "error") -> "Encoding":
+    def learn(
+        table: Table,
+        target: str,
+        drop: Sequence[str] = (),
+        missing: Missing = "error",
+        dates: Order | None = None,
+    ) -> "Encoding":
         """Decide from a table what each input is.
 
         Args:
@@ -76,6 +86,7 @@ class Encoding:
             target: the column to predict, a name or a position (from 1; -1 is the last).
             drop: columns not to use, likewise.
             missing: "error" refuses rows with a missing value, "drop" leaves them out.
+            dates: "dmy" or "mdy", the order of day and month in dates such as 05/01/2000; None where columns tell it.
         Returns: the encoding; its notes name categories, dates, and the constant or empty columns that it leaves out.
         Raises: DomainError for a column that cannot be used (all are named), a target that is not numeric, missing
             values under "error", infinite values, or when no input remains.
@@ -88,14 +99,15 @@ class Encoding:
                 f"`drop` must not contain the target, got {quoted(table.names[target_index])}; choose another target."
             )
         goal = table.columns[target_index]
-        if goal.kind != "number" or goal.inexact is not None:
+        if goal.kind not in _TARGET_KINDS or goal.inexact is not None:
             raise DomainError(
                 f"`target` must be a numeric column, got {quoted(goal.name)} "
                 f"({unusable_reason(table, goal, 'target') or goal.kind}); choose another column or correct its values."
             )
         used = [index for index in range(len(table.columns)) if index != target_index and index not in dropped]
-        _ = learned_inputs(table, used)  # refuses what cannot be used
         notes: list[str] = []
+        table = _with_dates(in_order(table, used, dates), used, notes)
+        _ = learned_inputs(table, used)  # refuses what cannot be used
         given = used
         used = [index for index in used if not is_constant(table.columns[index], notes)]
         rows, row_notes = kept_rows(table, [table.columns[index] for index in (*used, target_index)], missing)
@@ -116,6 +128,7 @@ class Encoding:
             table_columns=len(table.columns),
             left_out=tuple(n for i, n in enumerate(table.names) if i not in used and i != target_index),
             missing=missing,
+            target_kind=goal.kind,
             notes=tuple(notes),
             constant=tuple(n for i, n in enumerate(table.names) if i in given and i not in used),
         )
@@ -146,7 +159,7 @@ class Encoding:
         positions, target_index, notes = self._matched(table, need_target)
         columns = as_learned(table, positions, self.inputs, unseen, notes)
         if target_index is not None:
-            columns.append(converted(table, table.columns[target_index], "number", (), unseen, notes))
+            columns.append(converted(table, table.columns[target_index], self.target_kind, (), unseen, notes))
         rows, row_notes = kept_rows(table, columns, missing or self.missing)
         y = None if target_index is None else columns.pop().values[rows]
         x = np.empty((len(rows), len(columns)))
@@ -162,8 +175,9 @@ class Encoding:
         if position is None:
             return None, ()
         goal = table.columns[position]
-        if goal.kind not in ("number", "boolean"):
-            return None, (f"the target {goal.name!r} is not numeric in this table, so the predictions are not scored.",)
+        if goal.kind not in (self.target_kind, *(("boolean",) if self.target_kind == "number" else ())) and goal.given:
+            what = "numeric" if self.target_kind == "number" else "percentages"
+            return None, (f"the target {goal.name!r} is not {what} in this table, so the predictions are not scored.",)
         return goal.values, ()
 
     def _matched(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:
@@ -204,6 +218,8 @@ class Encoding:
             "table_columns": self.table_columns,
             "left_out": list(self.left_out),
             "missing": self.missing,
+            # Which files of older versions have not.
+            **({} if self.target_kind == "number" else {"target_kind": self.target_kind}),
         }
 
     @staticmethod
@@ -215,12 +231,16 @@ class Encoding:
         Raises: ModelFileError naming the first field that is absent, unknown, of a wrong type or inconsistent.
         """
         keys = ("version", "inputs", "target", "target_position", "header", "table_columns", "left_out", "missing")
-        fields = json_fields(data, "encoding", keys)
+        with_kind = isinstance(data, dict) and "target_kind" in data
+        fields = json_fields(data, "encoding", (*keys, "target_kind") if with_kind else keys)
         if type(fields["version"]) is not int or fields["version"] != _VERSION:
             raise refused("encoding.version", str(_VERSION), fields["version"])
         header = json_flag(fields["header"], "encoding.header")
         if fields["missing"] not in get_args(Missing):
             raise refused("encoding.missing", "'error' or 'drop'", fields["missing"])
+        kind = fields.get("target_kind", "number")
+        if kind not in _TARGET_KINDS:
+            raise refused("encoding.target_kind", " | ".join(_TARGET_KINDS), kind)
         total = json_count(fields["table_columns"], "encoding.table_columns", _MAX_COLUMNS)
         target = json_text(fields["target"], "encoding.target")
         target_position = json_count(fields["target_position"], "encoding.target_position", total - 1)
@@ -234,4 +254,15 @@ class Encoding:
             raise refused("encoding", "distinct column names", names)
         if len(names) != total:
             raise refused("encoding.table_columns", f"{len(names)}, the columns it names", total)
-        return Encoding(inputs, target, target_position, header, total, left_out, fields["missing"])
+        return Encoding(inputs, target, target_position, header, total, left_out, fields["missing"], kind)
+
+
+def _with_dates(table: Table, columns: Sequence[int], notes: list[str]) -> Table:
+    """The table with columns of numbers that are all dates, such as 20000105, as dates; the notes say which."""
+    found = list(table.columns)
+    for index in columns:
+        dates = found[index].as_calendar()
+        if dates is not None:
+            found[index] = dates
+            notes.append(f"column {quoted(dates.name)} holds numbers that are all dates written as YYYYMMDD.")
+    return replace(table, columns=tuple(found))

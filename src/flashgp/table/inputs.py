@@ -15,7 +15,8 @@ from flashgp.foundations.json_values import json_count, json_fields, json_list, 
 
 from ..foundations.errors import DomainError
 from .columns import Column, Kind, Table, listed, quoted
-from .matching import converted, unusable_reason
+from .dates import ORDERS, Order
+from .matching import converted, in_order, unusable_reason
 
 __all__ = ["FrameEncoding", "InputColumn", "Unseen", "as_learned", "inputs_from_json", "learned_inputs", "positions_of"]
 
@@ -29,17 +30,20 @@ _MAX_COLUMNS = 1_000_000
 class InputColumn:
     """One input of the model.
 
-    Fields: name; kind; position in the table it was learned from, from 0; levels of a category, sorted.
+    Fields: name; kind; position in the table it was learned from, from 0; levels of a category, sorted; order, of day
+    and month in its dates, None where that was no question.
     """
 
     name: str
     kind: Kind
     position: int
     levels: tuple[str, ...] = ()
+    order: Order | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, which `inputs_from_json` reads."""
-        return {"name": self.name, "kind": self.kind, "position": self.position, "levels": list(self.levels)}
+        order = {} if self.order is None else {"order": self.order}  # which files of older versions have not
+        return {"name": self.name, "kind": self.kind, "position": self.position, "levels": list(self.levels), **order}
 
 
 def learned_inputs(table: Table, used: Sequence[int]) -> tuple[InputColumn, ...]:
@@ -57,7 +61,8 @@ def learned_inputs(table: Table, used: Sequence[int]) -> tuple[InputColumn, ...]
             f"{f'; and {len(unusable) - 10} more' if len(unusable) > 10 else ''}; {advice}, or correct the values."
         )
     return tuple(
-        InputColumn(column.name, column.kind, index, column.levels) for index, column in zip(used, columns, strict=True)
+        InputColumn(column.name, column.kind, index, column.levels, column.order)
+        for index, column in zip(used, columns, strict=True)
     )
 
 
@@ -79,7 +84,7 @@ def as_learned(
 ) -> list[Column]:
     """Columns of a table as the inputs that they were learned to be. Raises: DomainError as `converted`."""
     return [
-        converted(table, table.columns[index], wanted.kind, wanted.levels, unseen, notes)
+        converted(table, table.columns[index], wanted.kind, wanted.levels, unseen, notes, wanted.order)
         for index, wanted in zip(positions, inputs, strict=True)
     ]
 
@@ -93,15 +98,20 @@ def inputs_from_json(data: object, where: str, columns: int = _MAX_COLUMNS) -> t
     inputs = []
     for index, item in enumerate(json_list(data, where)):
         place = f"{where}[{index}]"
-        entry = json_fields(item, place, ("name", "kind", "position", "levels"))
+        with_order = isinstance(item, dict) and "order" in item
+        keys = ("name", "kind", "position", "levels")
+        entry = json_fields(item, place, (*keys, "order") if with_order else keys)
         if entry["kind"] not in _INPUT_KINDS:
             raise refused(f"{place}.kind", " | ".join(_INPUT_KINDS), entry["kind"])
         levels = tuple(json_text(t, f"{place}.levels") for t in json_list(entry["levels"], f"{place}.levels"))
         if any(a >= b for a, b in pairwise(levels)) or (entry["kind"] == "category") != bool(levels):
             raise refused(f"{place}.levels", "sorted distinct levels for a category alone", entry["levels"])
+        order = entry.get("order")
+        if order not in (None, *ORDERS) or (order is not None and entry["kind"] != "date"):
+            raise refused(f"{place}.order", "'dmy' or 'mdy', of dates", order)
         name = json_text(entry["name"], f"{place}.name")
         position = json_count(entry["position"], f"{place}.position", columns - 1)
-        inputs.append(InputColumn(name, entry["kind"], position, levels))
+        inputs.append(InputColumn(name, entry["kind"], position, levels, order))
     places = [column.position for column in inputs]
     if not inputs or any(a >= b for a, b in pairwise(places)):
         raise refused(where, "one or more inputs in column order", places)
@@ -125,9 +135,14 @@ class FrameEncoding:
     inputs: tuple[InputColumn, ...]
 
     @staticmethod
-    def learn(table: Table) -> "FrameEncoding":
-        """Decide what each column is. Raises: DomainError for columns that cannot be used."""
-        return FrameEncoding(learned_inputs(table, range(len(table.columns))))
+    def learn(table: Table, dates: Order | None = None) -> "FrameEncoding":
+        """Decide what each column is; numbers stay numbers.
+
+        Args: dates: the order of day and month where a column of dates does not tell it.
+        Raises: DomainError for columns that cannot be used.
+        """
+        every = range(len(table.columns))
+        return FrameEncoding(learned_inputs(in_order(table, every, dates), every))
 
     @property
     def categories(self) -> dict[int, str]:

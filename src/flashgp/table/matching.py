@@ -5,6 +5,7 @@ Everything here names rows and columns of the table as read; which columns a mod
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -12,13 +13,16 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError
 from .columns import Column, Kind, Table, listed, quoted
-from .conversion import DECIMAL_COMMA, number_of
+from .dates import ORDERS, Order, shown_date
+from .doubts import open_dates, slip
+from .numbers import DECIMAL_COMMA, number_of
 
-__all__ = ["complete", "converted", "is_constant", "kept_rows", "kind_note", "unusable_reason"]
+__all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
 
 # Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose.
 _FEW_LEVELS = 20
 _DISTINCT_SHARE = 0.5
+_ORDER_WORDS: dict[Order, str] = {"dmy": "the day before the month", "mdy": "the month before the day"}
 CLASSIFICATION = "which looks like classification and is not here yet"
 
 
@@ -28,12 +32,16 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
         return f"stored as {quoted(column.stored_as)}"
     if column.inexact is not None:
         return f"{inexact_words(table, column)}: subtract one number from the whole column"
-    if column.kind == "date" and role == "target":
-        return "dates"
+    if role == "target" and column.kind in ("date", "time"):
+        return "dates" if column.kind == "date" else "clock times"
+    if (open_order := open_dates(table, column)) is not None:
+        return open_order
     if column.kind == "boolean" and role == "target":
         return f"true or false, {CLASSIFICATION}"
     if column.kind != "category":
         return None
+    if role == "input" and (differs := slip(table, column)) is not None:
+        return differs
     given = column.given
     if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
         return None
@@ -53,10 +61,56 @@ def kind_note(column: Column) -> str | None:
     if column.kind == "category":
         return f"column {quoted(column.name)} is text: {len(column.levels)} categories ({listed(column.levels)})."
     if column.kind == "date":
-        return f"column {quoted(column.name)} holds dates: counted in days since 1970-01-01 (UTC)."
+        order = "" if column.order is None else f", {_ORDER_WORDS[column.order]}"
+        return f"column {quoted(column.name)} holds dates{order}: counted in days since 1970-01-01 (UTC)."
+    if column.kind == "percentage":
+        return f"column {quoted(column.name)} holds percentages: 45% is 45."
+    if column.kind == "time":
+        return f"column {quoted(column.name)} holds clock times: counted in hours since midnight."
     if column.kind == "boolean":
         return f"column {quoted(column.name)} is true or false: 1 or 0."
     return None
+
+
+def shown(kind: Kind, value: float, digits: int = 6) -> str:
+    """A number of a column for people: dates as dates, percentages with their sign, times as a clock shows."""
+    if kind == "date" and np.isfinite(value):
+        return shown_date(value)
+    if kind == "time" and np.isfinite(value):
+        return f"{round(value * 60) // 60:02d}:{round(value * 60) % 60:02d}"
+    return f"{value:.{digits}g}{'%' * (kind == 'percentage')}"
+
+
+def in_order(table: Table, columns: Sequence[int], dates: Order | None) -> Table:
+    """The table with the dates of these columns read in an order of day and month; None leaves each as it decides.
+
+    Raises: DomainError for an order that is none, or that a column's dates do not have, naming its first such row.
+    """
+    if dates not in (None, *ORDERS):
+        raise DomainError(f"`dates` must be None, 'dmy' or 'mdy', got {dates!r}; choose one of these")
+    if dates is None:
+        return table
+    found = list(table.columns)
+    for index in columns:
+        if found[index].readings:
+            found[index] = found[index].in_order(_allowed(table, found[index], dates, "of `dates`"))
+    return replace(table, columns=tuple(found))
+
+
+def _allowed(table: Table, column: Column, order: Order, whose: str) -> Order:
+    """The order, where the dates of a column have it. Raises: DomainError."""
+    if order in column.readings:
+        return order
+    other, values = next(iter(column.readings.items()))
+    days = values.astype("datetime64[D]")  # of no order but one: some day is above 12
+    late = (days - days.astype("datetime64[M]").astype(days.dtype)).astype(np.float64) >= 12
+    row = int(np.argmax(late))
+    day = shown_date(float(values[row]), time=False)
+    raise DomainError(
+        f"dates in column {quoted(column.name)} of {quoted(table.path)} must have the order {order} {whose}, got "
+        f"{quoted(column.text(row) or day)} at {table.where(row)}, which is {day} by {other} and no date by {order}; "
+        "write them as YYYY-MM-DD"
+    )
 
 
 def is_constant(column: Column, notes: list[str], rows: npt.NDArray[np.int64] | None = None) -> bool:
@@ -68,7 +122,7 @@ def is_constant(column: Column, notes: list[str], rows: npt.NDArray[np.int64] | 
         return True
     if np.any(given != given[0]):
         return False
-    value = quoted(column.levels[int(given[0])]) if column.kind == "category" else f"{given[0]:g}"
+    value = quoted(column.levels[int(given[0])]) if column.kind == "category" else shown(column.kind, given[0])
     notes.append(f"column {quoted(column.name)} is constant ({value}): left out.")
     return True
 
@@ -126,12 +180,15 @@ def converted(
     levels: Sequence[str],
     unseen: Literal["error", "new"],
     notes: list[str],
+    order: Order | None = None,
 ) -> Column:
     """A column as the kind that was learned; a category's codes refer to the learned levels.
 
-    Numbers pass for a boolean if all are 0 or 1, and for a category if the text learned were such numbers (a file
-    with only some of the levels may look numeric). A column without values passes for every kind.
-    Raises: DomainError for another kind, or an unseen level under "error".
+    Numbers pass for a boolean if all are 0 or 1, for dates if all are written as 20000105, and for a category if the
+    text learned were such numbers (a file with only some of the levels may look numeric). A column without values
+    passes for every kind.
+    Args: order: of day and month in the dates learned; None where it was no question.
+    Raises: DomainError for another kind, dates of another order or an open one, or an unseen level under "error".
     """
     if column.kind != "other" and np.isnan(column.values).all():
         return column
@@ -140,8 +197,12 @@ def converted(
             f"column {quoted(column.name)} of {quoted(table.path)} must hold numbers that float64 holds, got "
             f"{inexact_words(table, column)}; correct it, or subtract one number from the whole column and fit again."
         )
+    if kind == "category" and column.written is not None:
+        return _recoded(table, column.written, levels, unseen, notes)
     if kind == "category" and column.kind in ("category", "number", "boolean"):
         return _recoded(table, column, levels, unseen, notes)
+    if kind == "date" and column.kind in ("date", "number"):
+        column = _dates(table, column, order)
     if kind == column.kind:
         return column
     if kind == "boolean" and column.kind == "number":
@@ -153,6 +214,20 @@ def converted(
         f"column {quoted(column.name)} of {quoted(table.path)} must hold values of kind {kind} as in training, "
         f"got {stored}; correct its values, or fit the model again."
     )
+
+
+def _dates(table: Table, column: Column, order: Order | None) -> Column:
+    """A column as dates in the order that was learned, numbers that are none as they are. Raises: DomainError."""
+    if column.kind == "number":
+        return column.as_calendar() or column
+    if column.readings and order is not None:
+        return column.in_order(_allowed(table, column, order, "as in training"))
+    if (open_order := open_dates(table, column)) is not None:
+        raise DomainError(
+            f"column {quoted(column.name)} of {quoted(table.path)} must hold dates that are read in one way, got "
+            f"{open_order}"
+        )
+    return column
 
 
 def _recoded(
@@ -209,6 +284,8 @@ def _number_hint(table: Table, column: Column) -> str:
     """Point at what makes an almost numeric column text."""
     if column.kind != "category":
         return ""
+    if (differs := slip(table, column)) is not None:
+        return f", {differs}"
     if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels):
         return ", which would be numbers with decimal=','"
     numeric = np.array([number_of(level) is not None for level in column.levels])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..foundations.errors import DomainError, ShapeError
 from ..processes.group import ALONE, Group
 from .columns import Column, Table, listed, quoted
+from .dates import ORDERS, Order
 from .encoding import Encoding, Missing
 from .matching import complete, is_constant
 
@@ -51,7 +52,12 @@ class TableParts(ABC):
 
 
 def learn_encoding(
-    parts: TableParts, target: str, drop: tuple[str, ...], missing: Missing, group: Group = ALONE
+    parts: TableParts,
+    target: str,
+    drop: tuple[str, ...],
+    missing: Missing,
+    dates: Order | None = None,
+    group: Group = ALONE,
 ) -> tuple[Encoding, Table]:
     """As `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
 
@@ -64,7 +70,7 @@ def learn_encoding(
     dropped = {whole.names[whole.position(name, "drop")] for name in drop}
     summaries = _summaries(parts, dropped, None, group)
     table = _table(parts, summaries)
-    encoding = Encoding.learn(table, target, drop, missing)
+    encoding = Encoding.learn(table, target, drop, missing, dates)
     used = [column.name for column in encoding.inputs]
     if missing == "error" or not any(summaries[name].missing for name in (*used, encoding.target)):
         return encoding, table
@@ -76,7 +82,7 @@ def learn_encoding(
     notes: list[str] = []
     same = tuple(c.name for c in kept.columns if c.name in used and is_constant(c, notes))
     if same:
-        encoding = Encoding.learn(table, target, (*drop, *same), missing)
+        encoding = Encoding.learn(table, target, (*drop, *same), missing, dates)
         encoding = replace(encoding, constant=(*encoding.constant, *same), notes=(*encoding.notes, *notes))
     return encoding, kept
 
@@ -85,7 +91,8 @@ def learn_encoding(
 class _Summary:
     """Of one column. Fields: kind and stored_as; levels of a category; given, cells with a value; missing, without;
     low and high, its range; inexact, as of a `Column`, the number alone; first, the file that said what it is; capped,
-    whether there are more levels than a category may have.
+    whether there are more levels than a category may have; orders of day and month that all its dates allow, None where
+    that is no question, and short_years, as of a `Column`; calendar, whether all its numbers are dates.
     """
 
     name: str
@@ -99,6 +106,9 @@ class _Summary:
     inexact: int | None = None
     first: str = ""
     capped: bool = False
+    orders: list[Order] | None = None
+    short_years: bool = False
+    calendar: bool = True
 
     def add(self, column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> None:
         """Some more cells. Raises: DomainError for another kind of values."""
@@ -116,6 +126,8 @@ class _Summary:
         self.given += len(given)
         if column.inexact is not None and self.inexact is None:
             self.inexact = column.inexact[1]
+        self._add_orders([*column.readings] or None, column.short_years, path)
+        self.calendar = self.calendar and column.as_calendar() is not None
         if column.kind == "category":
             present = column.levels if rows is None else [column.levels[i] for i in np.unique(given.astype(np.int64))]
             self.levels.update(dict.fromkeys(present))
@@ -144,17 +156,30 @@ class _Summary:
         self.inexact = other.inexact if self.inexact is None else self.inexact
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.levels.update(other.levels)
+        self._add_orders(other.orders, other.short_years, other.first)
+        self.calendar = self.calendar and other.calendar
         if other.capped or len(self.levels) > MAX_LEVELS:
             self._cap()
+
+    def _add_orders(self, orders: list[Order] | None, short_years: bool, path: str) -> None:
+        """Those of more dates. Raises: DomainError where no order is left."""
+        self.short_years |= short_years
+        if orders is None or self.orders is None:
+            self.orders = orders or self.orders
+            return
+        both = [order for order in ORDERS if order in orders and order in self.orders]
+        if not both:
+            self._refuse(f"date, by {orders[0]}", self.stored_as, path, f" by {self.orders[0]}")
+        self.orders = both
 
     def _cap(self) -> None:
         self.kind, self.stored_as = "other", f"text with more than {MAX_LEVELS:,} distinct values"
         self.capped = True
         self.levels.clear()
 
-    def _refuse(self, kind: str, stored_as: str, path: str) -> None:
+    def _refuse(self, kind: str, stored_as: str, path: str, by: str = "") -> None:
         raise DomainError(
-            f"column {quoted(self.name)} of {quoted(path)} must hold values of kind {self.kind} as in "
+            f"column {quoted(self.name)} of {quoted(path)} must hold values of kind {self.kind}{by} as in "
             f"{quoted(self.first)}, got {kind}, stored as {quoted(stored_as)}; write it alike, or drop it"
         )
 
@@ -167,14 +192,22 @@ class _Summary:
             values[:] = ends[-1]
             values[: len(ends)] = ends
         inexact = None if self.inexact is None else (0, self.inexact)
-        return _SummaryColumn(self.name, self.kind, values, levels, self.stored_as, inexact, self.given)  # type: ignore[arg-type]
+        return _SummaryColumn(
+            self.name, self.kind, values, levels, self.stored_as, inexact,  # type: ignore[arg-type]
+            readings=dict.fromkeys(self.orders or (), values), short_years=self.short_years, cells=self.given,
+            calendar=self.calendar,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class _SummaryColumn(Column):
-    """Cells that stand for all. Fields: cells, how many have a value."""
+    """Cells that stand for all. Fields: cells, how many have a value; calendar, whether all are dates as numbers."""
 
     cells: int = 0
+    calendar: bool = False
+
+    def as_calendar(self) -> Column | None:
+        return super().as_calendar() if self.calendar else None
 
     @property
     def given(self) -> int:

@@ -33,7 +33,7 @@ from flashgp.inference.state import UPDATE, State
 from flashgp.kernels import Kernel
 from flashgp.processes.group import Group
 from flashgp.standardise import Scaling
-from flashgp.table import EncodedTable, Encoding, Missing, Table, Unseen, table_of
+from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
 
 from .known_rows import KnownRows
 from .prediction import RowCounts, TablePrediction, in_place
@@ -77,11 +77,11 @@ class _Learned:
 class TableModel:
     """Exact Gaussian process regression of one column of a table from the others, in the units of the table.
 
-    Columns of numbers, booleans, dates (days since 1970-01-01) and text or categories. A table is a pandas, polars or
-    pyarrow frame (or another with `__arrow_c_stream__` or `to_arrow`), a dict of columns, or the path of a CSV, gzipped
-    CSV or Parquet file. Columns are matched by name; those that do not vary are left out. Inside, numbers are
-    standardised, and the target after its transform. `flashgp fit` does the same, and `flashgp predict` reads its
-    files.
+    Columns of numbers, percentages, booleans, dates (days since 1970-01-01), clock times (hours since midnight) and
+    text or categories. A table is a pandas, polars or pyarrow frame (or another with `__arrow_c_stream__` or
+    `to_arrow`), a dict of columns, or the path of a CSV, gzipped CSV or Parquet file. Columns are matched by name;
+    those that do not vary are left out. Inside, numbers are standardised, and the target after its transform.
+    `flashgp fit` does the same, and `flashgp predict` reads its files.
 
     A value: `fit` and `update` return a new model and change nothing.
 
@@ -155,6 +155,7 @@ class TableModel:
         target: str,
         *,
         drop: Sequence[str] = (),
+        dates: Order | None = None,
         checkpoint: str | Path | None = None,
         progress: Callable[["Progress"], None] | Literal[False] | None = None,
         group: Any = None,
@@ -168,6 +169,8 @@ class TableModel:
             table: a frame, a dict of columns, or a path; or a pattern or list of paths of Parquet files.
             target: the column to predict; of a path also its position, from 1.
             drop: columns not to use, likewise.
+            dates: "dmy" or "mdy", the order of day and month in dates such as 05/01/2000; None where columns tell it by
+                a day above 12. Years of two digits are then 1969 to 2068.
             checkpoint: as `flashgp.fit`.
             progress: as `flashgp.fit`.
             group: as `flashgp.fit`, of files that every rank names alike: Parquet files by a pattern or a list are read
@@ -185,9 +188,17 @@ class TableModel:
         """
         ranks = Group.of(group)
         with ranks.together():
-            return self._fit(table, target, drop, (checkpoint, progress), ranks)
+            return self._fit(table, target, drop, dates, (checkpoint, progress), ranks)
 
-    def _fit(self, table: Any, target: str, drop: Sequence[str], told: tuple[Any, Any], ranks: Group) -> "TableModel":
+    def _fit(
+        self,
+        table: Any,
+        target: str,
+        drop: Sequence[str],
+        dates: Order | None,
+        told: tuple[Any, Any],
+        ranks: Group,
+    ) -> "TableModel":
         """`fit`, with checkpoint and progress as one argument."""
         from flashgp.inference.training.progress_bar import shown_progress
 
@@ -206,7 +217,7 @@ class TableModel:
         if parts is not None:
             from .read_preparation import prepare_rows
 
-            rows = prepare_rows(self.settings, parts, target, drop, deadline, ranks)
+            rows = prepare_rows(self.settings, parts, target, drop, dates, deadline, ranks)
             for note in rows.notes:
                 _LOGGER.info(note)
             with shown_progress(False if progress is None and ranks.rank else progress) as callback:
@@ -217,7 +228,7 @@ class TableModel:
                 "pass a path, or a pattern or a list of Parquet files"
             )
         assert source is not None
-        encoding = Encoding.learn(source, target, drop, self.settings.missing)
+        encoding = Encoding.learn(source, target, drop, self.settings.missing, dates)
         data = encoding.apply(source, need_target=True)
         prepared = prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
         for note in prepared.notes:

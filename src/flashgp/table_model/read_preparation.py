@@ -30,7 +30,7 @@ from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Batch, RowSource
 from flashgp.sources.survey import Survey
 from flashgp.standardise import ColumnScaling, Scaling, check_scales
-from flashgp.table import Encoding
+from flashgp.table import Encoding, Order
 from flashgp.table.columns import Table
 from flashgp.table.parts import TableParts, learn_encoding
 from flashgp.target_transform import TargetTransform
@@ -89,12 +89,14 @@ def prepare_rows(
     parts: TableParts,
     target: str,
     drop: tuple[str, ...] = (),
+    dates: Order | None = None,
     deadline: Deadline = NO_DEADLINE,
     group: Group = ALONE,
 ) -> PreparedRows:
     """Learn what the columns are, and put them into standard units.
 
-    Args: parts, the table; target and drop, columns by name, or position from 1; group, whose ranks each read a part.
+    Args: parts, the table; target and drop, columns by name, or position from 1; dates, as `TableModel.fit`; group,
+        whose ranks each read a part.
     Raises: DomainError for what a column or the kernel does not allow, naming file and column.
     Cost: three or four passes.
     """
@@ -103,7 +105,7 @@ def prepare_rows(
     refuse_exact(solver=settings.solver, dtype=single)
     total, parts = parts.count or 0, parts.dealt(group)
     in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
-    encoding, table = learn_encoding(in_time, target, drop, settings.missing, group)
+    encoding, table = learn_encoding(in_time, target, drop, settings.missing, dates, group)
     raw = EncodedRows(in_time, encoding)
     survey = surveyed_over(group, raw, None, sample_rows(asked.most_inducing), settings.seed)
     of_x = _units(survey).keeping(encoding.category_positions)

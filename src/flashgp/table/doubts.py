@@ -1,0 +1,75 @@
+"""What stands in the way of a column of text: dates of which day and month are open, and slips in what is no category.
+
+Text that most cells make dates, percentages, clock times or numbers is none of categories: one cell that is different
+would take the order of all others away.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from .columns import Column, Table, quoted
+from .dates import clock_hours, likely_dates, shown_date
+from .numbers import DECIMAL_COMMA, number_of, percentages
+
+__all__ = ["open_dates", "slip"]
+
+_MOST = 0.5  # of the cells
+_NAME = re.compile(r"0\d+", re.ASCII)  # digits after a zero are a name, as those of post codes
+
+
+def open_dates(table: Table, column: Column) -> str | None:
+    """What a user has to say of dates: the order of day and month, or the century; None where nothing is open."""
+    if not column.undecided:
+        return None
+    given, days = ~np.isnan(column.values), [*column.readings.values()]
+    differs = given & (days[0] != days[-1])
+    row = int(np.argmax(differs if differs.any() else given))
+    text = column.text(row)
+    each = {order: shown_date(float(of[row]), time=False) for order, of in column.readings.items()}
+    example = (
+        ""
+        if text is None
+        else f", {quoted(text)} at {table.where(row)} as "
+        + " or ".join(f"{day} by {order}" for order, day in each.items())
+    )
+    why = "dates with years of two digits" if column.short_years else "dates of which day and month are open"
+    orders = " or ".join(f"dates={order!r} (--dates {order})" for order in each)
+    return f"{why}{example}: say which by {orders}, or write them as YYYY-MM-DD"
+
+
+def slip(table: Table, column: Column) -> str | None:
+    """The first cell that differs from what most cells of a column of text are; None for what is one of categories."""
+    if column.kind != "category" or column.declared:
+        return None
+    codes = column.values[~np.isnan(column.values)].astype(np.int64)
+    counts = np.bincount(codes, minlength=len(column.levels))
+    found = _found(column, counts)
+    known = np.any([*found.values()], axis=0)
+    if known.all() and counts[found["numbers"]].sum() == counts.sum():
+        return None  # numbers that a typed file keeps as text
+    if counts[known].sum() <= _MOST * counts.sum():
+        return None
+    what = max(found, key=lambda name: int(counts[found[name]].sum()))
+    row = int(np.argmax(np.isin(column.values, np.flatnonzero(~found[what]))))
+    return (
+        f"text of which {counts[found[what]].sum()} cells are {what}, the first that is not is "
+        f"{quoted(str(column.text(row)))} at {table.where(row)}"
+    )
+
+
+def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.bool_]]:
+    """Which levels are what, (levels,) each."""
+    levels = column.levels
+    numbers = [
+        (number_of(level) is not None or re.match(DECIMAL_COMMA, level) is not None) and not _NAME.fullmatch(level)
+        for level in levels
+    ]
+    return {
+        "dates": likely_dates(levels, counts),
+        "percentages": percentages(levels)[1] | percentages(levels, ",")[1],
+        "clock times": clock_hours(levels)[1],
+        "numbers": np.array(numbers, bool),
+    }
