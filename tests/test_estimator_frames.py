@@ -219,7 +219,7 @@ def test_what_is_no_file_of_an_estimator(model: fgp.GPRegressor, tmp_path: Path)
     fgp.save(model, path)
     data = load_metadata(path)["flashgp.estimator"]
     for change, named in (
-        ({"version": 2}, "estimator.version"),
+        ({"version": 3}, "estimator.version"),
         ({"settings": {"kernel": [1]}}, "estimator.settings"),
         ({"settings": {"frobnicate": 1}}, "estimator.settings"),
         ({"own": ["device"]}, "estimator.settings"),
@@ -231,6 +231,7 @@ def test_what_is_no_file_of_an_estimator(model: fgp.GPRegressor, tmp_path: Path)
         ({"encoding": data["encoding"][:2]}, "estimator.encoding"),
         ({"evidence": "high"}, "estimator.evidence"),
         ({"repeated": 1}, "estimator.repeated"),
+        ({"weighted": 1}, "estimator.weighted"),
         ({"more": 1}, "estimator"),
     ):
         save(model.posterior_, path, metadata={"flashgp.estimator": {**data, **change}})

@@ -383,8 +383,12 @@ CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "outputs of no number": (_set("outputs", True), "null or a positive integer"),
     "one output": (_set("outputs", None), "`y` of"),
     "a mean of other outputs": (_set("mean", "options", "outputs", 3), "mean|batch shape|what a model holds"),
-    "row weights": (_set("likelihood", "options", "row_weight", False), "those of the model"),
-    "row weights of no truth": (_set("likelihood", "options", "row_weight", 1), "another|those of the model"),
+    "row weights": (_set("likelihood", "options", "row_weight", False), "`weight_unit` must be one of all rows"),
+    "row weights of no truth": (
+        _set("likelihood", "options", "row_weight", 1),
+        "`weight_unit` must be one of all rows",
+    ),
+    "weights of no unit": (_set("likelihood", "options", "weight_unit", False), "another description"),
     "row variances": (_set("likelihood", "options", "row_variance", True), "likelihood.row_variance"),
     "no noise": (_set("likelihood", "parameters", {}), "another description|unused"),
     "attempts": (_set("attempts", ["x"]), "`attempts` of"),
@@ -439,6 +443,7 @@ VALUES: dict[str, tuple[str, float, str]] = {
     "a negative jitter": ("jitter", -1.0, "a Cholesky factor"),
     "nan in a parameter": ("mean.value.raw", math.nan, "finite numbers in float64"),
     "a negative row weight": ("likelihood.row_weight", -1.0, "`row_weight` must be positive"),
+    "a unit of weights that is 0": ("likelihood.weight_unit", 0.0, "`weight_unit` must be positive"),
 }
 
 

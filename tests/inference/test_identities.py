@@ -95,24 +95,27 @@ def test_one_row_by_hand() -> None:
 def test_a_row_of_weight_two_is_two_rows(noise: float | None) -> None:
     """Two observations a, b at one x, each of variance s, say what their mean says with variance s / 2, eq. (M-28).
 
+    Weights 2 of these means and 1 of other rows have the geometric mean sqrt 2, which noise_variance is divided by,
+    (M-251).
+
     N(a; f, s) N(b; f, s) = N((a + b)/2; f, s/2) N(a - b; 0, 2 s): the change of variables has determinant 1, so that
     the likelihoods differ by the last factor, which no parameter but s enters.
     """
     x, y = data(6)
     generator = torch.Generator().manual_seed(2)
-    half = 0.4 * torch.randn(6, generator=generator, dtype=F64)
+    weight = torch.tensor([2.0, 2.0, 2.0, 1.0, 1.0, 1.0], dtype=F64)
+    half = torch.where(weight > 1.0, 0.4 * torch.randn(6, generator=generator, dtype=F64), 0.0)
     kernel, mean = 1.2 * k.Matern(2.5), m.Constant(0.1)
     if noise is None:
-        twice, s = lik.Gaussian(None, row_variance=torch.full((12,), 0.3)), 0.3
-        once = lik.Gaussian(None, row_variance=torch.full((6,), 0.15))
+        twice, s = lik.Gaussian(None, row_variance=torch.full((9,), 0.3, dtype=F64)), 0.3
+        once = lik.Gaussian(None, row_variance=0.3 / weight)
     else:
         twice, s = lik.Gaussian(noise), noise
-        once = lik.Gaussian(noise, row_weight=torch.full((6,), 2.0))
-    two = fgp.GP(kernel, mean, twice).condition(torch.cat([x, x]), torch.cat([y + half, y - half]))
+        once = lik.Gaussian(noise / math.sqrt(2.0), row_weight=weight)
+    two = fgp.GP(kernel, mean, twice).condition(torch.cat([x, x[:3]]), torch.cat([y + half, (y - half)[:3]]))
     one = fgp.GP(kernel, mean, once).condition(x, y)
     x_test, _ = data(5, seed=9)
-    s = float(torch.tensor(s) if noise is None else s)  # a float32 tensor was given as the row variance
-    differences = -0.5 * ((2 * half) ** 2 / (2 * s) + math.log(2 * s) + math.log(2 * math.pi))
+    differences = -0.5 * ((2 * half[:3]) ** 2 / (2 * s) + math.log(2 * s) + math.log(2 * math.pi))
     wanted = one.log_marginal_likelihood() + differences.sum()
     assert relative(two.log_marginal_likelihood(), wanted) < 1e-12
     assert relative(two.predict(x_test).mean, one.predict(x_test).mean) < 1e-12

@@ -165,20 +165,26 @@ def test_noise_of_each_row(noise: float | None) -> None:
     x, y = data(30)
     variance = torch.linspace(0.1, 0.5, 30, dtype=F64)
     weight = torch.linspace(1.0, 3.0, 30, dtype=F64)
+    relative = weight / weight[:20].log().mean().exp()  # to those of the rows that were there first, (M-251)
+
+    def given(rows: Any) -> dict[str, Tensor]:
+        return {"row_variance": variance[rows], **({} if noise is None else {"row_weight": weight[rows]})}
 
     def gp(rows: Any) -> fgp.GP:
-        own = fgp.likelihoods.Gaussian(noise, row_variance=variance[rows], row_weight=weight[rows])
+        own = fgp.likelihoods.Gaussian(noise).with_rows(variance[rows], None if noise is None else relative[rows])
         return fgp.GP(fgp.kernels.RBF(), likelihood=own)
 
-    post = gp(slice(20)).condition(x[:20], y[:20])
-    post = post.append(x[20:], y[20:], row_variance=variance[20:], row_weight=weight[20:])
+    first = fgp.likelihoods.Gaussian(noise, **given(slice(20)))
+    post = fgp.GP(fgp.kernels.RBF(), likelihood=first).condition(x[:20], y[:20])
+    post = post.append(x[20:], y[20:], **given(slice(20, None)))
     agree(post, gp(slice(None)).condition(x, y))
     kept = [i for i in range(2, 30) if i != 9] + [0]
-    slid = post.slide(x[:1], y[:1], row_variance=variance[:1], row_weight=weight[:1])
+    slid = post.slide(x[:1], y[:1], **given(slice(1)))
     agree(slid.drop([8]).drop([0]), gp(kept[:8] and kept).condition(x[kept], y[kept]))
     with pytest.raises(DomainError, match="`row_variance` must be given for the new rows"):
         post.append(x[:1], y[:1])
-    with pytest.raises(ShapeError, match="`row_weight` must have one entry per new row"):
+    of_two = "`row_weight` must have one entry per new row" if noise else "`row_weight` must be None without a noise"
+    with pytest.raises(ShapeError if noise else DomainError, match=of_two):
         post.append(x[:1], y[:1], row_variance=variance[:1], row_weight=weight[:2])
     plain = fgp.GP(fgp.kernels.RBF()).condition(x[:20], y[:20])
     own = fgp.likelihoods.Gaussian(0.1, row_variance=torch.cat([torch.zeros(20), variance[:10]]))
@@ -188,14 +194,15 @@ def test_noise_of_each_row(noise: float | None) -> None:
     )
 
 
-def test_weights_without_variances_are_ones_by_default() -> None:
+def test_weights_without_variances_are_those_of_a_typical_row_by_default() -> None:
     x, y = data(12)
-    weights = torch.tensor([2.0, 3.0, 0.5] * 3 + [1.0] * 3, dtype=F64)
+    weights = torch.tensor([2.0, 4.0, 0.125] * 3, dtype=F64)  # of geometric mean 1, (M-251)
 
-    def gp(rows: Any) -> fgp.GP:
-        return fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.2, row_weight=weights[rows]))
+    def gp(*weight: Tensor) -> fgp.GP:
+        return fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.2, row_weight=torch.cat(weight)))
 
-    agree(gp(slice(9)).condition(x[:9], y[:9]).append(x[9:], y[9:]), gp(slice(None)).condition(x, y))
+    wanted = gp(weights, torch.ones(3, dtype=F64)).condition(x, y)
+    agree(gp(10.0 * weights).condition(x[:9], y[:9]).append(x[9:], y[9:]), wanted)
 
 
 # -- rows of equal x ----------------------------------------------------------------------------------------------
@@ -471,9 +478,11 @@ def test_a_batch_of_models_is_refused_whatever_the_noise_of_the_new_rows(batched
 def test_the_likelihood_of_a_batch_takes_more_rows(name: str) -> None:
     known, more = torch.arange(1.0, 9.0, dtype=F64).reshape(2, 4), torch.arange(1.0, 7.0, dtype=F64).reshape(2, 3)
     likelihood = fgp.likelihoods.Gaussian(0.1, **{name: known})
+    unit = known.log().mean(-1, keepdim=True).exp() if name == "row_weight" else 1.0
     for given in (more, more[0]):
         longer = likelihood.extended(4, 3, **{name: given})
-        assert torch.equal(getattr(longer, name), torch.cat([known, given.expand(2, 3)], dim=-1))
+        wanted = torch.cat([known, given.expand(2, 3)], dim=-1) / unit
+        torch.testing.assert_close(getattr(longer, name), wanted, rtol=1e-14, atol=0.0)
     for wrong in (more.expand(3, 2, 3), more[:, :2], torch.cat([more, more])):
         with pytest.raises(ShapeError, match="must have one entry per new row"):
             likelihood.extended(4, 3, **{name: wrong})

@@ -342,10 +342,7 @@ def repeated_rows() -> Values:
     variances = 0.02 + 0.05 * points(100, 1, 32)[:, 0]
     weights = 1.0 + (torch.arange(100) % 3).double()
     at = points(5, 2, 9)
-    known = fgp.GP(
-        matern(),
-        likelihood=fgp.likelihoods.Gaussian(noise_variance=0.03, row_variance=variances, row_weight=weights),
-    )
+    known = fgp.GP(matern(), likelihood=fgp.likelihoods.Gaussian(noise_variance=0.03).with_rows(variances, weights))
     post = known.condition(x, y, deterministic=True)
     return {
         **answers(post, at),

@@ -99,7 +99,8 @@ def training_rows(
     if bool((weight < 0).any()):
         row = int(np.argmax(weight < 0))
         raise DomainError(
-            f"`sample_weight` must be 0 or more, got {weight[row]:g} at row {row}; a weight is how often a row counts"
+            f"`sample_weight` must be 0 or more, got {weight[row]:g} at row {row}; a weight is the relative precision "
+            "of a row, such as 1 / variance"
         )
     counted = weight > 0
     if not counted.any():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flashgp.estimator.answers import Answers
 from flashgp.estimator.inputs import points, training_rows
+from flashgp.estimator.weights import weighed
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
@@ -75,10 +76,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     `TableModel` and of the command line, which leave out columns that do not vary, and take whole numbers that are all
     dates such as 20000105 for dates.
 
-    A row of weight w counts as w equal rows: its noise variance is divided by w, and the marginal likelihood is that
-    of all of them. Weights that average 1 express relative precision; for known variances per row pass
-    `likelihood=flashgp.likelihoods.Gaussian(row_variance=...)`, in units of y squared. Rows of equal X are joined
-    into one, without loss.
+    Weights of rows are relative precisions, such as 1 / variance: the noise variance of a row is divided by its weight,
+    and an overall scale of the weights changes nothing, eq. (M-251). Whole numbers that differ and begin at 1 are
+    counts, as scikit-learn has them: a row of weight w is w equal rows, eq. (M-87). `report_` says which. For known
+    variances of rows pass `likelihood=flashgp.likelihoods.Gaussian(row_variance=...)`, in units of y squared. Rows of
+    equal X are joined into one, without loss.
 
     Before `fit`, `predict` and `sample_y` answer from the prior: X, and the answer, are then in standard units.
 
@@ -202,7 +204,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         Args:
             X: shape (n, d), an array or a frame.
             y: shape (n,) or (n, p).
-            sample_weight: shape (n,), 0 or more: how often each row counts; None for once.
+            sample_weight: shape (n,), 0 or more: relative precisions, or counts where they are whole numbers that
+                differ and begin at 1; rows of weight 0 are left out. None for rows that are alike.
 
         Returns:
             self.
@@ -241,14 +244,12 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if not kept.all():
             likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
             gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
-        counts = None if weight is None or bool((weight == 1.0).all()) else torch.from_numpy(weight)
+        plain = likelihood.row_weight is None
+        likelihood, counts, weighing = weighed(likelihood, weight)
+        self._weighted = plain and likelihood.row_weight is not None
+        gp.likelihood, self._repeated = likelihood, counts is not None
         # Rows with a weight or a variance of their own differ in more than how often they count.
-        countable = likelihood.noise_variance is not None and likelihood.row_variance is likelihood.row_weight is None
-        self._repeated = counts is not None and countable
-        if counts is not None and countable:
-            gp.likelihood = repeated(likelihood, counts)
-        elif counts is not None:
-            likelihood.row_weight = counts if likelihood.row_weight is None else counts * likelihood.row_weight
+        countable = self._repeated or (likelihood.noise_variance is not None and likelihood.rows_alike)
 
         rows_x, rows_y = X.astype(np.float64, order="C"), np.array(y.reshape(len(y), -1))  # frames may be read-only
         if self.target_transform == "log":
@@ -259,7 +260,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             gp, rows_x, rows_y, self.target_transform, options,
             counts=counts, countable=countable, standardise=self.standardise,
         )  # fmt: skip
-        self._units, events = standard.units, list(standard.events)
+        self._units, events = standard.units, [*([] if weighing is None else [weighing]), *standard.events]
         if likelihood.row_variance is not None:
             likelihood.row_variance = likelihood.row_variance / _unit_of_variances(standard.units.y.scale)
         if self.kernel == "auto":
@@ -327,10 +328,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             posterior = with_prior(posterior, gp)
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)
 
-    def restore(self, gp: GP, posterior: Posterior, evidence: float | None, *, repeated: bool) -> None:
+    def restore(self, gp: GP, posterior: Posterior, evidence: float | None, *, repeated: bool, weighted: bool) -> None:
         """Become what a file says was fitted: prior, posterior, log marginal likelihood (None for one to be computed),
-        and whether weights stand for repetitions; units and encoding are the estimator's already."""
-        self._repeated, self._evidence = repeated, evidence
+        whether weights stand for repetitions and whether `fit` was given them; units and encoding are the estimator's
+        already."""
+        self._repeated, self._weighted, self._evidence = repeated, weighted, evidence
         self._learned = posterior if evidence is None else None
         self.history_, self.report_ = [], posterior.report
         self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)

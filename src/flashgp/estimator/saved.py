@@ -35,7 +35,7 @@ from flashgp.units import Units
 __all__ = ["ESTIMATOR_KEY", "load_regressor", "save_regressor"]
 
 ESTIMATOR_KEY = "flashgp.estimator"  # of a file's metadata
-_VERSION = 1
+_VERSION = 2  # since it says whether weights were given to `fit`
 _FIELDS = ("version", "settings", "own", "units", "features", "names", "encoding", "evidence", "repeated")
 _PARTS = ("kernel", "mean", "likelihood")  # of a model; all other arguments are numbers, texts and flags
 _MAX_COLUMNS = 1_000_000
@@ -68,6 +68,7 @@ def save_regressor(model: GPRegressor, path: str | os.PathLike[str], metadata: M
         "encoding": None if model.encoding_ is None else model.encoding_.to_json(),
         "evidence": evidence,
         "repeated": model._repeated,
+        "weighted": model._weighted,
     }
     files.save(model.posterior_, path, metadata={**metadata, ESTIMATOR_KEY: data})
 
@@ -75,9 +76,10 @@ def save_regressor(model: GPRegressor, path: str | os.PathLike[str], metadata: M
 def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> GPRegressor:
     """Read what `save_regressor` wrote. Raises: ModelFileError naming the field that is not as it should be."""
     data = files.load_metadata(path).get(ESTIMATOR_KEY)
-    fields = json_fields(data, "estimator", _FIELDS)
-    if type(fields["version"]) is not int or fields["version"] != _VERSION:
-        raise refused("estimator.version", str(_VERSION), fields["version"])
+    version = data.get("version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and (type(version) is not int or version not in (1, _VERSION)):
+        raise refused("estimator.version", f"1 or {_VERSION}", version)
+    fields = json_fields(data, "estimator", (*_FIELDS, *("weighted",) * (version == _VERSION)))
     settings, own = fields["settings"], json_list(fields["own"], "estimator.own")
     known = [name for name in inspect.signature(GPRegressor).parameters if name not in own]
     if not isinstance(settings, dict) or not {*settings} <= {*known} or not {*own} <= {*_PARTS}:
@@ -87,6 +89,7 @@ def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> G
     scalings = [Scaling.from_json(entry) for entry in json_list(fields["units"], "estimator.units")]
     features = json_count(fields["features"], "estimator.features", _MAX_COLUMNS)
     repeated = json_flag(fields["repeated"], "estimator.repeated")
+    weighted = repeated if version == 1 else json_flag(fields["weighted"], "estimator.weighted")
     posterior = files.load(path, modules, device=device)
     if (
         (like := posterior.state.like[0]).shape != (len(like), features)
@@ -101,7 +104,7 @@ def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> G
     model._units = _units(scalings)
     gp = cast(GP, posterior.gp.released())
     parts = copy.deepcopy(
-        {"kernel": gp.kernel, "mean": gp.mean, "likelihood": _in_units(gp.likelihood, model, repeated)}
+        {"kernel": gp.kernel, "mean": gp.mean, "likelihood": _in_units(gp.likelihood, model, weighted)}
     )
     model.set_params(**{name: parts[name] for name in own})
     model.n_features_in_ = features
@@ -116,7 +119,7 @@ def load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> G
         if len(model.encoding_.inputs) != features:
             raise refused("estimator.encoding", f"{features} columns", fields["encoding"])
     evidence = None if fields["evidence"] is None else json_number(fields["evidence"], "estimator.evidence")
-    model.restore(gp, posterior, evidence, repeated=repeated)
+    model.restore(gp, posterior, evidence, repeated=repeated, weighted=weighted)
     return model
 
 
@@ -142,7 +145,7 @@ def _columns(shift: Any, scale: Any) -> tuple[Any, Any, Any]:
     return np.asarray(shift, np.float64), np.asarray(scale, np.float64), np.zeros(len(shift), dtype=bool)
 
 
-def _in_units(likelihood: Any, model: GPRegressor, repeated: bool) -> Any:
+def _in_units(likelihood: Any, model: GPRegressor, weighted: bool) -> Any:
     """The likelihood as an argument: weights that were given to `fit` are not its own, row variances in units of y."""
     if not isinstance(likelihood, Gaussian):
         return likelihood
@@ -150,5 +153,5 @@ def _in_units(likelihood: Any, model: GPRegressor, repeated: bool) -> Any:
     return Gaussian(
         likelihood.noise_variance,
         row_variance=None if known is None else known * model._units.y.scale[0] ** 2,
-        row_weight=None if repeated else likelihood.row_weight,
+        row_weight=None if weighted else likelihood.row_weight,
     )

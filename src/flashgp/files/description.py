@@ -44,6 +44,7 @@ MAX_KERNELS = 1024
 _PARTS = ("kind", "module", "options", "parameters", "parts")
 _PARAMETER_FIELDS = ("constrained", "event_dim", "lower", "prior", "trainable", "upper")
 _ROW_TENSORS = ("row_variance", "row_weight")
+_UNIT = "weight_unit"  # of a likelihood with weights; those of older files are absolute, and have none
 _NOISE = ("outputs", "shared")  # of a likelihood: how many outputs have noise of their own, or whether they share it
 
 
@@ -99,7 +100,8 @@ class _Describer:
         if type(likelihood) is not Gaussian:
             kind = type(likelihood).__name__
             raise DomainError(f"`likelihood` must be flashgp.likelihoods.Gaussian to be saved, got {kind}; use it")
-        rows = {name: getattr(likelihood, name) for name in _ROW_TENSORS}
+        names = _ROW_TENSORS if likelihood.weight_unit is None else (*_ROW_TENSORS, _UNIT)
+        rows = {name: getattr(likelihood, name) for name in names}
         self.tensors |= {f"likelihood.{name}": value for name, value in rows.items() if value is not None}
         options = {name: value is not None for name, value in rows.items()}
         noise = {name: getattr(likelihood, name) for name in _NOISE}
@@ -236,16 +238,19 @@ class _Builder:
 
     def likelihood(self, description: Any, read: Callable[[str], Tensor]) -> Gaussian:
         fields = json_fields(description, "likelihood", _PARTS)
-        rows = json_fields(fields["options"], "likelihood.options", (*_ROW_TENSORS, *_NOISE))
+        options = fields["options"]
+        names = (*_ROW_TENSORS, _UNIT) if isinstance(options, dict) and _UNIT in options else _ROW_TENSORS
+        rows = json_fields(options, "likelihood.options", (*names, *_NOISE))
         if rows["outputs"] is not None:
             json_count(rows["outputs"], "likelihood.options.outputs", 2**31)
         json_flag(rows["shared"], "likelihood.options.shared")
-        tensors = {name: read(f"likelihood.{name}") for name in _ROW_TENSORS if rows[name] is True}
+        tensors = {name: read(f"likelihood.{name}") for name in names if rows[name] is True}
         if any(value.dtype != torch.float64 for value in tensors.values()):
             raise refused("likelihood", "row tensors in float64", "another dtype")
         arguments = self.arguments({**fields, "options": {}}, Gaussian, "likelihood")
         noise = {"noise_variance": None, **{name: rows[name] for name in _NOISE}}
-        return Gaussian(**{**noise, **arguments, **tensors})
+        weight, unit = tensors.pop("row_weight", None), tensors.pop(_UNIT, None)
+        return Gaussian(**{**noise, **arguments, **tensors}).with_weights(weight, unit)
 
 
 def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, Any]) -> GP:

@@ -320,6 +320,15 @@ class EventKind(Enum):
     PRIOR_MISSING = "Up to {share:.0%} of the prior variance is missing at the last points."
 
     # training
+    WEIGHTS_EQUAL = "All weights are {weight:g}: equal weights change nothing."
+    WEIGHTS_RELATIVE = (
+        "The weights are relative precisions: the noise variance of a row is noise_variance / weight, with weights of "
+        "geometric mean 1, {least:.3g} to {most:.3g}. Their overall scale does not matter."
+    )
+    WEIGHTS_COUNTED = (
+        "The weights, whole numbers from 1 to {most:g}, were taken for counts: a row of weight 3 is three equal rows, "
+        "which show no noise among them. Halve them where they are relative precisions, whose scale does not matter."
+    )
     TWO_VALUES = (
         "The target has 2 values, {low:g} and {high:g}: this looks like classification, which is not here yet. What is "
         "predicted is a number on a line."

@@ -150,7 +150,7 @@ def agreed_plan(plan: Plan, group: Group) -> Plan:
 def of_this_rank(prior: Prior, shares: Shares, group: Group) -> Prior:
     """A fitted prior whose likelihood knows this rank's rows alone, to condition again on the same ones."""
     here = shares.slice(group.rank)
-    return prior.with_likelihood(prior.likelihood.by_rows(lambda rows: rows[here]))
+    return prior.with_likelihood(prior.likelihood.rows(torch.arange(here.start, here.stop)))
 
 
 @contextmanager

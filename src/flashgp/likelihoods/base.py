@@ -139,7 +139,7 @@ class Likelihood(nn.Module, ABC):
         return self
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Likelihood":
-        """The same with a function of what it knows of every training row, such as one that joins those of others;
+        """The same for the rows of several, with a function that joins to what it knows of every row what others know;
         parameters are shared."""
         return self
 

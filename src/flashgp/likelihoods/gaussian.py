@@ -23,24 +23,29 @@ from flashgp.likelihoods.base import Likelihood, LinearNoise, PredictiveDistribu
 __all__ = ["Gaussian", "Normal", "ReplicatedGaussian", "repeated"]
 
 Numeric = float | Tensor | Parameter
+_POSITIVE = math.ulp(0.0)  # the smallest weight that is one
 
 
 class Gaussian(Likelihood):
-    """y_i = f(x_i) + e_i with e_i ~ N(0, noise_variance / row_weight_i + row_variance_i), eq. (M-28).
+    """y_i = f(x_i) + e_i with e_i ~ N(0, noise_variance / w_i + row_variance_i), eq. (M-28).
 
-    A GP with outputs=p has a noise variance for each output, (p,), which begin at the number given here: p covariance
-    matrices, and p factors. With `shared` all outputs have one noise, and one factor serves them.
+    Weights are relative precisions, w_i = row_weight_i over their geometric mean, eq. (M-251): an overall scale of them
+    changes nothing, and noise_variance is that of a typical row and of a new observation. A GP with outputs=p has a
+    noise variance for each output, (p,), which begin at the number given here: p covariance matrices, and p factors.
+    With `shared` all outputs have one noise, and one factor serves them.
 
     Args:
         noise_variance: positive number, tensor (*batch,) or Parameter; with `outputs`, (*batch, outputs) or a number
             for all; 0 or None for none beside row_variance.
         row_variance: (*batch, n) known variances of the training rows, not trained, of every output; None for none.
-        row_weight: (*batch, n) positive; a row of weight w counts like the mean of w observations; None for ones.
+        row_weight: (*batch, n) positive, such as 1 / variance of each row; kept with geometric mean 1, and their
+            unit as `weight_unit`, for rows that are appended. None for rows of one noise.
         outputs: how many outputs have a noise variance of their own. None leaves it to the GP: each has one where
             noise_variance is a number.
         shared: whether all outputs of the GP have the same noise variance.
-    Raises: DomainError for negative variances, weights that are not positive, or `outputs` beside `shared`; ShapeError
-        for a noise_variance that does not fit `outputs`.
+    Raises: DomainError for negative variances, weights that are not positive, span more than float64 holds or have no
+        noise_variance to divide, or `outputs` beside `shared`; ShapeError for a noise_variance that does not fit
+        `outputs`.
 
     Example:
         >>> x, y = torch.rand(20, 1), torch.rand(20)
@@ -56,6 +61,7 @@ class Gaussian(Likelihood):
     roles = {"noise_variance": "noise_variance"}
     row_variance: Tensor | None
     row_weight: Tensor | None
+    weight_unit: Tensor | None
 
     def __init__(
         self,
@@ -81,9 +87,21 @@ class Gaussian(Likelihood):
                 _for_each(noise_variance, self.outputs), Domain(lower=0.0), "noise_variance",
                 event_dim=0 if self.outputs is None else 1,
             )  # fmt: skip
-        for name, rows, smallest in (("row_variance", row_variance, 0.0), ("row_weight", row_weight, math.ulp(0.0))):
-            rows = _per_row(rows, name, smallest)
-            self.register_buffer(name, None if rows is None else rows.clone())  # what the caller does with theirs
+        known, weight = _per_row(row_variance, "row_variance", 0.0), self._checked_weight(row_weight)
+        weight, unit = (None, None) if weight is None else _relative(weight)
+        self.register_buffer("row_variance", None if known is None else known.clone())  # the caller may write in theirs
+        self.register_buffer("row_weight", weight)
+        self.register_buffer("weight_unit", unit)
+
+    def _checked_weight(self, row_weight: Any) -> Tensor | None:
+        """Weights as they came. Raises: DomainError, ShapeError for numbers that are none, or that divide nothing."""
+        weight = _per_row(row_weight, "row_weight", _POSITIVE)
+        if weight is not None and self.noise_variance is None:
+            raise DomainError(
+                "`row_weight` must be None without a noise_variance, which it divides, got weights of "
+                f"{weight.shape[-1]:,} rows; leave them out, or pass a noise_variance"
+            )
+        return weight
 
     def for_outputs(self, outputs: int | None) -> "Gaussian":
         """The same with a noise variance for each output of a GP, unless they share one.
@@ -167,7 +185,19 @@ class Gaussian(Likelihood):
         return self._with_each(lambda values: values[..., index.to(values.device)])
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
-        return self if self.rows_alike else self._with_each(function)
+        if self.rows_alike:
+            return self
+        known, weight, unit = self.row_variance, self.row_weight, self.weight_unit
+        known = None if known is None else function(known)
+        if weight is None or unit is None:
+            return self.with_rows(known, None if weight is None else function(weight))
+        return self.weighted(function(weight * unit), known)
+
+    def weighted(self, weight: Any, row_variance: Any = None) -> "Gaussian":
+        """An ordinary likelihood with the same parameters and relative precisions of rows, eq. (M-251)."""
+        likelihood = Gaussian(self.noise_variance, row_variance, weight, outputs=self.outputs, shared=self.shared)
+        likelihood._one_parameter = self._one_parameter
+        return likelihood
 
     def _with_each(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
         """The same likelihood with a function of each tensor of rows; parameters are shared."""
@@ -177,15 +207,32 @@ class Gaussian(Likelihood):
             setattr(other, name, None if values is None else function(values))
         return other
 
+    def with_weights(self, row_weight: Any = None, weight_unit: Any = None) -> "Gaussian":
+        """The same with weights as a file has them: over their unit, or without one as they stand.
+
+        Raises: DomainError, ShapeError for numbers that are no weights.
+        """
+        weight, unit = (
+            _per_row(value, name, _POSITIVE)
+            for name, value in (("row_weight", row_weight), ("weight_unit", weight_unit))
+        )
+        if unit is not None and (weight is None or unit.shape != (*weight.shape[:-1], 1)):
+            raise ShapeError(
+                f"`weight_unit` must be one of all rows, got shape {tuple(unit.shape)}; save the model again"
+            )
+        self.row_weight, self.weight_unit = weight, unit
+        return self
+
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
         """The same likelihood for `more` rows after the n there are; parameters are shared.
 
-        Args: row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before.
+        Args: row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before;
+            weights in the unit of those before, by default that of a typical one.
         Raises: ShapeError, DomainError for row tensors that do not fit, or that are missing where the rows before have
             variances of their own.
         """
         given = {"row_variance": _per_row(row_variance, "row_variance", smallest=0.0),
-                 "row_weight": _per_row(row_weight, "row_weight", smallest=math.ulp(0.0))}  # fmt: skip
+                 "row_weight": self._checked_weight(row_weight)}  # fmt: skip
         longer = self.with_rows()
         for name, neutral in (("row_variance", 0.0), ("row_weight", 1.0)):
             before, new = getattr(self, name), given[name]
@@ -204,13 +251,19 @@ class Gaussian(Likelihood):
                     "new rows only"
                 )
             new = new.to(before.device).expand(*before.shape[:-1], more)
+            if name == "row_weight" and given[name] is not None and self.weight_unit is not None:
+                new = new / self.weight_unit
             setattr(longer, name, torch.cat([before, new], dim=-1))
         return longer
 
     def with_rows(self, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
-        """An ordinary likelihood with the same parameters, for other rows."""
-        likelihood = Gaussian(self.noise_variance, row_variance, row_weight, outputs=self.outputs, shared=self.shared)
+        """An ordinary likelihood with the same parameters and unit of weights, for other rows.
+
+        Args: row_weight: of geometric mean 1 or what else they are relative to, as they stand.
+        """
+        likelihood = Gaussian(self.noise_variance, row_variance, outputs=self.outputs, shared=self.shared)
         likelihood._one_parameter = self._one_parameter
+        likelihood.row_weight, likelihood.weight_unit = row_weight, self.weight_unit
         return likelihood
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
@@ -330,10 +383,8 @@ class ReplicatedGaussian(Gaussian):
     scatter: Tensor
 
     def __init__(self, of_rows: Gaussian, excess: Tensor, offset: Tensor, scatter: Tensor) -> None:
-        super().__init__(
-            of_rows.noise_variance, of_rows.row_variance, of_rows.row_weight,
-            outputs=of_rows.outputs, shared=of_rows.shared,
-        )  # fmt: skip
+        super().__init__(of_rows.noise_variance, of_rows.row_variance, outputs=of_rows.outputs, shared=of_rows.shared)
+        self.row_weight, self.weight_unit = of_rows.row_weight, of_rows.weight_unit
         self.register_buffer("excess", excess)
         self.register_buffer("offset", offset)
         self.register_buffer("scatter", scatter)
@@ -451,6 +502,24 @@ def _for_each(value: Numeric, outputs: int | None) -> Numeric:
     return value
 
 
+def _relative(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights (*batch, n) over their geometric mean, eq. (M-251), and the mean, (*batch, 1); equal ones are exactly 1.
+
+    Raises: DomainError for weights whose ratios float64 does not hold.
+    """
+    if not weight.numel():
+        return weight, weight.new_ones(*weight.shape[:-1], 1)
+    first = weight[..., :1]
+    mean = (weight.log() - first.log()).mean(-1, keepdim=True).exp()  # relative to the first
+    relative = weight / first / mean
+    if not bool((relative.isfinite() & (relative >= torch.finfo(torch.float64).tiny)).all()):
+        raise DomainError(
+            "`row_weight` must have ratios that float64 holds, got weights from "
+            f"{float(weight.min()):.3g} to {float(weight.max()):.3g}; leave out rows that say nothing"
+        )
+    return relative, first * mean
+
+
 def _per_row(value: Any, name: str, smallest: float) -> Tensor | None:
     if value is None:
         return None
@@ -461,5 +530,6 @@ def _per_row(value: Any, name: str, smallest: float) -> Tensor | None:
     if bool((rows < smallest).any()):
         row = int((rows < smallest).nonzero()[0][-1])
         wanted = "0 or more" if smallest == 0.0 else "positive"
-        raise DomainError(f"`{name}` must be {wanted}, got {rows[..., row].min().item():g} at row {row}; correct it")
+        advice = "correct it" if smallest == 0.0 else "leave rows that do not count out"
+        raise DomainError(f"`{name}` must be {wanted}, got {rows[..., row].min().item():g} at row {row}; {advice}")
     return rows

@@ -80,10 +80,12 @@ def row_variances_apart(prior: Prior, source: RowSource, *, fitting: bool) -> tu
     if gaussian is None or known is None or known.dim() != 1 or not isinstance(source, Held):
         if isinstance(source, Held) and not fitting:
             return prior, source
-        where = "where inducing points are fitted" if isinstance(source, Held) else "where rows are read"
+        where, way = "where rows are read", "give known variances with the rows, as (x, y, row_variance)"
+        if isinstance(source, Held):
+            where, way = "where inducing points are fitted", 'pass approximation="full_scale" with neighbours'
         raise DomainError(
             f"`likelihood` must be one that treats all rows alike {where}, got row_weight or others of single rows; "
-            "leave them out, or give known variances with the rows, as (x, y, row_variance)"
+            f"leave them out, or {way}"
         )
     gaussian.diagonal(len(source.x), known.device)  # refuses another number of rows
     return prior.with_likelihood(gaussian.with_rows()), Held(source.x, source.y, known)
