@@ -378,7 +378,7 @@ class EventKind(Enum):
         "those of an uninterrupted fit to the tolerance of their solves]."
     )
     FIT_JITTER = "A jitter was needed in {attempts:n factorisation attempt} of the fit."
-    ON_BOUND = "{parameter} ended on its bound."
+    ON_BOUND = "{parameter} ended on its bound[, {bound:g}: the data ask for a value beyond it]."
     LENGTHSCALES_RESET = (
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
     )

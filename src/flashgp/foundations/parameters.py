@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.transforms import is_transformed
 
 __all__ = [
     "Domain",
     "Parameter",
     "ParameterEntry",
     "as_parameter",
+    "check_numbers",
     "dimensions_of",
     "named_parameter_objects",
     "number_tensor",
@@ -99,6 +101,17 @@ class Domain:
                 log_sigmoids = nn.functional.logsigmoid(raw) + nn.functional.logsigmoid(-raw)
                 return log_sigmoids + math.log(self.upper - self.lower)
 
+    def edge(self, value: float, share: float) -> float | None:
+        """The finite end that a value is at, to such a share of the interval, or of the end of a half-line; or None.
+
+        Zero is none: values that vanish are on their way to it from anywhere.
+        """
+        width = self.upper - self.lower if self.kind == "interval" else abs(self.lower)
+        if not math.isfinite(width) or not width:
+            return None
+        ends = [end for end in (self.lower, self.upper) if abs(value - end) <= share * width]
+        return ends[0] if ends else None
+
     def contains(self, value: Tensor) -> bool:
         return bool(((value > self.lower) & (value < self.upper) & value.isfinite()).all())
 
@@ -110,6 +123,9 @@ class Domain:
                 return "positive" if self.lower == 0.0 else f"> {self.lower:g}"
             case _:
                 return f"in ({self.lower:g}, {self.upper:g})"
+
+
+POSITIVE = Domain(lower=0.0)
 
 
 class Parameter(nn.Module):
@@ -378,6 +394,22 @@ def named_parameter_objects(module: nn.Module) -> Iterator[tuple[str, Parameter]
     for name, child in module.named_modules():
         if isinstance(child, Parameter):
             yield name, child
+
+
+def check_numbers(module: nn.Module) -> None:
+    """Raises: DomainError naming the first parameter whose value over- or underflows. Cost: a look at every number."""
+    for name, parameter in named_parameter_objects(module):
+        raw, value, positive = parameter.raw, parameter.value.detach(), parameter.domain == POSITIVE
+        if raw.is_meta or is_transformed(value):
+            continue
+        right = value.isfinite() & (value > 0.0) if positive else value.isfinite()
+        if not bool(right.all()):
+            wrong = right.logical_not()
+            got, unconstrained = (_brief(t.detach()[wrong][0]) for t in (value, raw))
+            raise DomainError(
+                f"`{name or 'value'}` must be finite{' and positive' if positive else ''}, got {got} from the "
+                f"unconstrained {unconstrained}; give it a value again (.value = ...), or take smaller steps"
+            )
 
 
 def _sum_event(tensor: Tensor, event_dim: int) -> Tensor:

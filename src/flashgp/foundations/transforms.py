@@ -1,17 +1,32 @@
 """Who looks at a tensor: autograd, forward mode, a transform of torch.func; and whether two tensors are one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["has_tangent", "in_forward_mode", "is_followed", "is_transformed", "same_numbers"]
+from flashgp.foundations.errors import DomainError
+
+__all__ = ["has_tangent", "in_forward_mode", "is_followed", "is_transformed", "refuse_transformed", "same_numbers"]
 
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a transform of torch.func (vmap, grad, jvp) holds the tensor, so that its numbers cannot be looked at."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def refuse_transformed(call: str, way: str, *values: Any) -> None:
+    """Raises: DomainError where a transform of torch.func holds any of the values of a call that looks at numbers.
+
+    Args: call, by name; way, what to do instead.
+    """
+    if any(isinstance(value, Tensor) and is_transformed(value) for value in values):
+        raise DomainError(
+            f"`{call}` must be called outside of transforms of torch.func (vmap, grad, jacrev), since it looks at "
+            f"numbers, got a tensor inside of one; {way}"
+        )
 
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Rows that lie so far apart that a squared distance or a product of two of them is no float64 number: refused."""
+"""Numbers that are none: parameters that overflow, modules that return nan, rows whose squared distance is infinite."""
 
 import math
 
@@ -8,8 +8,9 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.transforms import is_transformed
+from flashgp.inference.prior import Prior
 
-__all__ = ["check_answer", "check_extent"]
+__all__ = ["check_answer", "check_extent", "check_likelihood", "check_residual", "check_rows"]
 
 LARGEST = torch.finfo(torch.float64).max / 4.0  # a difference is up to twice the larger of two numbers
 
@@ -32,6 +33,51 @@ def check_extent(form: Form, rows: Rows, name: str) -> None:
                 f"`{name}` {by} must have a square that float64 holds, got {largest:.3g} at row {row}; divide each "
                 f"column by its standard deviation, or {way}"
             )
+
+
+def check_rows(rows: Rows, name: str) -> None:
+    """Raises: DomainError naming the first row that a kernel has no finite features for. Cost: as `check_extent`."""
+    for tensor, dims in (*((f, 2) for f in rows.features), *((a, 1) for a in rows.scalars)):
+        row = _first_not_finite(tensor, dims)
+        if row is not None:
+            raise DomainError(
+                f"`{name}` must have finite features in the kernel, got what is none at row {row}; check what its "
+                "module or function makes of that row, and their weights"
+            )
+
+
+def check_residual(residual: Tensor) -> None:
+    """Raises: DomainError naming the first row whose y minus the mean, (*batch, n, p), is no number."""
+    row = _first_not_finite(residual, 2)
+    if row is not None:
+        raise DomainError(
+            f"`mean` must return finite numbers, got y minus the mean that is none at row {row}; check the module "
+            "and its weights there"
+        )
+
+
+def _first_not_finite(values: Tensor, dims: int) -> int | None:
+    """The row of the first number that is none, of a tensor whose rows stand so many dimensions from the end."""
+    if _hidden(values) or not values.is_floating_point() or math.isfinite(float(values.detach().double().sum())):
+        return None
+    wrong = values.detach().isfinite().logical_not()
+    return int(wrong.nonzero()[0][-dims]) if bool(wrong.any()) else None
+
+
+def check_likelihood(prior: Prior, x: Tensor, y: Tensor, value: Tensor) -> None:
+    """Raises: DomainError with the reason why a log likelihood is no number. Cost: where it is one, a look at it."""
+    if _hidden(value) or bool(value.detach().isfinite().all()):
+        return
+    with torch.no_grad():
+        rows = prior.kernel.rows(x)
+        check_rows(rows, "x")
+        check_extent(prior.kernel.form, rows, "x")
+        check_residual(prior.residual(x, prior.sites(y).targets))
+    wrong = value.detach()[value.detach().isfinite().logical_not()]
+    raise DomainError(
+        f"`x` and `y` must have a log likelihood that float64 holds under this model, got {float(wrong[0])}; scale y, "
+        "or check what the kernel makes of these rows"
+    )
 
 
 def check_answer(values: Tensor, name: str) -> None:

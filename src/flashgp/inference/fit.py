@@ -14,6 +14,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
+from flashgp.foundations.transforms import refuse_transformed
 from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.approximation import (
     Approximation,
@@ -217,6 +218,7 @@ def fit(
         >>> bool(fit.posterior.predict(x).mean.sub(y).abs().max() < 0.1)
         True
     """
+    refuse_transformed("fit", "call it for each table, or take gradients of gp.log_marginal_likelihood", x, y)
     deadline, exact_posterior = Deadline.after(time_limit), check_flag(exact_posterior, "exact_posterior")
     ranks = Group.of(group)
     with shown_progress(False if progress is None and ranks.rank else progress) as callback, ranks.together():

@@ -21,9 +21,12 @@ from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
+from flashgp.foundations.parameters import check_numbers
+from flashgp.foundations.transforms import refuse_transformed
 from flashgp.inference.approximation import approximation_of, approximation_of_read
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
 from flashgp.inference.exact.rounding import LikelihoodRounding
+from flashgp.inference.extent import check_likelihood
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels.base import Kernel
@@ -40,6 +43,11 @@ if TYPE_CHECKING:
     from flashgp.solvers.contract import Step
 
 __all__ = ["GP"]
+
+_OF_MANY = (
+    "pass all targets or points at once, y (*batch, n) or x (*batch, n, d), for a posterior of each; for gradients "
+    "condition(..., differentiable=True), or gp.log_marginal_likelihood"
+)
 
 
 class GP(Prior):
@@ -165,7 +173,10 @@ class GP(Prior):
         from flashgp.inference.facades import posterior_given, posterior_of_read
 
         ranks = Group.of(group)
+        if not differentiable:
+            refuse_transformed("condition", _OF_MANY, x, y, *self.parameters())
         with ranks.together():
+            check_numbers(self)
             settings = ConditionSettings(
                 SolveSettings(check_seed(seed), deterministic, tolerance, group=ranks),
                 solver=solver,
@@ -243,6 +254,7 @@ class GP(Prior):
                 return self.with_likelihood(table.prior.likelihood).log_marginal_likelihood(
                     table.x, table.y, theta=theta, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows
                 )
+        check_numbers(self)
         x = check_points(x, "x")
         y = check_targets(y, "y", x, self.outputs)
         dtype, jitter = check_dtype(dtype), check_jitter(jitter)
@@ -258,6 +270,7 @@ class GP(Prior):
             rounding=LikelihoodRounding(),
         )  # fmt: skip
         value = evaluate_likelihood(self, settings, x, y)
+        check_likelihood(self, x, y, value)
         assert settings.rounding is not None
         settings.rounding.warn()
         return value
@@ -379,6 +392,8 @@ class GP(Prior):
     @autocast_disabled
     def inducing_points(self, x: Any, count: int, *, seed: int = 0, group: Any = None) -> Tensor:
         """At most so many of the rows x, (n, d), as inducing points, (m, d): those that the others say least about.
+
+        A warning says where they are fewer: the rows beyond them are known from these to within rounding or the noise.
 
         Pivots of a partial Cholesky factor, eq. (M-77), of 20 times as many random rows, at the present parameters.
         With a group x are this rank's rows, and the points are among those of all ranks, the same on every one.

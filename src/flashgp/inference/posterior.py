@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
+from flashgp.foundations.transforms import refuse_transformed
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import Fantasies, fantasize
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from flashgp.inference.training.history import Progress
 
 __all__ = ["Importance", "LeaveOneOut", "Posterior"]
+
+
+_OF_MANY = "posterior.fantasize(x, y) takes rows and targets of many at once"
 
 
 class Posterior:
@@ -220,6 +224,7 @@ class Posterior:
             Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds
             of its iterations, and its preparation unless a float32 factor is updated (inference/online/warm_start.py).
         """
+        refuse_transformed("append", _OF_MANY, x, y)
         return self._of(online.append(self.state, x, y, row_variance, row_weight))
 
     def drop(self, indices: Any) -> "Posterior":
@@ -236,10 +241,12 @@ class Posterior:
 
     def slide(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
         """A window moves on: the k rows that came first are dropped, k new ones appended; see `append` and `drop`."""
+        refuse_transformed("slide", _OF_MANY, x, y)
         return self._of(online.slide(self.state, x, y, row_variance, row_weight))
 
     def replace(self, indices: Any, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
         """Some rows are dropped and as many appended, at the end of the table; see `append` and `drop`."""
+        refuse_transformed("replace", _OF_MANY, x, y)
         return self._of(online.replace_rows(self.state, indices, x, y, row_variance, row_weight))
 
     def fantasize(self, x: Any, y: Any = None, *, samples: int | None = None, seed: int | None = None) -> "Fantasies":

@@ -21,7 +21,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.foundations.parameters import Domain, Parameter, as_parameter, dimensions_of
+from flashgp.foundations.parameters import Domain, Parameter, as_parameter, check_numbers, dimensions_of
 from flashgp.foundations.tokens import token_of
 from flashgp.foundations.transforms import same_numbers
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
@@ -200,6 +200,7 @@ class Kernel(nn.Module, ABC):
                     "inside it pass a plan, plan=k.operator(x1, x2, memory=...).plan(t)"
                 )
             return CompiledOperator.of(self, x1, x2, plan, deterministic)
+        check_numbers(self)
         notes = tuple(promotions(x1=x1, x2=x2))
         x1 = check_points(x1, "x1")
         x2 = None if x2 is None else check_points(x2, "x2", like=x1)

@@ -29,7 +29,7 @@ from flashgp.inference.exact.likelihood import DirectSettings, factorise_covaria
 from flashgp.inference.exact.rounding import Rounding, smallest_pivot
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.extent import check_extent
+from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
@@ -129,9 +129,11 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
         else:
             points, sites = replicates.x, replicates.likelihood.sites(replicates.y, prior.outputs)
         rows = prior.kernel.rows(points)
+        check_rows(rows, "x")
         check_extent(prior.kernel.form, rows, "x")
         theta = tuple(t.to(target) for t in prior.kernel.theta())
         residual = prior.residual(points, sites.targets)
+        check_residual(residual)
         whole = _Job(direct, prior, plan, rows, theta, y, replicates, residual, sites.variance, solve, report)
         jobs = (
             [whole] if not prior.separate else [_of_output(whole, x, j, differentiable) for j in range(prior.factors)]

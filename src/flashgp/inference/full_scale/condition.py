@@ -15,7 +15,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
-from flashgp.inference.extent import check_extent
+from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
 from flashgp.inference.full_scale.state import FullScaleState
@@ -98,7 +98,9 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
     plan = planned_over(ranks, lambda one: _plan(prior, x, len(points), one, settings), asked)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
+    check_rows(rows, "x")
     check_extent(prior.kernel.form, rows, "x")
+    check_residual(residual)
     theta = tuple(t.detach() for t in values)
     seed = settings.solve.seed
     layout = layout_of(prior, points, noise, sizes, seed, asked.points_like(x), ranks)

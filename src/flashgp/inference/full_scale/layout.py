@@ -18,6 +18,7 @@ from torch import Tensor
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
+from flashgp.inference.extent import check_rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
@@ -138,6 +139,7 @@ def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: in
     noise = rows_of_all(noise.expand(len(x)), part, shares, group)
     x = rows_of_all(x, part, shares, group)
     rows, theta = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()]
+    check_rows(rows, "x")
     system = CovarianceSystem(CovarianceOperator(PairProblem(prior.kernel.form, theta, rows), F64), noise)
     limit = min(inducing, len(part))
     return of_first(x[partial_cholesky(system, limit=limit, seed=seed, settings=PIVOTS).pivots], group)

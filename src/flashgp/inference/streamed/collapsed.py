@@ -13,9 +13,12 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.contexts import autocast_disabled
-from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError
+from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError, warn
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.parameters import check_numbers
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import refuse_unfit
+from flashgp.inference.extent import check_residual, check_rows
 from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.gathered import compare_models, tensor_mark
 from flashgp.inference.prior import Prior
@@ -42,6 +45,7 @@ class Inputs:
     """
 
     def __init__(self, prior: Prior, x: Tensor, y: Tensor, inducing: Tensor, count: int) -> None:
+        check_numbers(prior)
         self.x, self.y, self.inducing, self.count = x, y, inducing, count
         self.noise = prior.sites(y).variance
         if self.noise.numel() != 1:
@@ -51,6 +55,9 @@ class Inputs:
             )
         self.residual, _, self.rows, self.theta = prior.likelihood_inputs(x, y)
         self.points = prior.kernel.rows(self.inducing)
+        check_rows(self.rows, "x")
+        check_rows(self.points, "inducing")
+        check_residual(self.residual)
         self.events = collapsed_features(prior.kernel, x, self.rows)
 
     @property
@@ -134,6 +141,7 @@ def _collapsed(prior: Prior, inputs: Inputs, block: int | None, group: Group) ->
 def chosen_points(prior: Prior, x: Any, count: int, seed: int, group: Group = ALONE) -> Tensor:
     """See `GP.inducing_points`."""
     with group.together():
+        check_numbers(prior)
         x = check_points(x, "x").detach()
         group.compare(columns=x.shape[-1], count=count, seed=seed)
         if x.dim() != 2 or count > group.shares(len(x)).total:
@@ -145,7 +153,10 @@ def chosen_points(prior: Prior, x: Any, count: int, seed: int, group: Group = AL
             raise DomainError(
                 f"`likelihood` must have one noise variance, got {noise.numel()}; pass Gaussian(..., shared=True)"
             )
-        return pivot_points(prior, x, noise, count, seed, group)
+        points = pivot_points(prior, x, noise, count, seed, group)
+        if len(points) < count:
+            warn(str(Event(EventKind.FEWER_POINTS, found=len(points), asked=count)))
+        return points
 
 
 @autocast_disabled

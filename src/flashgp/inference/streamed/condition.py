@@ -16,6 +16,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.extent import check_residual
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory, shared_event
 from flashgp.inference.over_ranks import check_alike, dealt, planned_over
@@ -126,6 +127,7 @@ def _state(
         points = pivot_points(prior, x, noise_of(prior, survey.sample).to(device), inducing, settings.solve.seed)
         points = of_first(points, group)
     points = points.to(survey.dtype)  # which is what a state holds
+    check_residual(prior.residual(x, survey.y.to(device)))
     workspace = Workspace(deadline=settings.deadline)
     bound = StreamedBound(prior, prior.kernel.rows(points.to(torch.float64)), survey.count, workspace, group)
     if sums is None:

@@ -36,7 +36,7 @@ from flashgp.inference.approximate_plan import offer_event, offered, with_offers
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.extent import check_extent
+from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import check_plan, planned_device
@@ -116,7 +116,10 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     except NotPositiveDefiniteError:
         with contextlib.suppress(OSError):  # what failed need not be evaluated again
             recorder.evaluations.write()
-        check_extent(prior.kernel.form, prior.kernel.rows(problem.x.cpu()), "x")
+        rows = prior.kernel.rows(problem.x.cpu())
+        check_rows(rows, "x")
+        check_extent(prior.kernel.form, rows, "x")
+        check_residual(prior.residual(problem.x.cpu(), problem.y.cpu()))
         raise
     report = Report(events=promoted)
     report.events += _offers(prior, plan, options)
@@ -290,6 +293,8 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
     ):
         if at_bound:
             report.events.append(Event(EventKind.ON_BOUND, parameter=name))
+    for name, bound in trained.objective.parameters.on_edges(trained.theta):
+        report.events.append(Event(EventKind.ON_BOUND, parameter=name, bound=bound))
 
 
 def _report_answer(report: Report, recorder: Recorder, state: AnyState, plan: Plan, workspace: Workspace) -> None:

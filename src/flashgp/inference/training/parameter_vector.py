@@ -14,6 +14,7 @@ from flashgp.inference.training.initial import RoleStart
 __all__ = ["ParameterVector", "Slot"]
 
 Array = numpy.ndarray
+EDGE_SHARE = 1e-2  # of an interval, or of where a half-line begins: a value so close to it is on it
 SAME_START = 1e-3  # of the spread of random starts: vectors so close are one start
 LOGARITHMS = (math.log(torch.finfo(torch.float64).tiny), math.log(torch.finfo(torch.float64).max))
 
@@ -139,6 +140,19 @@ class ParameterVector:
         for slot in self.slots:
             low[slot.entries], high[slot.entries] = slot.bounds()
         return low, high
+
+    def on_edges(self, theta: Array) -> list[tuple[str, float]]:
+        """The entries whose value is at an end of its domain, such as interval(1.9, 2.1), by name, and that end."""
+        names, found = self.names(), []
+        for slot in self.slots:
+            if slot.owner is None:
+                continue
+            values = slot.owner.domain.value(torch.from_numpy(theta[slot.entries])).tolist()
+            for name, value in zip(names[slot.entries], values, strict=True):
+                edge = slot.owner.domain.edge(value, EDGE_SHARE)
+                if edge is not None:
+                    found.append((name, edge))
+        return found
 
     def units(self) -> Array:
         """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means,
