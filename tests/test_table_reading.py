@@ -65,7 +65,7 @@ def test_one_text_column_above_text_decides_nothing_alone(tmp_path):
 
 def test_years_above_numbers_with_a_name_are_reported(tmp_path):
     table = read(tmp_path, "day,2019,2020\n2020-01-01,1,2\n2020-01-02,3,4\n")
-    assert not table.header
+    assert table.header
     assert noted(table, "pass header=")
 
 
@@ -85,10 +85,11 @@ def test_one_row(tmp_path, text, header):
         assert read(tmp_path, text).rows == 1
 
 
-def test_nameless_header_cells_get_a_name_and_a_row_index_is_pointed_out(tmp_path):
+def test_nameless_header_cells_get_a_name(tmp_path):
     table = read(tmp_path, ",a\n0,5\n1,6\n2,6\n")
     assert table.names == ("column_1", "a")
-    assert noted(table, "counts the rows")
+    assert table.columns[0].unnamed
+    assert not table.columns[1].unnamed
 
 
 def test_duplicate_names(tmp_path):
@@ -121,7 +122,7 @@ def test_decimal_comma_or_thousands_is_refused_unless_stated(tmp_path):
     with pytest.raises(DomainError, match=r"'1,234' in column 'a'.*decimal=','"):
         read(tmp_path, text)
     assert read(tmp_path, text, decimal=",").columns[0].values.tolist() == [1.234, 5.678]
-    assert read(tmp_path, text, decimal=".").columns[0].kind == "category"
+    assert read(tmp_path, text, decimal=".").columns[0].values.tolist() == [1234.0, 5678.0]
 
 
 def test_two_decimal_marks_are_refused(tmp_path):
@@ -229,7 +230,7 @@ def test_choice_of_columns(tmp_path):
         (b"a,b\n1,x\n2,\xe9\n", DomainError, r"byte 0xe9 at line 3 \(byte 10"),
         (b"\xef\xbb\xbfa,b\n1,\xe9\n", DomainError, r"byte 0xe9 at line 2 \(byte 9"),
         (b"a\n1\n\0\n", DomainError, "zero byte at line 3"),
-        (b"\xff\xfea\0", DomainError, "UTF-16"),
+        (b"\xff\xfea\0\0\xd8", DomainError, "must be UTF-16"),
         (b"PK\x03\x04rest", DomainError, "spreadsheet"),
         (b"PAR1 not really", DomainError, "readable Parquet"),
         # mtime: the bytes are in the name of the test, which must be the same in every worker

@@ -30,7 +30,8 @@ class Console:
 
     Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors; began: when the
         command began, by `time.perf_counter`, now by default.
-    Fields: notes and warnings said so far; group, of the ranks that it speaks for; together, until these part.
+    Fields: aside, whether results go to stderr, since stdout has data; notes and warnings said so far; group, of the
+    ranks that it speaks for; together, until these part.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, began: float | None = None) -> None:
@@ -39,6 +40,7 @@ class Console:
         self.quiet = quiet
         self.group = ALONE
         self.together = ExitStack()
+        self.aside = False
         self.notes: list[str] = []
         self.warnings: list[str] = []
 
@@ -46,7 +48,7 @@ class Console:
     def say(self, text: str = "") -> None:
         """A line of results."""
         if not (self.json or self.quiet):
-            typer.echo(_shown(text))
+            typer.echo(_shown(text), err=self.aside)
 
     def pairs(self, title: str, pairs: Sequence[tuple[str, str]]) -> None:
         """A title and names with values under it."""

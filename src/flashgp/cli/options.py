@@ -5,8 +5,8 @@ Nothing is imported here that a command needs only once it runs.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,13 +27,13 @@ __all__ = [
     "UpdateOptions",
 ]
 
-Table = Annotated[str, typer.Argument(metavar="TABLE", help="CSV, CSV.gz or Parquet.", show_default=False)]
+Table = Annotated[
+    str, typer.Argument(metavar="TABLE", help="CSV, CSV.gz or Parquet; - for standard input.", show_default=False)
+]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="What `flashgp fit --out` wrote.", show_default=False)]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="SIZE", help="Budget, such as 8GiB; what is free if left out.")
 ]
-Delimiter = Annotated[str | None, typer.Option("--delimiter", help="One character; decided if left out.")]
-Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark, . or ,; decided if left out.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,36 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TextOptions:
+    """How a table of text is read."""
+
+    delimiter: Annotated[str | None, typer.Option("--delimiter", help="One character; decided if left out.")] = None
+    decimal: Annotated[str | None, typer.Option("--decimal", help="Decimal mark, . or ,; decided if left out.")] = None
+    encoding: Annotated[
+        str | None, typer.Option("--encoding", metavar="NAME", help="Such as cp1252; UTF-8 if left out.")
+    ] = None
+    comment: Annotated[
+        str | None,
+        typer.Option("--comment", metavar="MARK", help="What begins a comment line, such as #; decided if left out."),
+    ] = None
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """The same for `read_table`."""
+        return {field.name: getattr(self, field.name) for field in fields(TextOptions)}
+
+    def refuse_beside_pattern(self, pattern: str) -> None:
+        """Raises: DomainError for what is of text, beside a pattern of Parquet files."""
+        wrong = next((name for name, value in self.text.items() if value is not None), None)
+        if wrong is not None:
+            raise DomainError(
+                f"`--{wrong}` is of text, got it beside the pattern {pattern!r}, which means Parquet files; leave it "
+                "out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(TextOptions):
     """How a table is read, and what of it is the model's."""
 
     kernel: Annotated[
@@ -102,8 +131,6 @@ class TableOptions:
         bool | None,
         typer.Option("--header/--no-header", help="Whether the first row names the columns; decided if left out."),
     ] = None
-    delimiter: Delimiter = None
-    decimal: Decimal = None
 
     def __post_init__(self) -> None:
         _check_memory(self.memory)
@@ -131,7 +158,9 @@ class FitOptions(TableOptions):
     table: Annotated[
         str,
         typer.Argument(
-            metavar="TABLE", help="CSV, CSV.gz or Parquet; or a pattern of Parquet files.", show_default=False
+            metavar="TABLE",
+            help="CSV, CSV.gz or Parquet; a pattern of Parquet files; or - for standard input.",
+            show_default=False,
         ),
     ]
     target: Annotated[
@@ -187,8 +216,8 @@ class FitOptions(TableOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions:
-    """Predict every row of a table: columns mean, std, lower, upper, in the order of the table.
+class PredictOptions(TextOptions):
+    """Predict every row of a table: columns mean, std, lower, upper, in the order of the table, behind those kept.
 
     Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
     If the table also holds the target, the predictions are scored. Parquet files, one or a pattern of them, are read,
@@ -197,7 +226,16 @@ class PredictOptions:
 
     model: Model
     table: Table
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Predictions: .csv, .csv.gz or .parquet.")]
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Predictions: .csv, .csv.gz or .parquet; - for standard output."
+        ),
+    ]
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="COLUMN[,COLUMN]", help="Columns of TABLE to write beside them, such as a key."),
+    ] = None
     std: Annotated[bool, typer.Option("--std", help="Add the standard deviation of a new observation.")] = False
     interval: Annotated[
         float | None, typer.Option("--interval", metavar="P", help="Add the central interval, such as 0.95.")
@@ -217,8 +255,6 @@ class PredictOptions:
         typer.Option("--missing", help="Rows with missing inputs: refuse, or predict nan; as in the fit if left out."),
     ] = None
     memory: Memory = None
-    delimiter: Delimiter = None
-    decimal: Decimal = None
 
     def __post_init__(self) -> None:
         _check_memory(self.memory)
@@ -226,7 +262,7 @@ class PredictOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateOptions:
+class UpdateOptions(TextOptions):
     """Learn the rows of a table without fitting again: O(n^2) for each, hyperparameters and scaling as they are.
 
     Every row is predicted before it is learned, and the scores of that are shown. The model file is replaced once the
@@ -235,7 +271,10 @@ class UpdateOptions:
 
     model: Model
     rows: Annotated[
-        str, typer.Argument(metavar="ROWS", help="New rows with the target: CSV, CSV.gz, Parquet.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="ROWS", help="New rows with the target: CSV, CSV.gz, Parquet, or -.", show_default=False
+        ),
     ]
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="MODEL", help="The new model file; MODEL itself if left out.")
@@ -251,8 +290,6 @@ class UpdateOptions:
         Literal["error", "drop"] | None,
         typer.Option("--missing", help="Rows with missing values: refuse, or leave out; as in the fit if left out."),
     ] = None
-    delimiter: Delimiter = None
-    decimal: Decimal = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def require_distinct(paths: Mapping[str, str | None]) -> None:
     """Raises: DomainError if two arguments name the same file: a result must not replace the data."""
     seen: dict[str, str] = {}
     for argument, path in paths.items():
-        if path is None:
+        if path in (None, "-"):  # standard input and output differ
             continue
         real = os.path.realpath(path)
         if real in seen:

@@ -5,7 +5,7 @@ one table, which is held: what its columns are is known after its last row. The 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from flashgp.data.files import found_files, is_parquet, is_pattern
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
-from flashgp.table import prediction_file, read_table, require_format
+from flashgp.table import STANDARD_OUTPUT, prediction_file, read_table, require_format
 from flashgp.table_model import TableModel, TablePrediction
 from flashgp.table_model.prediction import RowCounts
 from flashgp.table_model.scores import Scores
@@ -39,13 +39,17 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     for path in files or [options.table]:
         require_distinct({"MODEL": options.model, "TABLE": path, "--out": options.out})
     require_format(options.out, "--out")
-    require_writable(options.out, "--out")
+    if options.out != STANDARD_OUTPUT:
+        require_writable(options.out, "--out")
+    elif console.json:
+        raise DomainError("`--out` - and `--json` both write to standard output; give --out a file")
     model = read_model(options.model, "predict MODEL TABLE")
     so_far = _SoFar(model.target)
+    console.aside = options.out == STANDARD_OUTPUT
     with prediction_file(options.out) as write, console.stages() as stage:
         for prediction in _predictions(options, model, files):
             so_far.add(prediction)
-            columns = prediction.columns(std=options.std, interval=options.interval)
+            columns = _beside(prediction.kept, prediction.columns(std=options.std, interval=options.interval))
             so_far.columns = [*columns]
             write(columns)
             if stage is not None and files:
@@ -67,7 +71,8 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
         )
     if so_far.sampled:
         console.pairs("deviations are estimates", [("event", str(event)) for event in events])
-    console.say(f"wrote {options.out}: {', '.join(so_far.columns)}")
+    if options.out != STANDARD_OUTPUT:
+        console.say(f"wrote {options.out}: {', '.join(so_far.columns)}")
     return {
         "command": "predict",
         "model": options.model,
@@ -91,13 +96,7 @@ def _files(options: PredictOptions) -> list[str]:
     """The Parquet files that are meant, none for a table of text. Raises: DomainError."""
     if not is_pattern(options.table):
         return [options.table] if is_parquet(options.table) else []
-    given = {"--delimiter": options.delimiter, "--decimal": options.decimal}
-    wrong = next((name for name, value in given.items() if value is not None), None)
-    if wrong is not None:
-        raise DomainError(
-            f"`{wrong}` is of text, got it beside the pattern {options.table!r}, which means Parquet files; leave it "
-            "out"
-        )
+    options.refuse_beside_pattern(options.table)
     return found_files(options.table)
 
 
@@ -107,11 +106,21 @@ def _predictions(options: PredictOptions, model: TableModel, files: list[str]) -
         "unseen": options.unseen, "missing": options.missing, "variance": options.variance, "memory": options.memory,
     }  # fmt: skip
     if files:
-        yield from model.predict_parts(options.table, **asked)
+        yield from model.predict_parts(options.table, **asked, keep=options.keep or ())
         return
     header = model.encoding.header
-    table = read_table(options.table, header=header, delimiter=options.delimiter, decimal=options.decimal)
+    table = read_table(options.table, header=header, keep=options.keep or (), **options.text)
     yield model.predict(table, **asked)
+
+
+def _beside(kept: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of the table, then those of the predictions. Raises: DomainError for two of one name."""
+    both = next((name for name in kept if name in columns), None)
+    if both is not None:
+        raise DomainError(
+            f"`--keep` must name columns beside {', '.join(columns)}, got {both!r}; rename it in the table"
+        )
+    return {**kept, **columns}
 
 
 @dataclass

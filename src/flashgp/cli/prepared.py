@@ -50,7 +50,7 @@ def prepare_table(
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
     if is_pattern(options.table) or (by_row_groups and not held_out):
         return _prepare_parts(options, settings, console, deadline)
-    table = read_table(options.table, header=options.header, delimiter=options.delimiter, decimal=options.decimal)
+    table = read_table(options.table, header=options.header, **options.text)
     encoding = Encoding.learn(table, options.target, options.drop or (), options.missing, options.dates)
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
@@ -78,10 +78,8 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
 
 def _refuse_beside_pattern(options: FitOptions) -> None:
     """Raises: DomainError for what is of one table that is held."""
-    given = {
-        "--split": options.split, "--test-fraction": options.test_fraction, "--header": options.header,
-        "--delimiter": options.delimiter, "--decimal": options.decimal,
-    }  # fmt: skip
+    options.refuse_beside_pattern(options.table)
+    given = {"--split": options.split, "--test-fraction": options.test_fraction, "--header": options.header}
     wrong = next((name for name, value in given.items() if value is not None), None)
     what = f"the pattern {options.table!r}, whose files are read"
     if wrong is not None:

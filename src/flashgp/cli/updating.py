@@ -26,7 +26,7 @@ def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     require_writable(out, "--out" if options.out is not None else "MODEL")
     model = read_model(options.model, "update MODEL ROWS")
     before, header = model.posterior, model.encoding.header
-    table = read_table(options.rows, header=header, delimiter=options.delimiter, decimal=options.decimal)
+    table = read_table(options.rows, header=header, **options.text)
     with console.stages() as stage:
         model = model.update(
             table, window=options.window, refine=options.refine, missing=options.missing, progress=stage

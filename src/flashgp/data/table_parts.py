@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ _INDEX = "__index_level_"  # what pandas calls an index that it stores
 class ParquetParts(TableParts):
     """Parquet files of the same columns, in any order, whose rows follow each other.
 
-    Args: paths, as `fgp.data.parquet` takes them; batch_rows, of a part.
+    Args: paths, as `fgp.data.parquet` takes them; batch_rows, of a part; keep, as `Table.keeping`, of every part.
     Fields: paths, the files; count of rows, as the files say.
     Raises:
         BackendUnavailableError: without pyarrow.
@@ -35,7 +36,8 @@ class ParquetParts(TableParts):
 
     count: int
 
-    def __init__(self, paths: Paths, batch_rows: int = BATCH_ROWS) -> None:
+    def __init__(self, paths: Paths, batch_rows: int = BATCH_ROWS, keep: Sequence[str] = ()) -> None:
+        self.keep = keep
         self.paths = tuple(found_files(paths))
         self.batch_rows, self.count = batch_rows, 0
         one = paths if isinstance(paths, str | os.PathLike) else self.paths[0] if len(self.paths) == 1 else None
@@ -83,7 +85,7 @@ class ParquetParts(TableParts):
                     continue
                 columns = pyarrow.Table.from_batches([batch]).select(list(self._stored))
                 try:
-                    table = table_from_arrow(pyarrow, columns, called, first_row=row)
+                    table = table_from_arrow(pyarrow, columns, called, row, self.keep)
                 except FlashGPError:
                     raise
                 except (pyarrow.ArrowException, ValueError, OverflowError) as error:
@@ -91,7 +93,7 @@ class ParquetParts(TableParts):
                         f"{path!r} must hold values that can be read, got {quoted(str(error))} after row {row:,}; "
                         "write it again"
                     ) from None
-                yield Table(called, table.columns, table.rows, True, None, (), row, part=True)
+                yield replace(table, notes=(), part=True)
                 row += batch.num_rows
 
     def _check(self, names: tuple[str, ...], stored: list[str], path: str) -> None:

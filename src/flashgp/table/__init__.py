@@ -11,11 +11,12 @@ from .dates import Order
 from .encoding import EncodedTable, Encoding, Missing
 from .frames import table_of
 from .inputs import FrameEncoding, InputColumn, Unseen
-from .reading import read_table, require_format
+from .reading import STANDARD_OUTPUT, read_table, require_format
 from .splits import read_split, split_rows
 from .writing import prediction_file, write_predictions
 
 __all__ = [
+    "STANDARD_OUTPUT",
     "Column",
     "EncodedTable",
     "Encoding",

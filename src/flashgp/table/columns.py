@@ -8,7 +8,7 @@ missing.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ class Column:
         readings: values by the order of day and month, each that dates may have; empty where there is no question.
         short_years: whether the years of dates have two digits, which do not tell the century.
         written: the same cells as categories, of text that is read as dates, percentages or times; else None.
+        unnamed: whether the file gives it no name.
+        blanks: cells such as "-" that were taken for missing values, since all others are numbers, booleans or dates.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Column:
     readings: Mapping[Order, npt.NDArray[np.float64]] = field(default_factory=dict)
     short_years: bool = False
     written: "Column | None" = None
+    blanks: tuple[str, ...] = ()
+    unnamed: bool = False
 
     @property
     def given(self) -> int:
@@ -101,6 +105,7 @@ class Table:
         notes: sentences for the user.
         first_row: what the first row is called: 1 in a file, 0 in a frame, more in a part of a file.
         part: whether it is some of the rows of a table.
+        kept: cells as they are written, Arrow, of the columns that were asked for.
     """
 
     path: str
@@ -111,6 +116,7 @@ class Table:
     notes: tuple[str, ...]
     first_row: int = 1
     part: bool = False
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,6 +151,16 @@ class Table:
             f"`{argument}` must name a column of {quoted(self.path)}, got {quoted(choice)}; "
             f"choose one of {listed(names)}, or a position counted from 1 (-1 is the last)."
         )
+
+    def keeping(self, cells: Sequence[Any], keep: Sequence[str]) -> "Table":
+        """The same with the cells of some columns as they are.
+
+        Args: cells, those of every column, Arrow; keep, columns by name or position from 1, several with commas too.
+        Raises: DomainError if there is no such column.
+        """
+        each = [name for choice in keep for name in ([choice] if choice in self.names else choice.split(","))]
+        places = dict.fromkeys(self.position(name, "keep") for name in each)
+        return replace(self, kept={self.names[place]: cells[place] for place in places})
 
     def where(self, row: int) -> str:
         """Name a row (from 0 here, as the table counts in the text) and its line in the file."""

@@ -5,6 +5,7 @@ clock times, else categories. Typed files and frames have no type of their own f
 as dates, percentages and clock times too, but never as numbers: digits that are kept as text are names.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +19,12 @@ from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
 from .numbers import DECIMAL_COMMA, number_of, percentages
+from .thousands import without_thousands
 
 __all__ = [
     "DECIMAL_COMMA",
     "MISSING",
+    "NO_VALUE_BESIDE",
     "column_from_arrow",
     "column_from_text",
     "given_cells",
@@ -30,8 +33,16 @@ __all__ = [
     "table_from_arrow",
 ]
 
-# Cells that mean "no value", after stripping and case folding. "none" is absent on purpose: it is a common level.
-MISSING = ("", "?", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null")
+# Cells that mean "no value", after stripping and case folding.
+MISSING = (
+    "", "?", "na", "n/a", "n.a.", "#n/a", "#na", "<na>", "nan", "-nan", "null", "(null)", "\\n",
+    "#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!",
+)  # fmt: skip
+# The same among numbers, booleans and dates alone: among text "none" is a level like any other.
+NO_VALUE_BESIDE = (
+    "none", "-", "--", "---", "\u2013", "\u2014", ".", "..", "...", "*", "**", "/", ":", "missing", "nil", "unknown",
+    "undefined", "n.d.", "k.a.",
+)  # fmt: skip
 _WHOLE = re.compile(r"[+-]?\d{16,400}", re.ASCII)
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
@@ -52,11 +63,11 @@ def require_pyarrow(path: str) -> Any:
     return pyarrow
 
 
-def given_cells(pyarrow: Any, cells: Any) -> tuple[Any, npt.NDArray[np.bool_]]:
+def given_cells(pyarrow: Any, cells: Any, without: tuple[str, ...] = MISSING) -> tuple[Any, npt.NDArray[np.bool_]]:
     """The cells of a column of text that hold a value, stripped, and which rows they are in."""
     compute = pyarrow.compute
     stripped = compute.utf8_trim_whitespace(cells)
-    missing = compute.is_in(compute.utf8_lower(stripped), value_set=pyarrow.array(MISSING, stripped.type))
+    missing = compute.is_in(compute.utf8_lower(stripped), value_set=pyarrow.array(without, stripped.type))
     return stripped.filter(compute.invert(missing)), ~np.asarray(missing)
 
 
@@ -70,7 +81,17 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
     Returns:
         A column of what all its cells are, else categories; a column without any value is a number column of NaN.
     """
-    given, present = given_cells(pyarrow, cells)
+    found = _of_all_cells(pyarrow, name, *given_cells(pyarrow, cells), decimal)
+    if found.kind == "category" and {level.lower() for level in found.levels} & set(NO_VALUE_BESIDE):
+        given, present = given_cells(pyarrow, cells, (*MISSING, *NO_VALUE_BESIDE))
+        beside = _of_all_cells(pyarrow, name, given, present, decimal)
+        if beside.kind != "category" and beside.given:
+            return replace(beside, blanks=tuple(level for level in found.levels if level.lower() in NO_VALUE_BESIDE))
+    return found
+
+
+def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.bool_], decimal: str) -> Column:
+    """What the given cells are together."""
     numbers = _numbers(pyarrow, given, decimal)
     if numbers is not None:
         inexact = _inexact_text(given, numbers)
@@ -121,17 +142,20 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
     return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
 
 
-def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1) -> Table:
+def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1, keep: Sequence[str] = ()) -> Table:
     """A typed table of Arrow; columns that pandas stored as an index are left out and said.
 
+    Args: keep, as `Table.keeping`.
     Raises: ShapeError without rows or columns, or for two columns of one name; what Arrow raises.
     """
     columns: list[Column] = []
+    as_stored: list[Any] = []
     notes: list[str] = []
     for field, cells in zip(stored.schema, stored.columns, strict=True):
         if field.name.startswith("__index_level_"):
             notes.append(f"column {quoted(field.name)} is an index that pandas stored: left out.")
         else:
+            as_stored.append(cells)
             label = field.name.strip() or f"column_{len(columns) + 1}"
             columns.append(column_from_arrow(pyarrow, label, cells))
     checked_names([column.name for column in columns], name)
@@ -140,19 +164,22 @@ def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1) -
             f"{quoted(name)} must have at least one row and one column, got {stored.num_rows} rows and {len(columns)} "
             "columns; check that it is what you meant."
         )
-    return Table(name, tuple(columns), stored.num_rows, True, None, tuple(notes), first_row)
+    table = Table(name, tuple(columns), stored.num_rows, True, None, tuple(notes), first_row)
+    return table.keeping(as_stored, keep)
 
 
 def _numbers(pyarrow: Any, given: Any, decimal: str) -> Array | None:
     compute = pyarrow.compute
-    if decimal == ",":
-        if not compute.all(compute.match_substring_regex(given, DECIMAL_COMMA), min_count=0).as_py():
-            return None
-        given = compute.replace_substring(given, ",", ".")
-    try:
-        return np.asarray(compute.cast(given, pyarrow.float64()), np.float64)
-    except pyarrow.ArrowInvalid:
-        return None
+
+    def cast(cells: Any) -> Array:
+        plain = cells if decimal == "." else compute.replace_substring(cells, decimal, ".")
+        return np.asarray(compute.cast(plain, pyarrow.float64()), np.float64)
+
+    if decimal == "." or compute.all(compute.match_substring_regex(given, DECIMAL_COMMA), min_count=0).as_py():
+        with contextlib.suppress(pyarrow.ArrowInvalid):
+            return cast(given)
+    plain = without_thousands(compute, given, decimal)
+    return None if plain is None else cast(plain)
 
 
 def _of_text(

@@ -11,14 +11,17 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Column, Table, checked_names, listed, quoted
-from .conversion import MISSING, column_from_text, given_cells, number_of
+from .comments import without_comments
+from .conversion import MISSING, NO_VALUE_BESIDE, column_from_text, given_cells, number_of
+from .thousands import THOUSANDS, decided_mark
 
 __all__ = ["parse_delimited"]
 
@@ -28,10 +31,20 @@ _SAMPLE_RECORDS = 1000
 _SAMPLE_CHARACTERS = 2**22
 _BLOCK_BYTES = 2**26  # the longest row
 _THOUSANDS = r"^[+-]?[1-9][0-9]{0,2},[0-9]{3}$"  # 12,345 may also be twelve thousand
+_FIRST_YEAR, _LAST_YEAR = 1500, 2200  # that a header may be of
+_MIN_COUNTED = 3  # columns called 0, 1, 2: two of these are as likely a row
 
 
 def parse_delimited(
-    pyarrow: Any, text: str, path: str, *, header: bool | None, delimiter: str | None, decimal: str | None
+    pyarrow: Any,
+    text: str,
+    path: str,
+    *,
+    header: bool | None,
+    delimiter: str | None,
+    decimal: str | None,
+    comment: str | None = None,
+    keep: Sequence[str] = (),
 ) -> Table:
     """Parse delimited text.
 
@@ -41,6 +54,8 @@ def parse_delimited(
         header: whether the first row names the columns; None decides from the first 1000 records.
         delimiter: one character; None decides among comma, semicolon, tab and bar.
         decimal: "." or ","; None decides, and refuses what can be read both ways.
+        comment: what begins a comment line; None finds those of a text that begins with #.
+        keep: columns, by name or position, whose cells the table keeps as they are written.
 
     Raises:
         ShapeError: without data rows, for a ragged row (named) or duplicate names.
@@ -49,6 +64,7 @@ def parse_delimited(
     """
     notes: list[str] = []
     text = text if text.endswith(("\n", "\r")) else text + "\n"
+    text, before = without_comments(text, comment, delimiter, notes)
     if delimiter is None:
         delimiter = _sniffed_delimiter(text, notes)
     _check_quotes(text, path, delimiter)
@@ -58,6 +74,9 @@ def parse_delimited(
             f"{quoted(path)} must have at least one row, got only empty cells, or a first cell of more than "
             f"{csv.field_size_limit()} characters; check that it is the file you meant."
         )
+    if header is not False and _lacks_a_name(sample):  # as R writes the names of rows
+        start = len(text) - len(text.lstrip())
+        text, sample[0] = f"{text[:start]}{delimiter}{text[start:]}", ["", *sample[0]]
     if header is None:
         header = _has_header(pyarrow, sample, notes)
     width = len(sample[0])
@@ -80,14 +99,24 @@ def parse_delimited(
         )
     cells = [column.slice(above) for column in cells]
     columns = [column_from_text(pyarrow, name, data) for name, data in zip(names, cells, strict=True)]
-    if _decimal_comma(pyarrow, columns, cells, delimiter, decimal, path, notes):
-        columns = [
-            column if column.kind == "number" else column_from_text(pyarrow, column.name, data, ",")
-            for column, data in zip(columns, cells, strict=True)
-        ]
-    _note_row_index(columns, sample[0] if header else [], notes)
+    comma = _decimal_comma(pyarrow, columns, cells, delimiter, decimal, path, notes)
+    if comma:
+        columns = [column_from_text(pyarrow, name, data, ",") for name, data in zip(names, cells, strict=True)]
+    notes += [
+        f"column {quoted(column.name)}: cells with {listed(column.blanks)} are missing values." for column in columns
+        if column.blanks
+    ]  # fmt: skip
+    columns[0] = replace(columns[0], unnamed=header and not sample[0][0].strip())
+    marked = THOUSANDS["," if comma else "."]
+    thousands = [
+        column.name for column, data in zip(columns, cells, strict=True)
+        if column.kind == "number" and pyarrow.compute.any(pyarrow.compute.match_substring_regex(data, marked)).as_py()
+    ]  # fmt: skip
+    if thousands:
+        notes.append(f"marks between thousands in {listed(thousands)}: left out.")
     a_line_each = (text.count("\n") or text.count("\r")) == rows + above
-    return Table(path, tuple(columns), rows, header, 1 + above if a_line_each else None, tuple(notes))
+    table = Table(path, tuple(columns), rows, header, 1 + before + above if a_line_each else None, tuple(notes))
+    return table.keeping(cells, keep)
 
 
 def _cells(pyarrow: Any, text: str, path: str, delimiter: str, width: int) -> list[Any]:
@@ -220,15 +249,52 @@ def _has_header(pyarrow: Any, sample: Sequence[list[str]], notes: list[str]) -> 
     votes = [
         is_text([cell])
         for cell, cells in zip(first, columns, strict=True)
-        if cell.strip().lower() not in MISSING and not is_text(cells)
+        if cell.strip().lower() not in (*MISSING, *NO_VALUE_BESIDE) and not is_text(cells)
     ]
     # Where every column is text: names of columns differ, and do not come back as values.
     named = len(set(first)) == len(first) and all(cell not in cells for cell, cells in zip(first, columns, strict=True))
     header = 2 * sum(votes) >= len(votes) if votes else named
+    if not header and _counts_up(first, columns):
+        notes.append(
+            f"header row: yes, since {listed(first[-3:])} count up and the rows below do not; pass header=False if it "
+            "is a row."
+        )
+        return True
     if len(set(votes)) != 1:
         why = "some of its columns are text above numbers, others numbers above numbers" if votes else "all is text"
         notes.append(f"header row: {'yes' if header else 'no'}, but {why}, so this may be wrong; pass header=.")
     return header
+
+
+def _lacks_a_name(sample: Sequence[list[str]]) -> bool:
+    """Whether the first row has one cell less than all others, whose first cells tell them apart."""
+    below = sample[1:]
+    labels = {record[0].strip() for record in below}
+    return (
+        len(below) > 1
+        and all(len(record) == len(sample[0]) + 1 for record in below)
+        and len(labels) == len(below)
+        and "" not in labels
+        and any(record[-1].strip() for record in below)
+    )
+
+
+def _counts_up(first: Sequence[str], columns: Sequence[list[str]]) -> bool:
+    """Whether the numbers of a first row are names: years, or 0, 1, 2, ..., above columns that hold other numbers."""
+    heads = [(number_of(cell), cells) for cell, cells in zip(first, columns, strict=True)]
+    named = [(head, cells) for head, cells in heads if head is not None]
+    steps = {after[0] - before[0] for before, after in pairwise(named)}
+    if len(steps) != 1 or steps == {0.0} or any(head % 1 for head, _ in named):
+        return False
+    years = all(_FIRST_YEAR <= head <= _LAST_YEAR for head, _ in named)
+    if not years and (len(named) < _MIN_COUNTED or named[0][0] not in (0.0, 1.0) or steps != {1.0}):
+        return False
+
+    def other(cell: str) -> bool:
+        number = number_of(cell)
+        return number is not None and bool(number % 1 or (years and not _FIRST_YEAR <= number <= _LAST_YEAR))
+
+    return 2 * sum(any(map(other, cells)) for _, cells in named) > len(named)
 
 
 def _decimal_comma(
@@ -241,9 +307,10 @@ def _decimal_comma(
     notes: list[str],
 ) -> bool:
     """Whether numbers have a decimal comma. Raises: DomainError for possible thousands, and for a mixture of marks."""
+    compute = pyarrow.compute
+    decimal = decimal or decided_mark(compute, cells)
     if decimal == "." or (decimal is None and delimiter == ","):
         return False
-    compute = pyarrow.compute
     comma_columns, ambiguous = [], ""
     for column, data in zip(columns, cells, strict=True):
         given, _ = given_cells(pyarrow, data)
@@ -261,23 +328,17 @@ def _decimal_comma(
             f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(ambiguous)} in column "
             f"{quoted(comma_columns[0])}, decimals or thousands; pass decimal=',' or remove them."
         )
-    for column in columns:
+    for column, data in zip(columns, cells, strict=True):
         if column.kind == "number" and np.any(column.values[np.isfinite(column.values)] % 1):
+            grouped = column_from_text(pyarrow, "", data, ",").kind == "number"
+            if grouped and decimal is not None:
+                continue
             other = f"decimal commas in column {quoted(comma_columns[0])}" if comma_columns else "decimal=','"
+            also = ", or pass decimal=',' if these are thousands" if grouped else ""
             raise DomainError(
                 f"numbers of {quoted(path)} must have one decimal mark, got {other} and decimal points in column "
-                f"{quoted(column.name)}; write all numbers with a point."
+                f"{quoted(column.name)}; write all numbers with a point{also}."
             )
     if comma_columns:
         notes.append(f"decimal comma in {quoted(comma_columns[-1])}.")
     return True
-
-
-def _note_row_index(columns: Sequence[Column], header_cells: Sequence[str], notes: list[str]) -> None:
-    """Say when a nameless first column merely counts the rows."""
-    if header_cells and not header_cells[0].strip() and columns[0].kind == "number":
-        values = columns[0].values
-        if np.array_equal(values - values[0], np.arange(len(values))):
-            notes.append(
-                f"column {quoted(columns[0].name)} has no name and counts the rows; drop it if it is a row index."
-            )

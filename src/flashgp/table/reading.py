@@ -5,7 +5,9 @@ Reading decides types and says what it decided; what a model makes of the column
 
 import gzip
 import os
+import sys
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from ..foundations.errors import DomainError, FlashGPError, ShapeError
@@ -13,7 +15,9 @@ from .columns import Table, quoted
 from .conversion import require_pyarrow, table_from_arrow
 from .delimited import parse_delimited
 
-__all__ = ["SUFFIXES", "read_table", "require_format"]
+__all__ = ["STANDARD_INPUT", "STANDARD_OUTPUT", "SUFFIXES", "read_table", "require_format"]
+
+STANDARD_INPUT = STANDARD_OUTPUT = "-"
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _PARQUET = b"PAR1"
@@ -28,14 +32,20 @@ def read_table(
     header: bool | None = None,
     delimiter: str | None = None,
     decimal: str | None = None,
+    encoding: str | None = None,
+    comment: str | None = None,
+    keep: Sequence[str] = (),
 ) -> Table:
-    """Read a table from delimited text (UTF-8, plain or gzip) or Parquet.
+    """Read a table from delimited text (plain or gzip) or Parquet.
 
     Args:
-        path: the file; its first bytes, not its name, tell the format.
+        path: the file; its first bytes, not its name, tell the format. "-" is standard input.
         header: True or False states whether the first row of text names the columns; None decides and says so.
         delimiter: one ASCII character; None decides among comma, semicolon, tab and bar.
         decimal: "." or ","; None decides, a decimal comma only where it cannot be anything else.
+        encoding: of text, such as "cp1252"; None for UTF-8, or UTF-16 where its first bytes say so.
+        comment: what begins a comment line, such as "#"; None finds those of a text that begins with "#".
+        keep: columns, by name or position from 1, whose cells the table keeps as they are (`Table.kept`).
 
     Returns:
         The table, its rows in file order, with `notes` on what was decided.
@@ -62,28 +72,34 @@ def read_table(
             f"`decimal` must be '.' or ',' and differ from the delimiter, got {decimal!r} with delimiter "
             f"{delimiter!r}; leave it out to have it decided."
         )
+    if comment is not None and (not comment.strip() or comment != comment.strip() or '"' in comment):
+        raise DomainError(f"`comment` must be what begins a comment line, such as '#', got {comment!r}; leave it out.")
     pyarrow = require_pyarrow(name)
     data = _file_bytes(name)
     if data.startswith(_PARQUET):
-        return _parquet(pyarrow, data, name)
+        return _parquet(pyarrow, data, name, keep)
     if name.lower().endswith(".parquet"):
         raise DomainError(
             f"{quoted(name)} must be a Parquet file, got {data[:8]!r} at its beginning; give text the suffix .csv."
         )
-    text = _decoded(_unpacked(data, name), name)
-    return parse_delimited(pyarrow, text, name, header=header, delimiter=delimiter, decimal=decimal)
+    text = _decoded(_unpacked(data, name), name, encoding)
+    return parse_delimited(
+        pyarrow, text, name, header=header, delimiter=delimiter, decimal=decimal, comment=comment, keep=keep
+    )
 
 
 def require_format(path: str | os.PathLike[str], argument: str = "path") -> str:
     """Check, before any work, that a file of this name can be written; returns its suffix.
 
     Args:
-        path: a file name ending in .csv, .csv.gz or .parquet.
+        path: a file name ending in .csv, .csv.gz or .parquet; or "-", standard output, which is CSV.
         argument: what it is called in an error.
     Returns: ".csv", ".csv.gz" or ".parquet".
     Raises: DomainError for another suffix, BackendUnavailableError for Parquet without pyarrow.
     """
     name = os.fspath(path)
+    if name == STANDARD_OUTPUT:
+        return ".csv"
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if suffix is None:
         raise DomainError(
@@ -94,12 +110,12 @@ def require_format(path: str | os.PathLike[str], argument: str = "path") -> str:
     return suffix
 
 
-def _parquet(pyarrow: Any, data: bytes, name: str) -> Table:
+def _parquet(pyarrow: Any, data: bytes, name: str, keep: Sequence[str]) -> Table:
     """A Parquet file; columns that pandas stored as an index are left out and said."""
     try:
         # The bytes, not the name: one file, not a directory of files, and no interpretation of folder names.
         stored = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).read()
-        return table_from_arrow(pyarrow, stored, name)
+        return table_from_arrow(pyarrow, stored, name, keep=keep)
     except FlashGPError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -110,8 +126,11 @@ def _parquet(pyarrow: Any, data: bytes, name: str) -> Table:
 
 def _file_bytes(name: str) -> bytes:
     try:
-        with open(name, "rb") as file:
-            data = file.read()
+        if name == STANDARD_INPUT:
+            data = sys.stdin.buffer.read()
+        else:
+            with open(name, "rb") as file:
+                data = file.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DomainError(
@@ -135,22 +154,27 @@ def _unpacked(data: bytes, name: str) -> bytes:
         ) from None
 
 
-def _decoded(data: bytes, name: str) -> str:
+def _decoded(data: bytes, name: str, encoding: str | None) -> str:
     if data.startswith(_ZIP):
         raise DomainError(
             f"{quoted(name)} must be text or Parquet, got a zip archive or spreadsheet; export it as CSV."
         )
-    if data.startswith(_UTF16):
-        raise DomainError(f'{quoted(name)} must be UTF-8 text, got UTF-16; save it again as UTF-8 ("CSV UTF-8").')
+    if encoding is None:
+        encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode(encoding)
+    except LookupError:
+        raise DomainError(
+            f"`encoding` must be one that Python knows, got {encoding!r}; for example 'cp1252' or 'utf-16'."
+        ) from None
     except UnicodeDecodeError as error:
         # The error counts from after a byte order mark, if there is one.
         start = error.start + len(data) - len(error.object)
         line = data.count(b"\n", 0, start) + 1
         raise DomainError(
-            f"{quoted(name)} must be UTF-8 text, got byte 0x{data[start]:02x} at line {line} (byte {start} of the "
-            "file); save it again as UTF-8, or check that it is a table."
+            f"{quoted(name)} must be {error.encoding.removesuffix('-sig').upper()} text, got byte 0x{data[start]:02x} "
+            f"at line {line} (byte {start} of the file); name its encoding, encoding='cp1252' (--encoding cp1252) for "
+            "one of older Windows, or check that it is a table."
         ) from None
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1

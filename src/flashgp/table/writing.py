@@ -9,22 +9,22 @@ import csv
 import gzip
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flashgp.foundations.atomic import replacing
 
 from ..foundations.errors import DomainError
 from .columns import quoted
 from .conversion import require_pyarrow
-from .reading import require_format
+from .reading import STANDARD_OUTPUT, require_format
 
 __all__ = ["prediction_file", "write_predictions"]
 
-Columns = Mapping[str, npt.NDArray[np.float64]]
+Columns = Mapping[str, Any]
 
 
 def write_predictions(path: str | os.PathLike[str], columns: Columns) -> None:
@@ -37,11 +37,11 @@ def write_predictions(path: str | os.PathLike[str], columns: Columns) -> None:
 def prediction_file(path: str | os.PathLike[str]) -> Iterator[Callable[[Columns], None]]:
     """A function that appends rows to a .csv, .csv.gz or .parquet file, which is there once the block succeeds.
 
-    What is written takes named columns: arrays of one length, shape (rows,), float64, in the order they are written, of
-    the same names each time. Numbers are written so that reading gives the same bits; NaN as "nan".
+    What is written takes named columns: arrays of one length, shape (rows,), float64 or of Arrow, in the order they are
+    written, of the same names each time. Numbers are written so that reading gives the same bits; NaN as "nan".
 
     Args:
-        path: the file; an existing one is replaced. The suffix decides the format.
+        path: the file; an existing one is replaced. The suffix decides the format. "-" is standard output, as CSV.
 
     Raises:
         DomainError: for an unknown suffix, or a file that cannot be written (nothing is left behind).
@@ -50,6 +50,10 @@ def prediction_file(path: str | os.PathLike[str]) -> Iterator[Callable[[Columns]
     """
     name = os.fspath(path)
     suffix = require_format(name)
+    if name == STANDARD_OUTPUT:
+        with contextlib.ExitStack() as stack:
+            yield _csv_rows(sys.stdout.buffer, stack)
+        return
     try:
         with replacing(name) as file, contextlib.ExitStack() as stack:
             if suffix == ".parquet":
@@ -90,6 +94,7 @@ def _csv_rows(file: Any, stack: contextlib.ExitStack) -> Callable[[Columns], Non
             names.extend(columns)
             writer.writerow(names)
         assert names == [*columns]
-        writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+        every = (each.tolist() if isinstance(each, np.ndarray) else each.to_pylist() for each in columns.values())
+        writer.writerows(zip(*every, strict=True))
 
     return write

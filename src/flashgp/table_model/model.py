@@ -343,6 +343,7 @@ class TableModel:
         variance: str = "auto",
         memory: str | int | None = None,
         rows: int = BATCH_ROWS,
+        keep: Sequence[str] = (),
     ) -> Iterator[TablePrediction]:
         """Predictions of Parquet files, a part at a time: memory does not grow with the rows.
 
@@ -354,6 +355,7 @@ class TableModel:
             variance: as `predict`; where parts are several, "auto" takes samples or not for all of them alike.
             memory: as `predict`, of a part.
             rows: of a part, at most.
+            keep: columns whose cells the predictions keep as they are, by name or position from 1.
 
         Returns:
             An iterator of predictions, each of the next rows; their notes leave out what `RowCounts` adds up.
@@ -371,7 +373,7 @@ class TableModel:
             [25, 15]
         """
         self._require("predict_parts")
-        parts = ParquetParts(paths, check_count(rows, "rows", 1))
+        parts = ParquetParts(paths, check_count(rows, "rows", 1), keep)
         if (parts.count > rows or len(parts.paths) > 1) and variance == "auto":
             variance = self._variance_of(parts.count)
         for part in parts.parts():
@@ -619,7 +621,7 @@ class TableModel:
             if known is None:
                 notes = (*notes, "whether rows that are scored were fitted is not known: the model does not hold them.")
         return TablePrediction(
-            self.target, target, data.rows, errors, observed, scaling.target_scale, notes, report, known
+            self.target, target, data.rows, errors, observed, scaling.target_scale, notes, report, known, table.kept
         )
 
     def _known(self, data: EncodedTable, observed: _Numbers) -> npt.NDArray[np.bool_] | None:

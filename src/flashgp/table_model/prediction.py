@@ -1,6 +1,7 @@
 """Predictions of the rows of a table, in its order and in units of its target."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +37,7 @@ class TablePrediction:
         report: how it was computed; of the posterior, where rows were predicted in several steps.
         known: which rows the model had learned before, inputs and target alike, (rows of the table,); None where the
             table has no target, or the model does not hold its rows.
+        kept: columns of the table as they are, Arrow, where it was read with `keep`.
 
     Example:
         >>> x = np.linspace(0.0, 6.0, 40)
@@ -57,6 +59,7 @@ class TablePrediction:
     notes: tuple[str, ...]
     report: Report
     known: npt.NDArray[np.bool_] | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def mean(self) -> _Numbers:

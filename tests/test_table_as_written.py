@@ -1,0 +1,157 @@
+"""Text as people and programs write it: thousands, marks for missing values, comments, encodings, names of rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from flashgp.foundations.errors import DomainError
+from flashgp.table import Table, read_table
+
+
+def read(folder: Path, text: str | bytes, **options: Any) -> Table:
+    path = folder / "t.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_table(path, **options)
+
+
+def noted(table: Table, text: str) -> bool:
+    return any(text in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "wanted"),
+    [
+        ('a,b\n"1,234.5",1\n12,2\n', {}, [1234.5, 12.0]),
+        ('a,b\n"1,234",1\n"12,000",2\n', {}, [1234.0, 12000.0]),
+        ("a;b\n1,234.5;1\n-2,000,000;2\n", {}, [1234.5, -2e6]),
+        ("a;b\n1.234,5;1\n1.000;2\n", {}, [1234.5, 1000.0]),
+        ("a;b\n1.234.567;1\n2,5;2\n", {}, [1234567.0, 2.5]),
+        ("a;b\n1.234;1\n2.000;2\n", {"decimal": ","}, [1234.0, 2000.0]),
+        ("a;b\n1'234.5;1\n20;2\n", {}, [1234.5, 20.0]),
+        ("a;b\n1 234,5;1\n20;2\n", {"decimal": ","}, [1234.5, 20.0]),
+        ("a;b\n1\u00a0234;1\n20;2\n", {}, [1234.0, 20.0]),
+    ],
+)
+def test_thousands_are_numbers(tmp_path: Path, text: str, options: Any, wanted: list[float]) -> None:
+    table = read(tmp_path, text, **options)
+    assert table.columns[0].values.tolist() == wanted
+    assert noted(table, "marks between thousands in 'a'")
+    assert table.columns[1].values.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("text", ["a;b\n1.234;1\n0.5;2\n", "a,b\n12.345,1\n1.000,2\n", "a\n1e3\n0.001\n"])
+def test_plain_decimals_have_no_thousands(tmp_path: Path, text: str) -> None:
+    table = read(tmp_path, text)
+    assert table.columns[0].kind == "number"
+    assert not noted(table, "thousands")
+
+
+def test_what_has_two_readings_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    text = "a;b\n1.234;1,5\n2.000;2,5\n3.001;2,5\n"
+    with pytest.raises(DomainError, match="pass decimal=',' if these are thousands"):
+        read(tmp_path, text)
+    assert read(tmp_path, text, decimal=",").columns[0].values.tolist() == [1234.0, 2000.0, 3001.0]
+    with pytest.raises(DomainError, match="write all numbers with a point"):
+        read(tmp_path, "a;b\n1.5;1,5\n2.25;2,5\n", decimal=",")
+
+
+MARKS = ["None", "-", "--", ".", "#DIV/0!", "#N/A", "#VALUE!", "NULL", "n/a", "N/A", "missing", "\u2013", "\\N", "*"]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_marks_among_numbers_are_missing(tmp_path: Path, mark: str) -> None:
+    column = read(tmp_path, f"a,b\n1.5,u\n{mark},v\n2.5,w\n").columns[0]
+    assert column.kind == "number"
+    np.testing.assert_array_equal(column.values, [1.5, np.nan, 2.5])
+    first = read(tmp_path, f"{mark},7\n1.5,8\n2.5,9\n")
+    assert not first.header, "a mark is no name"
+    assert first.columns[0].kind == "number"
+
+
+@pytest.mark.parametrize("mark", ["None", "-", "unknown", "."])
+def test_marks_among_text_are_levels(tmp_path: Path, mark: str) -> None:
+    column = read(tmp_path, f"a,y\nwood,1\n{mark},2\nbrick,3\n").columns[0]
+    assert mark in column.levels
+    assert not np.isnan(column.values).any()
+    assert read(tmp_path, f"a,y\n{mark},1\n{mark},2\n").columns[0].levels == (mark,)
+
+
+def test_marks_that_were_taken_for_missing_are_said(tmp_path: Path) -> None:
+    assert noted(read(tmp_path, "a,b\n1,u\n-,v\nNone,w\n"), "column 'a': cells with '-', 'None' are missing values")
+    assert not noted(read(tmp_path, "a,b\n1,u\n,v\n"), "missing values")
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("1990,1991,1992\n3.5,4.5,5.5\n6.5,7.5,8.5\n", True),
+        ("1990,1991,1992\n34000,35000,36000\n1000,2000,3000\n", True),
+        ("country,1990,1991\nUlm,10,20\nBonn,30,40\n", True),
+        ("0,1,2\n0.5,1.5,2.5\n3.5,1.5,0.5\n", True),
+        ("1990,1991,1992\n1993,1994,1995\n1996,1997,1998\n", False),
+        ("0,1\n1,0\n0,0\n", False),
+        ("5,6,7\n1.5,2.5,3.5\n", False),
+        ("1,2,3\n4,5,6\n7,8,9\n", False),
+    ],
+)
+def test_a_header_of_numbers_that_count_up(tmp_path: Path, text: str, header: bool) -> None:
+    table = read(tmp_path, text)
+    assert table.header is header
+    assert table.rows == text.count("\n") - header
+    assert not read(tmp_path, text, header=False).header
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "names", "rows"),
+    [
+        ("# made by hand\n# twice\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("# a,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("# made, by hand, in May\n# a,b\n1,2\n# pause\n3,4\n", {}, ("a", "b"), 2),
+        ("a,b\n1,2\n% pause\n3,4\n", {"comment": "%"}, ("a", "b"), 2),
+        ("#id,b\n1,2\n3,4\n", {}, ("#id", "b"), 2),
+        ('a,b\n1,"x\n# inside"\n3,y\n', {"comment": "#"}, ("a", "b"), 2),
+    ],
+)
+def test_comment_lines(tmp_path: Path, text: str, options: Any, names: Any, rows: int) -> None:
+    table = read(tmp_path, text, **options)
+    assert table.names == names
+    assert table.rows == rows
+    if "inside" in text:
+        assert table.columns[1].levels == ("x\n# inside", "y")
+
+
+def test_comments_are_said_and_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    table = read(tmp_path, "# one\n# two\na,b\n1,2\n3,4\n")
+    assert noted(table, "2 lines that begin with '#' are comments")
+    assert table.where(0) == "row 1 (line 4)"
+    with pytest.raises(DomainError, match="`comment` must be what begins a comment line"):
+        read(tmp_path, "a\n1\n", comment=" ")
+
+
+def test_encodings(tmp_path: Path) -> None:
+    text = "ort,y\nK\u00f6ln,1\nUlm,2\n"
+    with pytest.raises(DomainError, match="encoding='cp1252'"):
+        read(tmp_path, text.encode("cp1252"))
+    assert read(tmp_path, text.encode("cp1252"), encoding="cp1252").columns[0].levels == ("K\u00f6ln", "Ulm")
+    assert read(tmp_path, text.encode("utf-16")).columns[0].levels == ("K\u00f6ln", "Ulm")
+    with pytest.raises(DomainError, match="`encoding` must be one that Python knows, got 'latin99'"):
+        read(tmp_path, text, encoding="latin99")
+
+
+def test_names_of_rows_as_r_writes_them(tmp_path: Path) -> None:
+    table = read(tmp_path, '"size","price"\n"1",60,210\n"2",80,330\n')
+    assert table.names == ("column_1", "size", "price")
+    assert table.columns[0].unnamed
+    assert table.columns[2].values.tolist() == [210.0, 330.0]
+
+
+def test_kept_cells_are_those_of_the_file(tmp_path: Path) -> None:
+    text = "id,size,x\n007,1.50,a\n,2,b\n"
+    kept = read(tmp_path, text, keep=["id,size"]).kept
+    assert {name: cells.to_pylist() for name, cells in kept.items()} == {"id": ["007", ""], "size": ["1.50", "2"]}
+    with pytest.raises(DomainError, match="`keep` must name a column"):
+        read(tmp_path, text, keep=["nr"])
