@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("typer")
 
 from flashgp import GP, kernels
-from flashgp.cli.parameters import parameter_rows
+from flashgp.cli.parameters import parameter_rows, parameter_table
 from flashgp.foundations.errors import DomainError
 from flashgp.kernel_expression import (
     GRAMMAR,
@@ -128,6 +128,19 @@ def test_a_mixture_is_shown_in_the_units_it_was_written_in() -> None:
     rows = {(row.name, row.of): row.in_units for row in parameter_rows(gp, NAMES_OF_INPUTS, SCALING, "power")}
     assert rows["SpectralMixture means", "hour"] == pytest.approx(-3.0)  # the last of both
     assert rows["SpectralMixture scales", "hour"] == pytest.approx(2.0)
+
+
+def test_units_of_dates_are_said() -> None:
+    gp = GP(
+        built("Matern(lengthscale=[2, 2, 2]) + Periodic(period=24, active_dims=[hour]) + Cosine(frequency=.5)").kernel
+    )
+    rows = parameter_rows(gp, NAMES_OF_INPUTS, SCALING, "power", units=["days"] * 4)
+    cells = {(name, of): shown for name, of, shown, *_ in parameter_table(rows)[1]}
+    assert cells["Matern lengthscale", "hour"].endswith(" days")
+    assert cells["Periodic period", "hour"] == "24 days"
+    assert {shown.partition(" ")[2] for (name, _), shown in cells.items() if name == "Cosine frequency"} == {"/day"}
+    assert {row.to_json()["unit"] for row in rows} == {"days", "/day", None}
+    assert {row.unit for row in parameter_rows(gp, NAMES_OF_INPUTS, SCALING, "power")} == {""}
 
 
 def test_fixed_is_not_trained() -> None:

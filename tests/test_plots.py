@@ -130,6 +130,32 @@ def test_a_slice_holds_the_other_columns_at_their_median_and_leaves_the_data_out
     rendered(ax)
 
 
+def test_days_are_shown_as_dates() -> None:
+    ax = plots.posterior_1d(posterior(), scaling=Scaling((11_000.0,), (900.0,), 0.0, 1.0), x_label="day", dates=True)
+    rendered(ax)
+    low, high = np.array(ax.get_xlim()).astype("datetime64[D]")
+    assert np.datetime64("1999-01-01") < low < high < np.datetime64("2004-12-31")
+    shown = [label.get_text() for label in ax.get_xticklabels()]
+    assert any(text in ("2000", "2001") for text in shown), shown
+    assert not any(text.startswith("11") and len(text) > 3 for text in shown)
+    far = plots.posterior_1d(posterior(), scaling=Scaling((1e7,), (9.0,), 0.0, 1.0), x_label="day", dates=True)
+    assert far.get_xlabel() == "day (days since 1970-01-01)"  # which matplotlib has no dates for
+
+
+def test_long_labels_are_broken_and_no_legend_lies_on_bars() -> None:
+    name = "compressive strength of the concrete after twenty-eight days, in megapascals"
+    ax = plots.predicted_observed([0.0, 1.0], ([0.1, 0.9], [1.0, 1.0]), label=name)
+    assert ax.get_xlabel().count("\n") == 1
+    for axis in (ax.xaxis, ax.yaxis):
+        ax.figure.canvas.draw()
+        box, page = axis.label.get_window_extent(), ax.figure.bbox
+        assert page.x0 <= box.x0 < box.x1 <= page.x1
+        assert page.y0 <= box.y0 < box.y1 <= page.y1
+    ax = plots.pit_histogram([0.0, 1.0], ([0.1, 0.9], [1.0, 1.0]))
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1 - 1.0
+
+
 @pytest.mark.parametrize("n", [0, 1])
 def test_no_data_and_one_row(n: int) -> None:
     rendered(

@@ -123,7 +123,7 @@ def test_the_order_holds_for_new_rows_and_in_files(tmp_path):
     assert "order" not in plain.to_json()["inputs"][0]  # as files of older versions have it
     with pytest.raises(DomainError, match="read in one way, got dates of which day and month are open"):
         plain.apply(table(["05/01/2000", "06/01/2000"], tmp_path, "csv"), need_target=False)
-    with pytest.raises(DomainError, match=r"kind date as in training.*2 cells are dates.*'soon'"):
+    with pytest.raises(DomainError, match=r"kind date as in training.*2 are dates.*'soon'"):
         plain.apply(table(["2000-01-05", "2000-01-06", "soon"], tmp_path, "csv"), need_target=False)
     broken = encoding.to_json()
     broken["inputs"][0]["order"] = "ymd"
@@ -177,7 +177,7 @@ def test_a_target_of_percentages_stays_one(tmp_path):
 @pytest.mark.parametrize("how", ["csv", "pandas"])
 def test_a_slip_among_them_is_no_category(tmp_path, how, good, bad, what):
     cells = [*good * 6, bad, *good]
-    with pytest.raises(DomainError, match=rf"14 cells are {what}, the first that is not is '{bad}' at row 1[23]"):
+    with pytest.raises(DomainError, match=rf"14 are {what}, the first that is not is '{bad}' at row 1[23]"):
         Encoding.learn(table(cells, tmp_path, how), "y")
     cells[12] = ""  # the way out
     assert Encoding.learn(table(cells, tmp_path, how), "y", missing="drop", dates="dmy").inputs[0].kind != "other"
@@ -201,6 +201,12 @@ def test_names_of_digits_stay_what_they_are():
     codes = ["01234", "02345", "20000105"]
     frame = table_of({"zip": codes * 4, "id": [31415926, 20000101, 20009999] * 4, "y": [0.5 + i for i in range(12)]})
     assert [column.kind for column in Encoding.learn(frame, "y").inputs] == ["category", "number"]
+
+
+def test_numbers_kept_as_text_are_called_that():
+    encoding = Encoding.learn(table_of({"a": [1.0, 4.0, 2.5], "y": [1.0, 2.0, 3.0]}), "y")
+    with pytest.raises(DomainError, match="numbers that are kept as text: convert the column to numbers"):
+        encoding.apply(table_of({"a": ["1.0", "4.0"]}), need_target=False)
 
 
 def test_numbers_that_are_all_dates_are_dates_in_tables_and_numbers_to_the_estimator():

@@ -11,6 +11,8 @@ from flashgp import plots
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
 from flashgp.planner.plan import Plan
+from flashgp.table.inputs import InputColumn
+from flashgp.table.matching import shown
 
 from .after_fit import AFTER_FIT
 from .outcome import FitOutcome, evidence_text, happened, maximised, scored_words
@@ -21,6 +23,7 @@ __all__ = ["fit_page"]
 
 _MAX_PARAMETERS = 200
 _SLICES, _POINTS = 2, 300  # functions along the most important inputs, at so many points
+_DAYS = 10.0  # dates that spread over more have a mean without a time of day
 _PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
 
 
@@ -96,13 +99,14 @@ def _quality(outcome: FitOutcome) -> Section:
 def _functions(outcome: FitOutcome) -> Section:
     prepared = outcome.prepared
     post = outcome.fit.posterior
-    wanted = _most_important(outcome)
+    wanted, inputs = _most_important(outcome), prepared.encoding.inputs
     parts = [
         Figure.of(
             plots.posterior_1d(
                 post,
                 column=column,
-                x_label=prepared.names[column],
+                x_label=_labelled(inputs[column]),
+                dates=inputs[column].kind == "date",
                 y_label=prepared.encoding.target,
                 scaling=prepared.scaling,
                 points=_POINTS,
@@ -119,6 +123,11 @@ def _functions(outcome: FitOutcome) -> Section:
         "What has the model learned?",
         [*whose, *_importance(outcome), *parts, *(missing if len(parts) < len(wanted) else [])],
     )
+
+
+def _labelled(column: InputColumn) -> str:
+    """The name of an input, with the unit of what an axis counts; a date has none there."""
+    return f"{column.name} ({column.unit})" if column.unit and column.kind != "date" else column.name
 
 
 def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
@@ -180,7 +189,9 @@ def _data(outcome: FitOutcome) -> Section:
             levels = ", ".join(column.levels[:8]) + (", ..." if len(column.levels) > 8 else "")
             columns.append((column.name, f"{len(column.levels)} categories: {levels}", "", ""))
         else:
-            columns.append((column.name, column.kind, f"{shift:.4g}", f"{scale:.4g}"))
+            spread = f"{scale:.4g} {column.unit}".rstrip()
+            mean = shown(column.kind, round(shift) if column.kind == "date" and scale >= _DAYS else shift, 4)
+            columns.append((column.name, column.kind, mean, spread))
     what = "target" if scaling.transform.identity else f"target, transformed ({scaling.transform})"
     columns.append((encoding.target, what, f"{scaling.y_shift:.4g}", f"{scaling.y_scale:.4g}"))
     table = PageTable(("column", "what it is", "mean", "standard deviation"), columns, (2, 3))

@@ -94,7 +94,8 @@ def _without_model(checkpoint: str | None) -> str:
 def _say_interrupted(stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console) -> None:
     """Prints the parameters reached before Ctrl-C; the error itself, which all ranks share, says how to go on."""
     assert isinstance(stop.gp, GP)
-    rows = parameter_rows(stop.gp, prepared.names, prepared.scaling, prepared.encoding.target)
+    encoding = prepared.encoding
+    rows = parameter_rows(stop.gp, prepared.names, prepared.scaling, encoding.target, units=encoding.units)
     console.say("parameters found")
     console.table(*parameter_table(rows))
     again = "with --checkpoint the same command would go on from there"

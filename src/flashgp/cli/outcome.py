@@ -111,7 +111,9 @@ def outcome_of(prepared: Prepared, model: TableModel, asked: Asked, console: Con
         importance=_importance(prepared, model, asked, console),
         observed=observed,
         predicted=predicted,
-        parameters=parameter_rows(result.gp, prepared.names, scaling, prepared.encoding.target, result.priors),
+        parameters=parameter_rows(
+            result.gp, prepared.names, scaling, prepared.encoding.target, result.priors, prepared.encoding.units
+        ),
         seconds=time.perf_counter() - asked.began,
         notes=console.notes,
         warnings=console.warnings,

@@ -3,6 +3,7 @@
 Colours are Okabe & Ito's (2008), told apart with any colour vision. Texts from data are never read as mathematics.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,7 @@ __all__ = [
     "SKY",
     "VERMILLION",
     "central",
+    "date_axis",
     "empty",
     "legend",
     "moments",
@@ -47,6 +49,11 @@ INK, GREY, _GRID = "#222222", "#6b6b6b", "#e4e4e4"
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY)  # of lines and bars of different things, in this order
 _SIZE = (5.4, 4.0)  # inches
 _LONGEST_LABEL = 40
+_CHARACTERS = 56  # of a label on one line
+_CALENDAR = (
+    -719_162 + 366,
+    2_932_896 - 366,
+)  # days since 1970-01-01 that matplotlib has dates for, with a year to spare
 
 
 def require_matplotlib(argument: str = "plots") -> None:
@@ -79,8 +86,8 @@ def style(
     ax: "Axes", x_label: str, y_label: str, title: str = "", grid: Literal["both", "x", "y", ""] = "both"
 ) -> None:
     """Labels, a faint grid behind the data, no frame on top and right."""
-    ax.set_xlabel(plain(x_label), parse_math=False, color=INK)
-    ax.set_ylabel(plain(y_label), parse_math=False, color=INK)
+    ax.set_xlabel(textwrap.fill(plain(x_label), _CHARACTERS), parse_math=False, color=INK)
+    ax.set_ylabel(textwrap.fill(plain(y_label), _CHARACTERS // 2), parse_math=False, color=INK)
     if title:
         ax.set_title(plain(title), parse_math=False, loc="left", fontsize="medium", color=INK)
     for side in ("top", "right"):
@@ -91,6 +98,23 @@ def style(
     if grid:
         ax.grid(True, axis=grid, color=_GRID, linewidth=0.8)
     ax.set_axisbelow(True)
+
+
+def date_axis(ax: "Axes", low: float, high: float) -> float:
+    """Let the x axis show dates, where matplotlib has those.
+
+    Args: low, high: the ends of what is drawn, in days since 1970-01-01.
+    Returns: what is added to such days before they are drawn.
+    """
+    if not _CALENDAR[0] <= low <= high <= _CALENDAR[1]:
+        ax.set_xlabel(f"{ax.get_xlabel()} (days since 1970-01-01)")
+        return 0.0
+    from matplotlib import dates
+
+    locator = dates.AutoDateLocator(minticks=3, maxticks=8)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    return float(dates.date2num(np.datetime64("1970-01-01")))
 
 
 def note(ax: "Axes", text: str, place: str = "lower right") -> None:

@@ -9,7 +9,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import half_width
 from flashgp.standardise import Scaling
 
-from .axes import BLUE, GREY, INK, SKY, legend, new_axes, note, numbers, percent, shown_rows, style
+from .axes import BLUE, GREY, INK, SKY, date_axis, legend, new_axes, note, numbers, percent, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +34,7 @@ def posterior_1d(
     seed: int = 0,
     x_label: str = "",
     y_label: str = "y",
+    dates: bool = False,
     scaling: Scaling | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
@@ -51,6 +52,7 @@ def posterior_1d(
         points: places along the column.
         seed: of the samples.
         x_label, y_label: with units.
+        dates: whether the column holds days since 1970-01-01, which are then shown as dates.
         scaling: what x and y were standardised with, to show both in their own units.
         ax: axes to draw on; a new figure's by default.
 
@@ -113,6 +115,9 @@ def posterior_1d(
 
     ax = new_axes(ax, (6.4, 4.0))
     style(ax, x_label or f"column {column + 1} of x", y_label)
+    if dates:
+        moved = date_axis(ax, float(line[0]), float(line[-1]))
+        line, x = line + moved, x + moved
     text = percent(level)
     for order, (band, colour, alpha, what) in enumerate(bands, 1):
         lower, upper = band.interval(level)

@@ -213,7 +213,7 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
     ax.axhline(
         width, color=INK, linewidth=1.0, dashes=(4, 3), zorder=3, label=f"calibrated, {counted(len(observed), 'row')}"
     )
-    legend(ax, loc="upper right")
+    legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)  # above the bars
     return ax
 
 

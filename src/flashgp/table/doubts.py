@@ -55,7 +55,7 @@ def slip(table: Table, column: Column) -> str | None:
     what = max(found, key=lambda name: int(counts[found[name]].sum()))
     row = int(np.argmax(np.isin(column.values, np.flatnonzero(~found[what]))))
     return (
-        f"text of which {counts[found[what]].sum()} cells are {what}, the first that is not is "
+        f"{counts[found[what]].sum()} are {what}, the first that is not is "
         f"{quoted(str(column.text(row)))} at {table.where(row)}"
     )
 

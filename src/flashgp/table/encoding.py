@@ -71,6 +71,11 @@ class Encoding:
         """Which of the d inputs are category codes."""
         return tuple(index for index, column in enumerate(self.inputs) if column.kind == "category")
 
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Of the d inputs, what their differences are counted in; "" where nothing says."""
+        return tuple(column.unit for column in self.inputs)
+
     @staticmethod
     def learn(
         table: Table,

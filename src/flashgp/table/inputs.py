@@ -24,6 +24,7 @@ Unseen = Literal["error", "new"]
 
 _INPUT_KINDS = tuple(kind for kind in get_args(Kind) if kind != "other")
 _MAX_COLUMNS = 1_000_000
+_UNITS = {"date": "days", "time": "hours", "percentage": "%"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class InputColumn:
     position: int
     levels: tuple[str, ...] = ()
     order: Order | None = None
+
+    @property
+    def unit(self) -> str:
+        """What differences of its values are counted in; "" where nothing says."""
+        return _UNITS.get(self.kind, "")
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, which `inputs_from_json` reads."""

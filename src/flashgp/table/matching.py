@@ -41,7 +41,7 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
     if column.kind != "category":
         return None
     if role == "input" and (differs := slip(table, column)) is not None:
-        return differs
+        return f"text of which {differs}"
     given = column.given
     if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
         return None
@@ -285,13 +285,17 @@ def _number_hint(table: Table, column: Column) -> str:
     if column.kind != "category":
         return ""
     if (differs := slip(table, column)) is not None:
-        return f", {differs}"
-    if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels):
+        return f": {differs}"
+    if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels) and any(
+        "," in text for text in column.levels
+    ):
         return ", which would be numbers with decimal=','"
     numeric = np.array([number_of(level) is not None for level in column.levels])
     given = ~np.isnan(column.values)
     is_text = np.zeros(table.rows, bool)
     is_text[given] = ~numeric[column.values[given].astype(np.int64)]
+    if not is_text.any():
+        return ", numbers that are kept as text: convert the column to numbers"
     row = int(np.argmax(is_text))
     text = quoted(column.levels[int(column.values[row])])
     if numeric.any():
