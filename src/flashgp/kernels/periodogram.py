@@ -18,7 +18,7 @@ __all__ = ["Periodogram", "SinusoidFits", "highest_frequency", "periodogram", "s
 
 OVERSAMPLING = 5  # frequencies in one over the range of x: between two of them phases move by a tenth of a turn at most
 MAX_FREQUENCIES = 2**16
-CLOSE_GAPS = 0.1  # rows closer than all but this share of gaps tell the highest frequency
+CLOSE_GAPS = 0.25  # rows closer than all but this share of gaps tell the highest frequency
 WIDTH = 8  # cells to each side that a row is spread over: sums to 1e-8 of the sum of absolute values
 DEGENERATE = 1e-6  # squared length left beside the trend, of 1, below which a direction tells nothing
 Transform = Callable[[Tensor, int], Tensor]
@@ -76,14 +76,23 @@ def periodogram(
 
 
 def strongest_frequencies(
-    x: Tensor, residual: Tensor, weights: Tensor | None = None, *, count: int = 8, degree: int = 1
+    x: Tensor,
+    residual: Tensor,
+    weights: Tensor | None = None,
+    *,
+    count: int = 8,
+    degree: int = 1,
+    log_prior: Callable[[Tensor], Tensor] | None = None,
 ) -> Periodogram:
     """The frequencies that explain most, one after the other, each beside those before it, eq. (M-249).
 
     What has been found is fitted and taken away, so that its side lobes, or slow changes that are much larger, hide
     nothing. Two frequencies are at least one over the range of x apart.
 
-    Args: x, residual, weights, degree: as of `periodogram`; count: of frequencies, fewer where x tells fewer apart.
+    Args:
+        x, residual, weights, degree: as of `periodogram`.
+        count: of frequencies, fewer where x tells fewer apart.
+        log_prior: log density of frequencies (F,), nats, up to a constant, -inf for those that are none.
     Returns: a Periodogram in the order of discovery; power is the share of what was left that each explains.
     Cost: that of `count` periodograms.
     """
@@ -95,12 +104,15 @@ def strongest_frequencies(
         step, size = _usual_grid(x, span, None)
         fits, left = _even_fits(x, weights, degree, step, size), residual
         grid = step * torch.arange(1, size + 1, dtype=torch.float64)
+        prior = torch.zeros(size, dtype=torch.float64) if log_prior is None else log_prior(grid)
         while len(found) < count:
             power = fits.power(left)
+            log_posterior = prior - 0.5 * len(x) * (1.0 - power).clamp_min(torch.finfo(torch.float64).eps).log()
+            log_posterior[power == 0.0] = -math.inf
             for frequency in found:
-                power[(grid - frequency).abs() < 1.0 / span] = 0.0
-            best = int(power.argmax())
-            if not float(power[best]) > 0.0:
+                log_posterior[(grid - frequency).abs() < 1.0 / span] = -math.inf
+            best = int(log_posterior.argmax())
+            if float(log_posterior[best]) == -math.inf:
                 break
             found.append(step * (best + 1 + _top(power, best)))
             shares.append(float(power[best]))
@@ -109,7 +121,7 @@ def strongest_frequencies(
 
 
 def highest_frequency(x: Tensor) -> float:
-    """Half a cycle in the gap that a tenth of the gaps of x, (n,), are below: of an even grid its Nyquist frequency."""
+    """Half a cycle in the lower quartile of the gaps of x, (n,): the Nyquist frequency of an even grid."""
     gaps = x.double().unique().diff()
     return 0.5 / float(gaps.quantile(CLOSE_GAPS)) if 0 < len(gaps) < 2**24 else 0.0
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgp.kernels.periodogram import SinusoidFits, periodogram
 
-__all__ = ["mixture_of", "spectrum_of"]
+__all__ = ["mixture_of", "separate_peaks", "spectrum_of"]
 
 MAX_ROWS = 4096
 FREQUENCIES = 2048
@@ -65,7 +65,7 @@ def mixture_of(
     total = float(above.sum())
     weights = above / total if total > 0 else torch.full_like(power, 1.0 / len(power))
     least = 0.25 * resolution
-    means = _peaks(frequencies, weights, components, resolution)
+    means = separate_peaks(frequencies, weights, components, resolution)
     scales = torch.maximum(least, resolution).expand_as(means).clone()
     shares = torch.full((len(means),), 1.0 / len(means), dtype=torch.float64)
     for _ in range(STEPS):
@@ -81,7 +81,7 @@ def mixture_of(
     return shares / shares.sum(), means, scales
 
 
-def _peaks(frequencies: Tensor, weights: Tensor, components: int, resolution: Tensor) -> Tensor:
+def separate_peaks(frequencies: Tensor, weights: Tensor, components: int, resolution: Tensor) -> Tensor:
     """The strongest frequencies that are at least two resolutions apart; repeated from the start when there are few."""
     left = weights.clone()
     means: list[Tensor] = []

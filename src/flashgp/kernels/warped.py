@@ -62,12 +62,13 @@ class Warped(Kernel):
         return (self.kernel,)
 
     def rows(self, x: Tensor) -> Rows:
-        return self.kernel.rows(self._warp(x))
+        return self.kernel.rows(self.features_of(x))
 
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
-        return self.kernel.feature_terms(self._warp(x), draw)
+        return self.kernel.feature_terms(self.features_of(x), draw)
 
-    def _warp(self, x: Tensor) -> Tensor:
+    def features_of(self, x: Tensor) -> Tensor:
+        """What the module makes of points (*batch, n, d): (*batch, n, d'), float64."""
         x = active_columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
         if torch.compiler.is_compiling():

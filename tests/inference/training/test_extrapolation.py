@@ -90,7 +90,7 @@ class Quadratic:
     problem = SimpleNamespace(direct=SimpleNamespace(workspace=Workspace()))
     parameters = SimpleNamespace(
         bounds=lambda: (-FAR, FAR),
-        units=lambda: numpy.ones(P),
+        units=lambda start: numpy.ones(P),
         information_growth=lambda ratio: numpy.full(P, ratio),
     )
 

@@ -8,6 +8,7 @@ from sums import PROBLEMS
 
 import flashgp as fgp
 from flashgp.inference.training.initial import DataFacts, RoleStart, role_starts
+from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.kernels import Kernel, Linear, Matern, Periodic, Scaled, SquaredExponential, Warped
 
 
@@ -55,10 +56,16 @@ def test_priors_of_variances_widen_with_the_terms_of_a_sum(data) -> None:
 def test_a_period_starts_where_its_user_put_it_and_moves_in_turns_over_all_rows(data) -> None:
     """In units of the period over the range of its column, so that no first step leaves it."""
     x, y = data
-    found = starts(Periodic(period=torch.tensor([0.5, 0.5, 50.0])) + Matern() * Periodic(period=0.25) + Matern(), x, y)
+    gp = fgp.GP(Periodic(period=torch.tensor([0.5, 0.5, 50.0])) + Matern() * Periodic(period=0.25) + Matern())
+    found = starts(gp.kernel, x, y)
     assert found["kernels.0.period"].start.tolist() == pytest.approx([0.5, 0.5, 50.0])
-    assert found["kernels.0.period"].unit.tolist() == [2.0**-3, 2.0**-4, 1.0]
-    assert float(found["kernels.1.kernels.1.period"].unit) == 2.0**-5
+    vector = ParameterVector(gp, role_starts(gp, DataFacts.of(x, y, None)))
+    units = dict(zip(vector.names(), vector.units().tolist(), strict=True))
+    assert [units[f"kernel.kernels.0.period[{k}]"] for k in range(3)] == [2.0**-3, 2.0**-4, 1.0]
+    assert units["kernel.kernels.1.kernels.1.period"] == 2.0**-5
+    at = vector.values()
+    at[vector.names().index("kernel.kernels.1.kernels.1.period")] += math.log(4.0)
+    assert vector.units(at)[vector.names().index("kernel.kernels.1.kernels.1.period")] == 2.0**-3
     assert found["kernels.1.kernels.0.lengthscale"].log_prior[1] == found["kernels.2.lengthscale"].log_prior[1]
     gp = fgp.fit(fgp.GP(Periodic(period=0.5)), x[:, :1], torch.sin(4.0 * math.pi * x[:, 0])).gp
     assert float(gp.kernel.period.value) == pytest.approx(0.5, rel=1e-3)

@@ -173,7 +173,7 @@ class MinibatchSearch:
         walk.q = found.q
         if walk.windows == 0 or not numpy.isfinite(gradient).all():
             return  # q(u) first
-        unit = objective.parameters.units()
+        unit = objective.parameters.units(walk.theta)
         low, high = objective.parameters.bounds()
         scaled = gradient * unit
         walk.taken += 1

@@ -46,8 +46,7 @@ class GradientSearch:
     ) -> None:
         self.objective, self.name, self.recorder, self.settings = objective, run, recorder, settings
         low, high = objective.parameters.bounds()
-        self.unit = objective.parameters.units()
-        self.bounds = numpy.maximum(low, window[0]) / self.unit, numpy.minimum(high, window[1]) / self.unit
+        self._low, self._high = numpy.maximum(low, window[0]), numpy.minimum(high, window[1])
         self.evaluations = 0
         self._extrapolated = False  # whether the next accepted vector is an extrapolation
         self._seen: Point | None = None
@@ -61,12 +60,13 @@ class GradientSearch:
         """
         rows, scoring = self.objective.rows, self.settings.scoring
         self._seen = self._last = None  # gains count from here
+        unit = self.objective.parameters.units(trend.theta)
         scaled = curvature.grown(self.objective.parameters.information_growth(rows / trend.rows))
         start = trend.extrapolate(
-            rows, curvature.matrix / curvature.scale, self.objective.probes, scoring.max_reach * self.unit
+            rows, curvature.matrix / curvature.scale, self.objective.probes, scoring.max_reach * unit
         )
         if start is not trend.theta and scoring.max_gradients > 1:
-            start = numpy.clip(start / self.unit, *self.bounds) * self.unit
+            start = numpy.clip(start, self._low, self._high)
             self.objective.refresh(start)
             self._extrapolated = True
             try:
@@ -80,7 +80,8 @@ class GradientSearch:
 
     def run(self, theta: Array, curvature: Curvature) -> Descent:
         """One descent, all in the parameters' own units."""
-        unit, square, settings = self.unit, numpy.outer(self.unit, self.unit), self.settings
+        unit = self.objective.parameters.units(theta)
+        square, settings = numpy.outer(unit, unit), self.settings
         estimate, rows = self.objective.estimate, self.objective.rows
         scoring = settings.scoring
         if estimate is None:
@@ -89,10 +90,10 @@ class GradientSearch:
         else:
             sufficient = max(settings.min_gain, settings.step_share * estimate.loss, estimate.negligible_gain)
         descent = descend(
-            lambda scaled: self._gradient(scaled * unit),
+            lambda scaled: self._gradient(scaled * unit, unit),
             theta / unit,
             dataclasses.replace(curvature, matrix=curvature.matrix * square),
-            self.bounds,
+            (self._low / unit, self._high / unit),
             sufficient=sufficient,
             settings=scoring,
             scales=lambda: self.objective.solving is not Solving.ITERATIONS,
@@ -108,7 +109,7 @@ class GradientSearch:
         """The run of the next record; what gradients are solved by tells a resumed fit when that took over."""
         return dataclasses.replace(self.name, solving=self.objective.solving)
 
-    def _gradient(self, theta: Array) -> Gradient:
+    def _gradient(self, theta: Array, unit: Array) -> Gradient:
         """The gradient in scaled units, recorded; a failure is recorded too."""
         try:
             evaluation = recalled_or_computed(self.objective, theta, self.name, self.recorder)
@@ -124,7 +125,7 @@ class GradientSearch:
         self._seen = (theta, value, gradient)
         self.evaluations += 1
         self.recorder.record(self._run, theta, value, gradient, measure)
-        return gradient * self.unit
+        return gradient * unit
 
     def _accept(self, theta: Array) -> None:
         """Record an accepted vector: an interruption returns it, unless it is an extrapolation without a step since, or

@@ -27,9 +27,10 @@ FACTORED_ROWS = 2000
 
 
 class Stage(enum.Enum):
-    """The rows of a run: a subset that chooses the start, the first of many rows, a larger part, all; all by a
-    likelihood in place of the exact one; and all by minibatches of them."""
+    """The rows of a run: a subset that weighs periods, one that chooses the start, the first of many rows, a larger
+    part, all; all by a likelihood in place of the exact one; and all by minibatches of them."""
 
+    PERIODS = "periods"
     SUBSET = "subset"
     FIRST_ROWS = "middle"
     PART = "part"

@@ -32,7 +32,7 @@ from flashgp.foundations.parameters import Parameter
 from flashgp.inference.prior import Prior
 from flashgp.kernels import Kernel, Sum, Warped
 
-__all__ = ["DataFacts", "RoleStart", "role_starts"]
+__all__ = ["DataFacts", "RoleStart", "power_of_two", "role_starts"]
 
 LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
 VARIANCE_PRIOR_SD = 2.0
@@ -105,8 +105,8 @@ def _variance(columns: Tensor, counts: Tensor | None) -> Tensor:
 @dataclass(frozen=True)
 class RoleStart:
     """For one parameter: where to start, the weak prior on its logarithm (or None), its bounds, all in value; and for
-    one on the whole real line, and for a period, the unit in which steps are of size 1 (a power of two, so that no
-    digit changes).
+    one on the whole real line the unit in which steps are of size 1 (a power of two, so that no digit changes).
+    turn: of a period, the length of x over which one full turn of phase is a step of size 1.
     input_scale: whether a long one makes columns of x not count."""
 
     start: Tensor
@@ -114,6 +114,7 @@ class RoleStart:
     lower: float
     upper: float
     unit: Tensor | None = None
+    turn: Tensor | None = None
     input_scale: bool = False
 
     def containing(self, value: Tensor) -> "RoleStart":
@@ -213,8 +214,13 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             start = parameter.value.detach().cpu().clone()
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
-            turn = (start / (math.sqrt(12.0) * scale)).clamp(max=1.0)  # a step of so much is a turn over all rows
-            return dataclasses.replace(_bounded(start, None), unit=_power_of_two(turn))
+            wide = _bounded(torch.cat([start.reshape(-1), scale.reshape(-1)]), None)  # a given one may be far off
+            return dataclasses.replace(wide, start=start, turn=ones * math.sqrt(12.0) * scale)
+        case "frequency" if spread is not None and parameter.domain.kind == "real":
+            start = parameter.value.detach().cpu().clone()
+            scale = spread if parameter.event_dim and shape[-1] == spread.shape[-1] else spread.max()
+            unit = ones / (math.sqrt(12.0) * scale)  # a turn over all rows
+            return RoleStart(start, None, -math.inf, math.inf, power_of_two(unit))
         case "output_variance":
             start = ones * (v / place.terms)
             return _bounded(start, (ones * math.log(v), width))
@@ -236,10 +242,10 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
         case "output_mean":
             mean = facts.mean
             start = ones * (mean if mean.shape == shape or mean.dim() == 0 else mean.mean())
-            return RoleStart(start, None, -math.inf, math.inf, _power_of_two(ones * math.sqrt(v)))
+            return RoleStart(start, None, -math.inf, math.inf, power_of_two(ones * math.sqrt(v)))
         case "output_slope" if spread is not None:
             unit = ones * math.sqrt(v) / spread if shape[-1] == spread.shape[-1] else ones
-            return RoleStart(parameter.value.detach().cpu().clone(), None, -math.inf, math.inf, _power_of_two(unit))
+            return RoleStart(parameter.value.detach().cpu().clone(), None, -math.inf, math.inf, power_of_two(unit))
     return None
 
 
@@ -259,7 +265,7 @@ def _is_held(variance: float) -> bool:
     return SMALLEST_VARIANCE <= variance <= LARGEST_VARIANCE
 
 
-def _power_of_two(scale: Tensor) -> Tensor:
+def power_of_two(scale: Tensor) -> Tensor:
     return scale.log2().round().exp2()
 
 

@@ -13,7 +13,7 @@ from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import SearchSettings
 
-__all__ = ["minimise", "retry_with_reset_lengthscales"]
+__all__ = ["evaluated", "minimise", "retry_with_reset_lengthscales"]
 
 log = logging.getLogger("flashgp.fit")
 Array = numpy.ndarray
@@ -26,17 +26,17 @@ def minimise(
     from scipy.optimize import minimize
 
     if objective.parameters.size == 0:  # nothing to train
-        _evaluated(objective, start, run, recorder)
+        evaluated(objective, start, run, recorder)
         return
     low, high = objective.parameters.bounds()
-    unit = objective.parameters.units()
+    unit = objective.parameters.units(start)
     first: float | None = None
     last = 0.0
 
     def function(scaled: Array) -> tuple[float, Array]:
         nonlocal first, last
         try:
-            evaluation = _evaluated(objective, scaled * unit, run, recorder)
+            evaluation = evaluated(objective, scaled * unit, run, recorder)
         except NotPositiveDefiniteError:
             if first is None:
                 raise
@@ -64,7 +64,7 @@ def minimise(
             log.debug("%s could not be evaluated at its start", run)
 
 
-def _evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder) -> Evaluation:
+def evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder) -> Evaluation:
     """An evaluation, recorded. Raises: NotPositiveDefiniteError, recorded too."""
     evaluation = recalled_or_computed(objective, theta, run, recorder)
     assert evaluation.value is not None

@@ -29,6 +29,7 @@ from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.period_starts import with_periods
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, best_found
 from flashgp.planner.approximate import ApproximatePlan
@@ -93,14 +94,18 @@ class LinearStages:
         runs = ExactStages(
             of, n, first, recorder, search, settings.stochastic, options.max_iterations, options.seed, shape.resets
         )
-        theta, stop = exact.parameters.values(), StopReason.GOAL
+        theta, stop, from_data = exact.parameters.values(), StopReason.GOAL, options.initial == "data"
+
+        def weighed() -> list[numpy.ndarray]:
+            return with_periods(of(runs.first), problem, starts, recorder, search.periods) if from_data else starts
+
         try:
             starts = exact.parameters.starts(
-                shape.runs, from_data=options.initial == "data", spread=search.start_spread, seed=options.seed
+                shape.runs, from_data=from_data, spread=search.start_spread, seed=options.seed
             )
             theta = starts[0]  # where there is no time for an evaluation
             with quiet_openblas():
-                optimum = self._agreed(lambda: runs.run(starts))
+                optimum = self._agreed(lambda: runs.run(weighed()))
                 recorder.reached = optimum
                 self._run_linear(optimum, of(runs.last))
         except KeyboardInterrupt:

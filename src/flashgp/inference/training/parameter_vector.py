@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
-from flashgp.inference.training.initial import RoleStart
+from flashgp.inference.training.initial import RoleStart, power_of_two
 
 __all__ = ["ParameterVector", "Slot"]
 
@@ -154,17 +154,26 @@ class ParameterVector:
                     found.append((name, edge))
         return found
 
-    def units(self) -> Array:
+    def units(self, start: Array | None = None) -> Array:
         """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means,
         the share of a period in the range of x for its logarithm.
 
         Without it a mean of targets of size 1e12 would never move, and one of targets of size 1e-8 nothing else would;
-        and a first step would leave the period that its user gave.
+        and a first step would leave the period that it begins with.
+
+        Args: start: the vector that steps begin at, which has periods; None for the starts of the data.
         """
         unit = numpy.ones(self.size)
         for slot in self.slots:
-            if slot.owner is not None and slot.role is not None and slot.role.unit is not None:
-                unit[slot.entries] = slot.role.unit.reshape(-1).numpy()
+            role, owner = slot.role, slot.owner
+            if owner is None or role is None:
+                continue
+            if role.unit is not None:
+                unit[slot.entries] = role.unit.reshape(-1).numpy()
+            elif role.turn is not None:
+                raw = torch.from_numpy(start[slot.entries]) if start is not None else owner.domain.raw(role.start)
+                turns = owner.domain.value(raw).reshape(-1) / role.turn.reshape(-1)
+                unit[slot.entries] = power_of_two(turns.clamp(max=1.0)).numpy()
         return unit
 
     def reach(self, distance: float, *, noise: bool = True) -> Array:

@@ -8,7 +8,39 @@ from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.solvers.settings import SolveSettings
 
-__all__ = ["EstimateSettings", "MinibatchSettings", "ScoringSettings", "SearchSettings", "StochasticSettings"]
+__all__ = [
+    "EstimateSettings",
+    "MinibatchSettings",
+    "PeriodSettings",
+    "ScoringSettings",
+    "SearchSettings",
+    "StochasticSettings",
+]
+
+
+@dataclass(frozen=True)
+class PeriodSettings:
+    """Starts of periods (period_starts.py).
+
+    Args:
+        candidates: frequencies of each series that are weighed.
+        multiples: of the period of the strongest, weighed too.
+        sweeps: over several periods of a model.
+        max_evaluations: of all of it; periods beyond begin with the strongest frequencies.
+        max_rows: of an evaluation; with more, as where modules of a user's own take part, nothing is weighed.
+        spectrum_rows: random rows whose periodogram is taken, where there are more.
+        max_series: columns, outputs or tables that one period is looked for in.
+        seed: of these rows, and of frequencies of several columns.
+    """
+
+    candidates: int = 8
+    multiples: int = 2
+    sweeps: int = 2
+    max_evaluations: int = 60
+    max_rows: int = 2000
+    spectrum_rows: int = 2**14
+    max_series: int = 4
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -26,6 +58,7 @@ class SearchSettings:
         reset_ratio: a lengthscale that ends longer than this times its start is reset in the last run.
         reset_noise: a noise variance that ends below this share of its start is reset too: the gradient by its
             logarithm vanishes there.
+        periods: how periods are looked for first.
     """
 
     default_starts: int = StageSettings.default_starts
@@ -36,6 +69,7 @@ class SearchSettings:
     max_gradient: float = 1e-2
     reset_ratio: float = 1.5
     reset_noise: float = 1e-4
+    periods: PeriodSettings = field(default_factory=PeriodSettings)
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,11 @@ class ExactStages:
         return dataclasses.replace(found, theta=recorder.best[run][1]) if gain > 0.0 else descent
 
     @property
+    def first(self) -> int:
+        """Rows of the first stage."""
+        return self.stages[0].rows
+
+    @property
     def last(self) -> int:
         """Rows of the last stage here."""
         return self.stages[-1].rows

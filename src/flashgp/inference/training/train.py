@@ -16,6 +16,7 @@ from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder, Stage, TimeUp
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.period_starts import with_periods
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.stochastic import StochasticFit
 from flashgp.inference.training.stochastic_objective import EstimateOptions
@@ -68,6 +69,8 @@ def train(
         )
         theta = starts[0]  # where there is no time for an evaluation
         with quiet_openblas():
+            if from_data:
+                starts = with_periods(of(first.first), double, starts, recorder, search.periods)
             optimum = first.run(starts)
             if estimated is not None:
                 StochasticFit(estimated, of(first.last), parts, recorder, iterations).run(optimum)
@@ -94,5 +97,5 @@ def best_found(recorder: Recorder, *, estimated: bool) -> numpy.ndarray | None:
     best = None if estimated else recorder.best_of(Stage.ALL_ROWS)
     if best is None and recorder.reached is not None:
         return recorder.reached
-    best = best or recorder.best_of(Stage.SUBSET)
+    best = best or recorder.best_of(Stage.SUBSET) or recorder.best_of(Stage.PERIODS)
     return None if best is None else best[2]
