@@ -379,6 +379,11 @@ class EventKind(Enum):
     )
     FIT_JITTER = "A jitter was needed in {attempts:n factorisation attempt} of the fit."
     ON_BOUND = "{parameter} ended on its bound[, {bound:g}: the data ask for a value beyond it]."
+    NOTHING_EXPLAINED = (
+        "The model explains no more of the target than a constant: its log marginal likelihood gains {gain:.3g} "
+        "nats[, where {periods:n period} may gain {chance:.3g} of noise alone]. Do not trust what it predicts beside "
+        "the mean; try other inputs, another covariance function or other starting values."
+    )
     LENGTHSCALES_RESET = (
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
     )

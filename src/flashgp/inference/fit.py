@@ -149,7 +149,8 @@ def fit(
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
             columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones,
-            wherever they are: bounds, which the data suggest, contain them.
+            wherever they are: bounds, which the data suggest, contain them. Periods are then those that the
+            periodogram of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
         time_limit: seconds, of the whole call, kept to a tenth and 2 s. The search begins no evaluation that would end

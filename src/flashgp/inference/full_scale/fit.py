@@ -45,6 +45,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
+from flashgp.inference.training.explained import nothing_explained
 from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_search
 from flashgp.inference.training.history import Recorder
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
@@ -147,7 +148,8 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
         events = [] if options.deadline.passed(plan.seconds) else [lost(state).event]
     report_answer(report, recorder, state, plan, direct.workspace)
     report.plan = state.report.plan = answer
-    report.events += events
+    unexplained = nothing_explained(float(state.log_marginal_likelihood()), prior, y)
+    report.events += events if unexplained is None else [*events, unexplained]
     objective = trained.objective
     assert isinstance(objective, LogJoint)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)

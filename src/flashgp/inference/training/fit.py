@@ -34,6 +34,7 @@ from flashgp.foundations.report import Report, joined_titles
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import offer_event, offered, with_offers
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.evidence import evidence_is_known, log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
@@ -45,6 +46,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
+from flashgp.inference.training.explained import nothing_explained
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
@@ -136,6 +138,8 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
     _report_answer(report, recorder, state, plan, problem.direct.workspace)
+    if x.dim() == 2 and evidence_is_known(state):
+        report.events += [e for e in [nothing_explained(float(log_evidence(state)), prior, y)] if e is not None]
     objective = trained.objective
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
     log_prior = objective.log_prior(trained.theta) if type(objective) is LogJoint else None

@@ -28,10 +28,10 @@ from flashgp.kernels.base import active_columns
 from flashgp.kernels.periodogram import strongest_frequencies
 from flashgp.kernels.spectrum import separate_peaks, spectrum_of
 
-__all__ = ["with_periods"]
+__all__ = ["PERIODIC_ROLES", "with_periods"]
 
 Array = numpy.ndarray
-ROLES = ("period", "frequency")
+PERIODIC_ROLES = ("period", "frequency")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _unknowns(few: Objective, whole: Problem, settings: PeriodSettings) -> Itera
         for name, role in getattr(leaf, "roles", {}).items():
             parameter = getattr(leaf, name)
             slot = slots.get(parameter)
-            if role in ROLES and slot is not None and parameter.event_dim <= 1:
+            if role in PERIODIC_ROLES and slot is not None and parameter.event_dim <= 1:
                 del slots[parameter]
                 for entries, series in _places(parameter, slot, role, x, data, weights):
                     candidates = _candidates(parameter, role, entries, series, settings)
@@ -155,7 +155,7 @@ def _leaves(kernel: Kernel, x: Tensor) -> Iterator[tuple[Kernel, Tensor]]:
         for part in kernel.parts:
             yield from _leaves(part, x)
     else:
-        yield kernel, active_columns(x, getattr(kernel, "active_dims", None))
+        yield kernel, active_columns(x, getattr(kernel, "active_dims", None)).cpu()
 
 
 def _precisions(data: Problem) -> Tensor | None:
@@ -176,7 +176,7 @@ def _places(
 ) -> Iterator[tuple[Array, list[_Series]]]:
     """(entries of the vector, series that they may repeat in): of each model of a batch and each column apart."""
     batch, d = parameter.batch_shape, x.shape[-1]
-    y = data.y.detach().double()
+    y = data.y.detach().double().cpu()
     y = y[..., None] if data.prior.outputs is None else y
     index = numpy.arange(slot.entries.start, slot.entries.stop).reshape(tuple(parameter.raw.shape))
     of_data = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], batch)
@@ -209,7 +209,7 @@ def _candidates(
         inside = (values > parameter.domain.lower) & (values < parameter.domain.upper)
         if parameter.prior is None or parameter.prior.batch_shape.numel() > 1:
             return torch.where(inside, 0.0, -math.inf)
-        kept = torch.where(inside, values, parameter.value.detach().reshape(-1)[0])
+        kept = torch.where(inside, values, parameter.value.detach().cpu().reshape(-1)[0])
         return torch.where(inside, parameter.prior.log_prob(kept), -math.inf)
 
     found = []
