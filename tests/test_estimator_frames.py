@@ -123,8 +123,9 @@ def test_frames_that_cannot_be_learned_leave_the_model_as_it_was(model: fgp.GPRe
 
 def test_missing_and_unseen_categories() -> None:
     table, price = pd.DataFrame(inputs()), houses()["price"]
-    gap = table.assign(city=[None, *table["city"][1:]])
-    with pytest.raises(fgp.DomainError, match=r"got NaN at row 0 and column 1 \('city'\); fill it in"):
+    assert fgp.GPRegressor(**QUICK).fit(table.assign(city=[None, *table["city"][1:]]), price).X_train_.shape == (40, 4)
+    gap = table.assign(size=[np.nan, *table["size"][1:]])
+    with pytest.raises(fgp.DomainError, match=r"got NaN at row 0 and column 0 \('size'\); fill it in"):
         fgp.GPRegressor(**QUICK).fit(gap, price)
     with pytest.warns(fgp.FlashGPWarning, match="1 of 40 rows have a missing value and were dropped, the first is"):
         model = fgp.GPRegressor(missing="drop", unseen="new", **QUICK).fit(gap, price)

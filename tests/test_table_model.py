@@ -328,7 +328,9 @@ def test_what_was_decided_of_the_columns_is_said(caplog: pytest.LogCaptureFixtur
 
 def test_settings_and_choices_that_are_none(model: fgp.TableModel) -> None:
     table = houses()
-    with pytest.raises(fgp.DomainError, match="`target` and `drop` must name columns, got 3; choose from size, city"):
+    with pytest.raises(
+        fgp.DomainError, match="`target`, `drop` and `categorical` must name columns, got 3; choose from"
+    ):
         fgp.TableModel().fit(table, target=3)  # type: ignore[arg-type]
     with pytest.raises(fgp.DomainError, match="`unseen` must be one of"):
         model.predict(table, unseen="ignore")  # type: ignore[arg-type]

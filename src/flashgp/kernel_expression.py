@@ -72,10 +72,12 @@ _START_ROLES = ("input_scale", "output_variance", "slope_variance")  # `fit` wou
 
 @dataclass(frozen=True)
 class KernelExpression:
-    """A checked expression. Fields: text, as the user wrote it; tree, of Python's parser."""
+    """A checked expression. Fields: text, as the user wrote it; tree, of Python's parser; argument, what it is called
+    where it was asked for."""
 
     text: str
     tree: ast.expr
+    argument: str = "kernel"
 
 
 @dataclass(frozen=True)
@@ -106,32 +108,38 @@ class BuiltKernel:
     has_starts: bool
 
 
-def parse_kernel(text: str) -> KernelExpression:
+def parse_kernel(text: str, argument: str = "kernel") -> KernelExpression:
     """Read an expression and check everything that needs no data.
+
+    Args: argument, what it is called where it was asked for.
 
     Raises: DomainError whose message shows the text with a mark under the place.
     """
     if len(text) > _MAX_CHARACTERS:
-        raise DomainError(f"`--kernel` must have at most {_MAX_CHARACTERS:,} characters, got {len(text):,}; shorten it")
+        raise DomainError(
+            f"`{argument}` must have at most {_MAX_CHARACTERS:,} characters, got {len(text):,}; shorten it"
+        )
     text = text.strip()
     if not text:
-        raise DomainError("`--kernel` must be an expression, got nothing; for example 'Matern(nu=2.5)'")
+        raise DomainError(f"`{argument}` must be an expression, got nothing; for example 'Matern(nu=2.5)'")
     if not text.isprintable():
-        raise DomainError("`--kernel` must be one line of printable text, got other characters; write it on one line")
+        raise DomainError(
+            f"`{argument}` must be one line of printable text, got other characters; write it on one line"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Python thinks of the text is said below, or does not matter
             tree = ast.parse(text, mode="eval").body
-        _Walk(text, None).kernel(tree)
+        _Walk(text, None, argument).kernel(tree)
     except SyntaxError as error:
         reason = (error.msg or "it cannot be read").split(". Perhaps")[0]
         place = min(max((error.offset or 1) - 1, 0), len(text))
-        raise _refused(text, place, f"must be an expression, got a mistake: {reason}") from None
+        raise _refused(text, place, f"must be an expression, got a mistake: {reason}", argument) from None
     except DomainError:
         raise
     except (RecursionError, MemoryError, ValueError):
-        raise DomainError("`--kernel` must be nested less deeply; remove parentheses") from None
-    return KernelExpression(text, tree)
+        raise DomainError(f"`{argument}` must be nested less deeply; remove parentheses") from None
+    return KernelExpression(text, tree, argument)
 
 
 def build_kernel(expression: KernelExpression, columns: KernelColumns) -> BuiltKernel:
@@ -139,16 +147,16 @@ def build_kernel(expression: KernelExpression, columns: KernelColumns) -> BuiltK
 
     Raises: DomainError pointing at the place, for an unknown or unsuitable column, or a value out of its domain.
     """
-    walk = _Walk(expression.text, columns)
+    walk = _Walk(expression.text, columns, expression.argument)
     return BuiltKernel(walk.kernel(expression.tree), walk.has_starts)
 
 
-def _refused(text: str, position: int, problem: str) -> DomainError:
+def _refused(text: str, position: int, problem: str, argument: str) -> DomainError:
     """The expression with a mark under the place; long ones are cut around it."""
     start = max(0, position - 50)
     shown = text[start : start + 90]
     return DomainError(
-        f"`--kernel` {problem}, at character {position + 1}\n    {shown}\n    {' ' * (position - start)}^"
+        f"`{argument}` {problem}, at character {position + 1}\n    {shown}\n    {' ' * (position - start)}^"
     )
 
 
@@ -176,8 +184,8 @@ class _Value:
 class _Walk:
     """From a syntax tree to a kernel, by a whitelist; without columns only to see that it can be built."""
 
-    def __init__(self, text: str, columns: KernelColumns | None) -> None:
-        self.text = text
+    def __init__(self, text: str, columns: KernelColumns | None, argument: str) -> None:
+        self.text, self.argument = text, argument
         self.columns = columns
         self.has_starts = False
         self._encoded = text.encode()
@@ -185,7 +193,7 @@ class _Walk:
     def fail(self, node: ast.AST, problem: str) -> DomainError:
         # Where the node begins, in characters; Python counts bytes.
         place = len(self._encoded[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
-        return _refused(self.text, place, problem)
+        return _refused(self.text, place, problem, self.argument)
 
     def kernel(self, node: ast.expr) -> kernels.Kernel:
         kernel = self.node(node, 0)

@@ -119,9 +119,13 @@ class TableOptions(TextOptions):
     drop: Annotated[
         list[str] | None, typer.Option("--drop", metavar="COLUMN", help="A column not to use; may be repeated.")
     ] = None
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option("--categorical", metavar="COLUMN", help="A column of which each value is a category; repeatable."),
+    ] = None
     missing: Annotated[
         Literal["error", "drop"],
-        typer.Option("--missing", help="Rows with missing values: refuse them or leave them out."),
+        typer.Option("--missing", help="Rows with missing numbers: refuse them or leave them out."),
     ] = "error"
     dates: Annotated[
         Literal["dmy", "mdy"] | None,
@@ -132,11 +136,16 @@ class TableOptions(TextOptions):
         typer.Option("--header/--no-header", help="Whether the first row names the columns; decided if left out."),
     ] = None
 
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Columns whose values are categories."""
+        return tuple(self.categorical or ())
+
     def __post_init__(self) -> None:
         _check_memory(self.memory)
         try:
             if self.kernel not in (None, "auto"):
-                parse_kernel(self.kernel)
+                parse_kernel(self.kernel, "--kernel")
         except DomainError as error:
             raise typer.BadParameter(str(error)) from None
 
@@ -201,6 +210,10 @@ class FitOptions(TableOptions):
     ] = 1e-3
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits whatever the number of threads; on one thread.")
+    ] = False
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also say every parameter, every event, and how it was computed."),
     ] = False
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="FILE", help="Makes an interrupted fit resumable.")

@@ -44,14 +44,14 @@ def prepare_table(
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
         options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
         None if options.approximation == "none" else options.approximation,
-        *("auto" if size is None else size for size in sizes),
+        *("auto" if size is None else size for size in sizes), kernel_argument="--kernel",
     )  # fmt: skip
     held_out = options.split is not None or options.test_fraction is not None
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
     if is_pattern(options.table) or (by_row_groups and not held_out):
         return _prepare_parts(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, **options.text)
-    encoding = Encoding.learn(table, options.target, options.drop or (), options.missing, options.dates)
+    encoding = Encoding.learn(table, options.target, options.drop or (), options.missing, options.dates, options.codes)
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)
@@ -70,7 +70,7 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
     note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
     note += "" if group.size == 1 else f" by {group.size} processes"
     drop = tuple(options.drop or ())
-    prepared = prepare_rows(settings, parts, options.target, drop, options.dates, deadline, group)
+    prepared = prepare_rows(settings, parts, options.target, drop, options.dates, options.codes, deadline, group)
     _say_prepared(options, prepared, console)
     console.note(f"{note}, and inducing points stand for the rows.")
     return prepared
@@ -101,7 +101,7 @@ def _say_prepared(options: FitOptions, prepared: Prepared, console: Console) -> 
         f"{options.table}: {prepared.encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
         [
             ("rows", f"{used:,} of {total:,}{counts}" if counts or used < total else f"{total:,}"),
-            ("inputs", _listed(names)),
+            *([("inputs", _listed(names))] if options.verbose else []),
             ("kernel", prepared.kernel_words),
         ],
     )

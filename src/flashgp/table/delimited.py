@@ -308,8 +308,10 @@ def _decimal_comma(
 ) -> bool:
     """Whether numbers have a decimal comma. Raises: DomainError for possible thousands, and for a mixture of marks."""
     compute = pyarrow.compute
-    decimal = decimal or decided_mark(compute, cells)
     if decimal == "." or (decimal is None and delimiter == ","):
+        return False
+    decimal = decimal or decided_mark(compute, cells)
+    if decimal == ".":
         return False
     comma_columns, ambiguous = [], ""
     for column, data in zip(columns, cells, strict=True):

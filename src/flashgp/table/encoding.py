@@ -15,10 +15,12 @@ import numpy.typing as npt
 from flashgp.foundations.json_values import json_count, json_fields, json_flag, json_list, json_text, refused
 
 from ..foundations.errors import DomainError, ShapeError
+from ..foundations.quantities import counted
 from .columns import Kind, Table, listed, quoted
 from .dates import Order
 from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of
 from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason
+from .roles import MISSING_LEVEL, names_rows, with_categories, with_missing_level
 
 __all__ = ["EncodedTable", "Encoding", "Missing"]
 
@@ -83,6 +85,7 @@ class Encoding:
         drop: Sequence[str] = (),
         missing: Missing = "error",
         dates: Order | None = None,
+        categorical: Sequence[str] = (),
     ) -> "Encoding":
         """Decide from a table what each input is.
 
@@ -92,6 +95,7 @@ class Encoding:
             drop: columns not to use, likewise.
             missing: "error" refuses rows with a missing value, "drop" leaves them out.
             dates: "dmy" or "mdy", the order of day and month in dates such as 05/01/2000; None where columns tell it.
+            categorical: columns of which each value is a category, likewise.
         Returns: the encoding; its notes name categories, dates, and the constant or empty columns that it leaves out.
         Raises: DomainError for a column that cannot be used (all are named), a target that is not numeric, missing
             values under "error", infinite values, or when no input remains.
@@ -111,8 +115,17 @@ class Encoding:
             )
         used = [index for index in range(len(table.columns)) if index != target_index and index not in dropped]
         notes: list[str] = []
+        if used[:1] == [0] and names_rows(table.columns[0]):
+            used = used[1:]
+            notes.append(
+                f"column {quoted(table.names[0])} names the rows: left out. Give it another name in the header to use "
+                "it."
+            )
+        codes = [place for choice in categorical if (place := table.position(choice, "categorical")) in used]
+        table = with_categories(table, codes)
         table = _with_dates(in_order(table, used, dates), used, notes)
         _ = learned_inputs(table, used)  # refuses what cannot be used
+        table = _with_missing_levels(table, used, notes)
         given = used
         used = [index for index in used if not is_constant(table.columns[index], notes)]
         rows, row_notes = kept_rows(table, [table.columns[index] for index in (*used, target_index)], missing)
@@ -260,6 +273,20 @@ class Encoding:
         if len(names) != total:
             raise refused("encoding.table_columns", f"{len(names)}, the columns it names", total)
         return Encoding(inputs, target, target_position, header, total, left_out, fields["missing"], kind)
+
+
+def _with_missing_levels(table: Table, columns: Sequence[int], notes: list[str]) -> Table:
+    """The table whose missing cells of text are a category; the notes say in which columns."""
+    found = list(table.columns)
+    for index in columns:
+        found[index] = with_missing_level(found[index])
+        empty = int(np.count_nonzero(np.isnan(table.columns[index].values)))
+        if found[index] is not table.columns[index]:
+            notes.append(
+                f"column {quoted(found[index].name)}: {counted(empty, 'cell')} without a value are a category, "
+                f"{quoted(MISSING_LEVEL)}."
+            )
+    return replace(table, columns=tuple(found))
 
 
 def _with_dates(table: Table, columns: Sequence[int], notes: list[str]) -> Table:

@@ -17,6 +17,7 @@ from ..foundations.errors import DomainError
 from .columns import Column, Kind, Table, listed, quoted
 from .dates import ORDERS, Order
 from .matching import converted, in_order, unusable_reason
+from .roles import with_missing_level
 
 __all__ = ["FrameEncoding", "InputColumn", "Unseen", "as_learned", "inputs_from_json", "learned_inputs", "positions_of"]
 
@@ -68,7 +69,7 @@ def learned_inputs(table: Table, used: Sequence[int]) -> tuple[InputColumn, ...]
         )
     return tuple(
         InputColumn(column.name, column.kind, index, column.levels, column.order)
-        for index, column in zip(used, columns, strict=True)
+        for index, column in zip(used, map(with_missing_level, columns), strict=True)
     )
 
 

@@ -16,6 +16,7 @@ from .columns import Column, Kind, Table, listed, quoted
 from .dates import ORDERS, Order, shown_date
 from .doubts import open_dates, slip
 from .numbers import DECIMAL_COMMA, number_of
+from .roles import MISSING_LEVEL
 
 __all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
 
@@ -190,7 +191,7 @@ def converted(
     Args: order: of day and month in the dates learned; None where it was no question.
     Raises: DomainError for another kind, dates of another order or an open one, or an unseen level under "error".
     """
-    if column.kind != "other" and np.isnan(column.values).all():
+    if column.kind != "other" and np.isnan(column.values).all() and MISSING_LEVEL not in levels:
         return column
     if column.inexact is not None:
         raise DomainError(
@@ -237,7 +238,7 @@ def _recoded(
     levels_of_column, index_of = _levels_as_text(column, known)
     codes = np.array([known.get(level, len(levels)) for level in levels_of_column], np.float64)
     given = ~np.isnan(column.values)
-    values = np.full(table.rows, np.nan)
+    values = np.full(table.rows, float(known.get(MISSING_LEVEL, np.nan)))
     values[given] = codes[index_of]
     new = values == len(levels)
     if new.any():
@@ -286,11 +287,11 @@ def _number_hint(table: Table, column: Column) -> str:
         return ""
     if (differs := slip(table, column)) is not None:
         return f": {differs}"
-    if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels) and any(
-        "," in text for text in column.levels
-    ):
-        return ", which would be numbers with decimal=','"
     numeric = np.array([number_of(level) is not None for level in column.levels])
+    if numeric.all():
+        return ", numbers that are written as text: convert them"
+    if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels):
+        return ", numbers with decimal commas" + (": read it with decimal=','" if table.first_row else "")
     given = ~np.isnan(column.values)
     is_text = np.zeros(table.rows, bool)
     is_text[given] = ~numeric[column.values[given].astype(np.int64)]

@@ -19,6 +19,7 @@ from .columns import Column, Table, listed, quoted
 from .dates import ORDERS, Order
 from .encoding import Encoding, Missing
 from .matching import complete, is_constant
+from .roles import MISSING_LEVEL, with_categories
 
 __all__ = ["TableParts", "learn_encoding"]
 
@@ -57,32 +58,36 @@ def learn_encoding(
     drop: tuple[str, ...],
     missing: Missing,
     dates: Order | None = None,
+    categorical: tuple[str, ...] = (),
     group: Group = ALONE,
 ) -> tuple[Encoding, Table]:
     """As `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
 
-    Args: group, whose ranks each have parts of their own; what is learned is of all.
+    Args: categorical, as `Encoding.learn`; group, whose ranks each have parts of their own; what is learned is of all.
     Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
     Cost: a pass over the parts, and another one where rows with missing values are dropped.
     """
     empty = tuple(Column(name, "number", np.empty(0)) for name in parts.names)
     whole = Table(parts.path, empty, 0, parts.header, None, ())
     dropped = {whole.names[whole.position(name, "drop")] for name in drop}
-    summaries = _summaries(parts, dropped, None, group)
+    codes = {whole.names[whole.position(name, "categorical")] for name in categorical} - dropped
+    summaries = _summaries(parts, dropped, codes, None, group)
     table = _table(parts, summaries)
-    encoding = Encoding.learn(table, target, drop, missing, dates)
-    used = [column.name for column in encoding.inputs]
+    encoding = Encoding.learn(table, target, drop, missing, dates, categorical)
+    # Of text a missing cell is a category.
+    used = [column.name for column in encoding.inputs if column.kind != "category"]
     if missing == "error" or not any(summaries[name].missing for name in (*used, encoding.target)):
         return encoding, table
 
     def keep(part: Table) -> npt.NDArray[np.bool_]:
         return complete([part.columns[part.names.index(name)] for name in (*used, encoding.target)])
 
-    kept = _table(parts, _summaries(parts, dropped, keep, group))
+    kept = _table(parts, _summaries(parts, dropped, codes, keep, group))
     notes: list[str] = []
-    same = tuple(c.name for c in kept.columns if c.name in used and is_constant(c, notes))
+    inputs = {column.name for column in encoding.inputs}
+    same = tuple(c.name for c in kept.columns if c.name in inputs and is_constant(c, notes))
     if same:
-        encoding = Encoding.learn(table, target, (*drop, *same), missing, dates)
+        encoding = Encoding.learn(table, target, (*drop, *same), missing, dates, categorical)
         encoding = replace(encoding, constant=(*encoding.constant, *same), notes=(*encoding.notes, *notes))
     return encoding, kept
 
@@ -185,7 +190,8 @@ class _Summary:
 
     def column(self, size: int) -> "_SummaryColumn":
         """So many cells: every level, or both ends of the range."""
-        levels = tuple(sorted(self.levels))
+        missing = {MISSING_LEVEL} if self.kind == "category" and self.missing and self.given else set()
+        levels = tuple(sorted({*self.levels, *missing}))
         ends = np.arange(len(levels), dtype=np.float64) if self.kind == "category" else np.array([self.low, self.high])
         values = np.full(size, np.nan)
         if self.given and self.kind != "other":
@@ -221,13 +227,15 @@ class _SummaryTable(Table):
         return "one of its rows"
 
 
-def _summaries(parts: TableParts, dropped: set[str], keep: Keep | None, group: Group) -> dict[str, _Summary]:
+def _summaries(
+    parts: TableParts, dropped: set[str], codes: set[str], keep: Keep | None, group: Group
+) -> dict[str, _Summary]:
     found = {name: _Summary(name) for name in parts.names}
     rows = 0
     for part in parts.parts():
         kept = None if keep is None else keep(part)
         rows += part.rows if kept is None else int(kept.sum())
-        for column in part.columns:
+        for column in with_categories(part, [part.names.index(name) for name in codes]).columns:
             if column.name not in dropped:
                 found[column.name].add(column, part.path, kept)
             else:
@@ -257,6 +265,6 @@ def _of_all_ranks(
 
 
 def _table(parts: TableParts, summaries: dict[str, _Summary]) -> Table:
-    size = max(2, *(len(one.levels) for one in summaries.values()))
+    size = max(2, *(len(one.levels) + 1 for one in summaries.values()))
     columns = tuple(one.column(size) for one in summaries.values())
     return _SummaryTable(parts.path, columns, size, parts.header, None, ())

@@ -156,6 +156,7 @@ class TableModel:
         *,
         drop: Sequence[str] = (),
         dates: Order | None = None,
+        categorical: Sequence[str] = (),
         checkpoint: str | Path | None = None,
         progress: Callable[["Progress"], None] | Literal[False] | None = None,
         group: Any = None,
@@ -171,6 +172,7 @@ class TableModel:
             drop: columns not to use, likewise.
             dates: "dmy" or "mdy", the order of day and month in dates such as 05/01/2000; None where columns tell it by
                 a day above 12. Years of two digits are then 1969 to 2068.
+            categorical: columns of which each value is a category, such as codes that are numbers.
             checkpoint: as `flashgp.fit`.
             progress: as `flashgp.fit`.
             group: as `flashgp.fit`, of files that every rank names alike: Parquet files by a pattern or a list are read
@@ -188,7 +190,7 @@ class TableModel:
         """
         ranks = Group.of(group)
         with ranks.together():
-            return self._fit(table, target, drop, dates, (checkpoint, progress), ranks)
+            return self._fit(table, target, drop, dates, categorical, (checkpoint, progress), ranks)
 
     def _fit(
         self,
@@ -196,6 +198,7 @@ class TableModel:
         target: str,
         drop: Sequence[str],
         dates: Order | None,
+        categorical: Sequence[str],
         told: tuple[Any, Any],
         ranks: Group,
     ) -> "TableModel":
@@ -208,16 +211,17 @@ class TableModel:
         parts = ParquetParts(table) if is_pattern(table) else None
         source = table_of(table) if parts is None else None
         names = source.names if source is not None else parts.names if parts is not None else ()
-        drop = (drop,) if isinstance(drop, str) else tuple(drop)
-        for name in (target, *drop):
+        drop, categorical = ((one,) if isinstance(one, str) else tuple(one) for one in (drop, categorical))
+        for name in (target, *drop, *categorical):
             if not isinstance(name, str):
                 raise DomainError(
-                    f"`target` and `drop` must name columns, got {name!r}; choose from {', '.join(names[:20])}"
+                    f"`target`, `drop` and `categorical` must name columns, got {name!r}; choose from "
+                    f"{', '.join(names[:20])}"
                 )
         if parts is not None:
             from .read_preparation import prepare_rows
 
-            rows = prepare_rows(self.settings, parts, target, drop, dates, deadline, ranks)
+            rows = prepare_rows(self.settings, parts, target, drop, dates, categorical, deadline, ranks)
             for note in rows.notes:
                 _LOGGER.info(note)
             with shown_progress(False if progress is None and ranks.rank else progress) as callback:
@@ -228,7 +232,7 @@ class TableModel:
                 "pass a path, or a pattern or a list of Parquet files"
             )
         assert source is not None
-        encoding = Encoding.learn(source, target, drop, self.settings.missing, dates)
+        encoding = Encoding.learn(source, target, drop, self.settings.missing, dates, categorical)
         data = encoding.apply(source, need_target=True)
         prepared = prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
         for note in prepared.notes:

@@ -90,6 +90,7 @@ def prepare_rows(
     target: str,
     drop: tuple[str, ...] = (),
     dates: Order | None = None,
+    categorical: tuple[str, ...] = (),
     deadline: Deadline = NO_DEADLINE,
     group: Group = ALONE,
 ) -> PreparedRows:
@@ -105,7 +106,7 @@ def prepare_rows(
     refuse_exact(solver=settings.solver, dtype=single)
     total, parts = parts.count or 0, parts.dealt(group)
     in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
-    encoding, table = learn_encoding(in_time, target, drop, settings.missing, dates, group)
+    encoding, table = learn_encoding(in_time, target, drop, settings.missing, dates, categorical, group)
     raw = EncodedRows(in_time, encoding)
     survey = surveyed_over(group, raw, None, sample_rows(asked.most_inducing), settings.seed)
     of_x = _units(survey).keeping(encoding.category_positions)

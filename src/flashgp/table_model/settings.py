@@ -36,6 +36,7 @@ class TableSettings:
     approximation: str | None = None
     inducing: int | str = "auto"
     neighbours: int | str = "auto"
+    kernel_argument: str = "kernel"  # what the expression is called in errors
 
     def __post_init__(self) -> None:
         check_target_transform(self.target_transform)
@@ -63,7 +64,11 @@ class TableSettings:
 
     @cached_property
     def expression(self) -> KernelExpression | None:
-        return parse_kernel(self.kernel) if isinstance(self.kernel, str) and self.kernel != "auto" else None
+        return (
+            parse_kernel(self.kernel, self.kernel_argument)
+            if isinstance(self.kernel, str) and self.kernel != "auto"
+            else None
+        )
 
     @property
     def kernel_text(self) -> str:

@@ -1,0 +1,68 @@
+"""What a column is for, beyond what its cells are: codes that are categories, cells that are missing, names of rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..foundations.errors import DomainError
+from .columns import Column, Table, quoted
+
+__all__ = ["MISSING_LEVEL", "names_rows", "with_categories", "with_missing_level"]
+
+MISSING_LEVEL = "missing"  # of cells of text without a value
+_NAMES_OF_ROWS = ("unnamed: 0", "rownames", "row.names")  # as pandas reads them, and R's data sets have them
+
+
+def names_rows(column: Column) -> bool:
+    """Whether a column without a name of its own tells the rows apart, by whole numbers or text, each once."""
+    if not (column.unnamed or column.name.casefold() in _NAMES_OF_ROWS) or np.isnan(column.values).any():
+        return False
+    if column.kind == "number" and np.any(column.values % 1):
+        return False
+    return column.kind in ("number", "category") and len(np.unique(column.values)) == len(column.values)
+
+
+def with_missing_level(column: Column) -> Column:
+    """A column of categories whose cells without a value are a category of their own; others as they are."""
+    empty = np.isnan(column.values)
+    if column.kind != "category" or not empty.any() or empty.all():
+        return column
+    levels = tuple(sorted({*column.levels, MISSING_LEVEL}))
+    places = np.array([levels.index(level) for level in column.levels], np.float64)
+    values = np.full(len(empty), float(levels.index(MISSING_LEVEL)))
+    values[~empty] = places[column.values[~empty].astype(np.int64)]
+    return replace(column, values=values, levels=levels, declared=True)  # which was looked at before
+
+
+def with_categories(table: Table, columns: Sequence[int]) -> Table:
+    """The table with these columns as categories, each value one. Raises: DomainError for what has none."""
+    found = list(table.columns)
+    for index in columns:
+        found[index] = _category(found[index])
+    return replace(table, columns=tuple(found))
+
+
+def _category(column: Column) -> Column:
+    """Raises: DomainError."""
+    if column.kind == "category" or column.written is not None:
+        return replace(column if column.written is None else column.written, declared=True)
+    if column.kind not in ("number", "boolean"):
+        raise DomainError(
+            f"`categorical` must name columns of numbers, booleans or text, got {quoted(column.name)}, stored as "
+            f"{quoted(column.stored_as)}; write it as text"
+        )
+    given = ~np.isnan(column.values)
+    distinct, codes = np.unique(column.values[given], return_inverse=True)
+    names = [_text(value, boolean=column.kind == "boolean") for value in distinct.tolist()]
+    levels = tuple(sorted(names))
+    places = np.array([levels.index(name) for name in names], np.float64)
+    values = np.full(len(given), np.nan)
+    values[given] = places[codes]
+    return replace(column, kind="category", values=values, levels=levels, declared=True)
+
+
+def _text(value: float, *, boolean: bool) -> str:
+    if boolean:
+        return str(bool(value)).lower()
+    return f"{value:.0f}" if value % 1 == 0 else repr(value)

@@ -1,0 +1,120 @@
+"""What columns are for: codes that are categories, missing cells of text, names of rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import flashgp as fgp
+from flashgp.data.table_parts import EncodedRows, ParquetParts
+from flashgp.table import Encoding, FrameEncoding, read_table, table_of
+from flashgp.table.parts import learn_encoding
+
+
+def written(folder: Path, text: str) -> Any:
+    (folder / "t.csv").write_text(text)
+    return read_table(folder / "t.csv")
+
+
+@pytest.mark.parametrize("missing", ["error", "drop"])
+def test_missing_text_is_a_category(tmp_path: Path, missing: Any) -> None:
+    table = written(tmp_path, "energy,size,y\nA,1,1\n,2,2\nB,3,3\nNA,4,4\n")
+    encoding = Encoding.learn(table, "y", missing=missing)
+    assert encoding.inputs[0].levels == ("A", "B", "missing")
+    assert any("2 cells without a value are a category, 'missing'" in note for note in encoding.notes)
+    data = encoding.apply(table, need_target=True)
+    assert data.x[:, 0].tolist() == [0.0, 2.0, 1.0, 2.0]
+    back = Encoding.from_json(encoding.to_json())
+    for text in ("energy,size,y\n,1,1\n", "energy,size,y\n,1,1\nB,2,2\n"):
+        assert back.apply(written(tmp_path, text), need_target=False).x[0, 0] == 2.0
+
+
+def test_missing_numbers_and_text_that_had_all_its_cells_are_as_before(tmp_path: Path) -> None:
+    encoding = Encoding.learn(written(tmp_path, "energy,size,y\nA,1,1\nB,2,2\nB,3,3\n"), "y")
+    with pytest.raises(fgp.DomainError, match="must have no missing values"):
+        encoding.apply(written(tmp_path, "energy,size,y\nA,1,1\n,2,2\n"), need_target=False)
+    with pytest.raises(fgp.DomainError, match="1 of 3 rows with one, the first at row 2"):
+        Encoding.learn(written(tmp_path, "energy,size,y\nA,1,1\nB,,2\nB,3,3\n"), "y")
+
+
+def test_frames_and_parts_have_the_same_category(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"energy": ["A", None, "B", "A"] * 3, "size": np.arange(12.0), "y": np.arange(12.0) % 5})
+    assert FrameEncoding.learn(table_of(frame[["energy", "size"]])).inputs[0].levels == ("A", "B", "missing")
+    for number, rows in enumerate((frame[:5], frame[5:])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows), tmp_path / f"part-{number}.parquet")
+    parts = ParquetParts(str(tmp_path / "part-*.parquet"))
+    for missing in ("error", "drop"):
+        whole = Encoding.learn(table_of(frame), "y", missing=missing)  # type: ignore[arg-type]
+        found, _ = learn_encoding(parts, "y", (), missing)  # type: ignore[arg-type]
+        assert found == whole
+        rows = np.concatenate([x for _, x, *_ in EncodedRows(parts, found).batches()])
+        assert np.array_equal(rows, whole.apply(table_of(frame), need_target=True).x)
+
+
+def test_codes_are_categories_where_they_are_named(tmp_path: Path) -> None:
+    zone = np.array([3, 1, 20, 1, 3, 20] * 4)
+    table = {"zone": zone, "ward": zone + 0.5, "x": np.arange(24.0), "y": np.where(zone == 20, 9.0, zone * 1.0)}
+    model = fgp.TableModel(starts=1, target_transform="none").fit(table, "y", categorical=["zone", "ward"])
+    assert model.encoding.inputs[0].levels == ("1", "20", "3")
+    assert model.encoding.inputs[1].levels == ("1.5", "20.5", "3.5")
+    assert np.abs(model.predict(table).mean - table["y"]).max() < 1.0
+    with pytest.raises(fgp.DomainError, match="must hold categories seen in training"):
+        model.predict({**table, "zone": zone + 1})
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "part-1.parquet")
+    found, _ = learn_encoding(ParquetParts(str(tmp_path / "part-*.parquet")), "y", (), "error", None, ("zone", "ward"))
+    assert found == model.encoding
+    days = {**table, "day": np.datetime64("2020-01-01") + np.arange(24)}
+    with pytest.raises(fgp.DomainError, match="columns of numbers, booleans or text, got 'day'"):
+        fgp.TableModel().fit(days, "y", categorical="day")
+    with pytest.raises(fgp.DomainError, match="`categorical` must name a column"):
+        fgp.TableModel().fit(table, "y", categorical="ort")
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs"),
+    [
+        (",size,y\n1,5,1\n2,6,2\n3,9,3\n", ["size"]),
+        (",size,y\n17,5,1\n4,6,2\n9,9,3\n", ["size"]),
+        (",size,y\nMazda,5,1\nFiat,6,2\nOpel,9,3\n", ["size"]),
+        ('"","size","y"\n"1",5,1\n"2",6,2\n', ["size"]),
+        ('"size","y"\n"1",5,1\n"2",6,2\n', ["size"]),
+        ("Unnamed: 0,size,y\n0,5,1\n1,6,2\n", ["size"]),
+        ("rownames,size,y\n1,5,1\n2,6,2\n", ["size"]),
+        (",size,y\n1.5,5,1\n2.5,6,2\n3.25,9,3\n", ["column_1", "size"]),
+        (",size,y\n1,5,1\n1,6,2\n2,9,3\n", ["column_1", "size"]),
+        ("nr,size,y\n1,5,1\n2,6,2\n3,9,3\n", ["nr", "size"]),
+        ("size,,y\n5,1,1\n6,2,2\n9,3,3\n", ["size", "column_2"]),
+    ],
+)
+def test_names_of_rows_are_no_input(tmp_path: Path, text: str, inputs: list[str]) -> None:
+    encoding = Encoding.learn(written(tmp_path, text), "y")
+    assert [column.name for column in encoding.inputs] == inputs
+    assert any("names the rows: left out" in note for note in encoding.notes) == (len(inputs) == 1)
+    assert len(encoding.apply(written(tmp_path, text), need_target=True).rows) == text.count("\n") - 1
+
+
+def test_numbers_that_are_text_are_called_that() -> None:
+    model = fgp.TableModel(starts=1, kernel="RBF()").fit({"a": [1.0, 4.0, 2.0], "y": [1.0, 2.0, 3.0]}, "y")
+    with pytest.raises(fgp.DomainError, match="numbers that are written as text: convert them") as refused:
+        model.predict({"a": ["1.0", "4.0"]})
+    assert "first that is not" not in str(refused.value)
+    with pytest.raises(fgp.DomainError, match="numbers that are written as text: convert them") as refused:
+        Encoding.learn(table_of({"a": [1.0, 2.0], "y": ["0", "1"]}), "y")
+    assert "decimal" not in str(refused.value)
+    with pytest.raises(fgp.DomainError, match="numbers with decimal commas"):
+        Encoding.learn(table_of({"a": [1.0, 2.0], "y": ["0,5", "1"]}), "y")
+
+
+def test_an_error_names_the_argument_of_the_door() -> None:
+    for text in ("Matern(nu=9)", "RBF(", "RBF(active_dims=other)", ""):
+        with pytest.raises(fgp.DomainError, match=r"^`kernel` "):
+            fgp.TableModel(kernel=text).fit({"a": [1.0, 4.0, 2.0], "y": [1.0, 2.0, 3.0]}, "y")
+
+
+def test_a_table_of_names_of_rows_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(fgp.DomainError, match="Give it another name in the header to use it"):
+        Encoding.learn(written(tmp_path, ",y\n1,5\n2,6\n"), "y")
