@@ -264,7 +264,7 @@ class Container:
         except OSError as error:
             raise refused(name, f"readable ({str(error)[:120]})", "something else") from None
         if checksum.hexdigest() != self.checksums[name]:
-            raise refused(name, "the bytes that were written", "others (sha256 differs)")
+            raise refused(name, "as it was written", "other bytes: its checksum differs")
 
 
 @contextlib.contextmanager
@@ -329,7 +329,7 @@ def _container(file: BufferedReader, path: str, header: Any) -> Container:
         if slot["dtype"] not in DTYPES:
             raise refused(f"{name[:60]}.dtype", f"one of {', '.join(DTYPES)}", slot["dtype"])
     if texts.pop("sha256") != _seal(texts, header):
-        raise refused("header", "what was written", "something else (sha256 differs)")
+        raise refused("header", "as it was written", "other bytes: its checksum differs")
     checksums, config, metadata = (
         parse_json(texts[name].encode(), name) for name in ("checksums", "config", "metadata")
     )
@@ -363,7 +363,7 @@ def _readable(version: object) -> int:
         return int(text)
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
     advice = "install a newer flashgp" if number > FORMAT_VERSION else "save the model again"
-    readable = " or ".join(map(str, READABLE))
+    readable = f"{min(READABLE)} to {max(READABLE)}"
     raise ModelFileError(
         f"`format_version` of the model file must be {readable} for this flashgp, got {text[:20]!r}; {advice}"
     )

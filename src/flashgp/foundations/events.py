@@ -340,9 +340,9 @@ class EventKind(Enum):
         "{errors:g} standard errors were asked for][. Not all were tried, since {cut}]."
     )
     TARGET_KEPT = (
-        "The target is modelled as it is: [on {rows:n row} the best transform, {transform}, gains {gain:.3g} nats of "
-        "evidence and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}; {needed:g} "
-        "nats and {errors:g} standard errors are asked for|no transform was tried][, since {untried}]"
+        "The target is modelled as it is: [on {rows:n row} the best transform, {transform}, changes the evidence by "
+        "{gain:+.3g} nats and leave-one-out log density by {left_out:+.3g}, with a standard error of {error:.2g}; "
+        "{needed:+g} nats and {errors:g} standard errors are asked for|no transform was tried][, since {untried}]"
         "[. Not all were tried, since {cut}]."
     )
     KERNEL_CHOSEN = (
@@ -352,8 +352,9 @@ class EventKind(Enum):
     )
     KERNEL_KEPT = (
         "The covariance function is the default, {kernel}: [on {rows:n row} the best of {tried:n other candidate}, "
-        "{other}, gains {gain:.3g} nats of leave-one-out log density, with a standard error of {error:.2g}; {errors:g} "
-        "standard errors are asked for|no other was tried][, since {untried}][. Not all were tried, since {cut}]."
+        "{other}, changes leave-one-out log density by {gain:+.3g} nats, with a standard error of {error:.2g}; "
+        "{errors:g} standard errors are asked for|no other was tried][, since {untried}][. Not all were tried, since "
+        "{cut}]."
     )
     SUBSET_FIT = "{starts:n start} fitted to {subset:,} of {rows:n row}; the best went on with all."
     CORES_TAKEN = (
