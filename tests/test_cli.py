@@ -224,7 +224,15 @@ def test_the_report_shows_it_all_and_escapes_names(folder: Path) -> None:
 
 
 def test_text_for_people(folder: Path) -> None:
-    out = run("fit", folder / "table.csv", "--target", "y", "--starts", 1).stdout
+    model = folder / "a model"
+    short = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model).stdout
+    assert len(short.splitlines()) <= 14
+    for shown in ("leave-one-out, 60 rows", "RMSE", "95 % coverage", "inputs by importance", "fitted in", "wrote"):
+        assert shown in short
+    for hidden in ("peak memory", "Matern lengthscale", "relative residual", "compile", "log prior"):
+        assert hidden not in short
+    assert short.splitlines()[-1] == f"predict new rows: flashgp predict '{model}' NEW.csv --out predictions.csv"
+    out = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--verbose").stdout
     for shown in (
         "peak memory",
         "leave-one-out, 60 rows",

@@ -1,5 +1,6 @@
 """`flashgp fit`: from a table to a model, its figures, a file and a report."""
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     deadline, group = Deadline.after(options.time_limit, began=console.began), console.group
     _check_outputs(options)
     prepared = prepare_table(options, console, deadline)
-    console.pairs("how it is computed", plan_summary(prepared))
+    summary = plan_summary(prepared)
+    if options.verbose:
+        console.pairs("how it is computed", summary)
+    else:
+        console.say(f"  time    {dict(summary)['time']}")
     exact = prepared.exact_plan
     if prepared.test is None and exact is not None and exact.route not in FACTORED:
         console.note(
@@ -79,6 +84,8 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     for path in (options.out, options.report):
         if path is not None:
             console.say(f"wrote {path} ({readable_bytes(Path(path).stat().st_size)})")
+    if options.out is not None:
+        console.say(f"predict new rows: flashgp predict {shlex.quote(options.out)} NEW.csv --out predictions.csv")
     return outcome_json(outcome)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 import flashgp
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.events import EventKind
 from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import ApproximatePosterior
@@ -43,7 +44,19 @@ __all__ = [
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
-_MAX_INPUTS = 12  # of the importance, on a terminal
+_MAX_INPUTS, _MAX_NAMED = 12, 5  # of the importance, on a terminal: in a table, in a line
+# Events that change nothing of what a reader does with the model.
+_ROUTINE = frozenset(
+    {
+        EventKind.SUBSET_FIT, EventKind.TARGET_KEPT, EventKind.KERNEL_KEPT, EventKind.ROWS_JOINED, EventKind.SOLVED,
+        EventKind.LENGTHSCALES_RESET, EventKind.NOISE_RESET, EventKind.CORES_TAKEN, EventKind.DETERMINISTIC,
+        EventKind.RUNTIME, EventKind.MOVED, EventKind.PAIRS_SKIPPED, EventKind.PAIRS_NOT_SKIPPED, EventKind.REFINED,
+        EventKind.FULL_SCALE, EventKind.STREAMED, EventKind.FEWER_POINTS_SUFFICE, EventKind.MORE_NEIGHBOURS_TAKEN,
+        EventKind.POINTS_REJECTED, EventKind.RESUMED, EventKind.GRADIENTS_ESTIMATED, EventKind.GRADIENTS_BY_FACTORS,
+        EventKind.GRADIENTS_IN_FLOAT64, EventKind.GRADIENTS_FULL_SCALE, EventKind.FLOAT64_PRODUCTS,
+        EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_COMPARED, EventKind.LOG_DETERMINANT,
+    }
+)  # fmt: skip
 _Numbers = npt.NDArray[np.float64]
 
 
@@ -126,19 +139,20 @@ def happened(report: Report) -> list[tuple[str, str]]:
 
 
 def say_outcome(outcome: FitOutcome, console: Console) -> None:
-    """Print what a person wants to know of a fit."""
-    report = outcome.fit.report
+    """Print what a person wants to know of a fit; with --verbose all that the report has."""
+    report, verbose = outcome.fit.report, outcome.options.verbose
     seconds = readable_seconds(report.seconds or 0.0)
+    told = [event for event in report.events if verbose or event.kind not in _ROUTINE]
+    details = [
+        ("log marginal likelihood", evidence_text(outcome)),
+        *maximised(outcome),
+        *happened(report),
+        ("time", dict(report.lines())["time"]),
+        ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
+    ]
     console.pairs(
         f"fitted in {seconds}, {counted(len(outcome.fit.history), 'evaluation')}",
-        [
-            ("log marginal likelihood", evidence_text(outcome)),
-            *maximised(outcome),
-            *happened(report),
-            ("time", dict(report.lines())["time"]),
-            ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
-            *(("event", str(event)) for event in report.events),
-        ],
+        [*(details if verbose else []), *(("event", str(event)) for event in told)],
     )
     if outcome.scores is not None:
         where = scored_words(outcome)
@@ -146,11 +160,15 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
     if outcome.importance is not None:
         unfinished = outcome.importance.unfinished
         whose = "" if unfinished is None else f", {unfinished.heading}"
+        growth = "" if verbose else f" {_importance_line(outcome.importance)}"
         console.say(
-            f"inputs by importance{whose}: RMSE grows by so much where one is permuted among {outcome.importance.rows} "
-            "rows"
+            f"inputs by importance{whose}: RMSE grows by{growth} where one is permuted among "
+            f"{outcome.importance.rows} rows"
         )
-        console.table(*importance_table(outcome.importance))
+        if verbose:
+            console.table(*importance_table(outcome.importance))
+    if not verbose:
+        return
     console.say("parameters")
     shown = outcome.parameters[:40]
     console.table(*parameter_table(shown))
@@ -215,6 +233,14 @@ def _importance(prepared: Prepared, model: TableModel, asked: Asked, console: Co
         console.note("the time limit left no time for the importance of inputs.")
         return None
     return model.importance(seed=asked.options.seed)
+
+
+def _importance_line(found: Importance) -> str:
+    """The most important inputs, each with what it adds."""
+    shown = found.order[:_MAX_NAMED]
+    more = len(found.names) - len(shown)
+    named = ", ".join(f"{found.names[j]} {float(found.rmse[j]):.3g}" for j in shown)
+    return f"{named}{f' and less for {more:,} more' * bool(more)}"
 
 
 def importance_table(found: Importance) -> tuple[Sequence[str], list[Sequence[str]], Sequence[int]]:
