@@ -40,11 +40,12 @@ def prepare_table(
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
     """
     _check_device(options.device)
+    inducing, neighbours = ("auto" if size is None else size for size in sizes)
     settings = TableSettings(
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
         options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
         None if options.approximation == "none" else options.approximation,
-        *("auto" if size is None else size for size in sizes), kernel_argument="--kernel",
+        inducing, neighbours, "--kernel",
     )  # fmt: skip
     held_out = options.split is not None or options.test_fraction is not None
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
