@@ -48,7 +48,7 @@ _MAX_INPUTS, _MAX_NAMED = 12, 5  # of the importance, on a terminal: in a table,
 # Events that change nothing of what a reader does with the model.
 _ROUTINE = frozenset(
     {
-        EventKind.SUBSET_FIT, EventKind.TARGET_KEPT, EventKind.KERNEL_KEPT, EventKind.ROWS_JOINED, EventKind.SOLVED,
+        EventKind.SUBSET_FIT, EventKind.TARGET_KEPT, EventKind.KERNEL_KEPT, EventKind.SOLVED,
         EventKind.LENGTHSCALES_RESET, EventKind.NOISE_RESET, EventKind.CORES_TAKEN, EventKind.DETERMINISTIC,
         EventKind.RUNTIME, EventKind.MOVED, EventKind.PAIRS_SKIPPED, EventKind.PAIRS_NOT_SKIPPED, EventKind.REFINED,
         EventKind.FULL_SCALE, EventKind.STREAMED, EventKind.FEWER_POINTS_SUFFICE, EventKind.MORE_NEIGHBOURS_TAKEN,
