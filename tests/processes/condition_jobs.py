@@ -96,6 +96,7 @@ def refusals(process_group: Any) -> dict[str, str]:
     other = fgp.GP(1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.tensor([0.6, 0.9, 1.2])))
     moved = fgp.GP(1.5 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.tensor([0.6, 0.9, 1.3 if last else 1.2])))
     post = gp.condition(x, y, group=process_group)
+    solved = gp.condition(x, y, group=process_group, solver="cg")
     path = Path(tempfile.mkdtemp()) / "model.safetensors"
     asked = {
         "columns": lambda: gp.condition(x[:, :2] if last else x, y, group=process_group),
@@ -109,8 +110,9 @@ def refusals(process_group: Any) -> dict[str, str]:
         "time limit": lambda: gp.condition(x, y, time_limit=5.0 + last, group=process_group),
         "differentiable": lambda: gp.condition(x, y, differentiable=True, group=process_group),
         "memory": lambda: gp.condition(x, y, memory=1000, group=process_group),
-        "points": lambda: post.predict(z + float(last)),
-        "variance": lambda: post.predict(z, variance="sampled" if last else "auto"),
+        "points": lambda: solved.predict(z + float(last)),
+        "variance": lambda: solved.predict(z, variance="sampled" if last else "auto"),
+        "mean alone": lambda: solved.predict(z, variance=None).interval(),
         "append": lambda: post.append(x[:1], y[:1]),
         "stream": lambda: fgp.Stream(post),
         "drop": lambda: post.drop([0]),
@@ -140,11 +142,12 @@ def means(process_group: Any, counts: tuple[int, ...], kind: str, options: dict[
     points = torch.rand(701, 3, generator=torch.Generator().manual_seed(9), dtype=F64)
     post = model(kind).condition(x[part], y[part], group=None if process_group is None else group, **options)
     before = group.bytes_sent
-    prediction = post.predict(points)
+    solved = {} if process_group is None or options["solver"] == "cholesky" else {"variance": None}
+    prediction = post.predict(points, **solved)
     mean = prediction.mean
     sent = group.bytes_sent - before
     moved = points.clone().requires_grad_()
-    post.predict(moved).mean.square().sum().backward()
+    post.predict(moved, **solved).mean.square().sum().backward()
     out = {"mean": mean, "moved": moved.grad}
     if options["solver"] == "cholesky":  # else a solve for each point
         out["variance"] = prediction.variance

@@ -1,5 +1,6 @@
 """What ranks do in tests of groups: each function runs on every rank and returns plain values."""
 
+import contextlib
 import time
 import traceback
 import warnings
@@ -217,6 +218,37 @@ def late(_: Any, seconds: float) -> tuple[str, str, bool]:
     except ProcessGroupError as error:
         return kind, text, "earlier failure" in str(error)
     return kind, text, False
+
+
+def asked_by_one_rank(_: Any, seconds: float) -> dict[str, Any]:
+    """What rank 0 reads and calls alone, of posteriors with and without a factor; the last is left alone in vain."""
+    from torch import distributed as dist
+
+    group = Group.of(dist.new_group(list(range(dist.get_world_size()))))
+    hurried = Group.of(group, GroupSettings(arrival_limit=seconds))
+    x = torch.rand(61, 2, generator=torch.Generator().manual_seed(group.rank), dtype=torch.float64)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), mean=fgp.means.Zero())
+    factor = gp.condition(x, torch.sin(4.0 * x[:, 0]), group=group)
+    solved = gp.condition(x, torch.sin(4.0 * x[:, 0]), group=group, solver="cg")
+    p = solved.predict(torch.rand(5, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64))
+    out: dict[str, Any] = {}
+    if group.rank == 0:
+        before = group.bytes_sent
+        q = factor.predict(p._x)
+        out["factor"] = [q.mean, q.variance, q.covariance(), q.interval()[0], factor.leave_one_out().mean]
+        out["solved"] = [p.mean, p.variance, p.observation_variance, p.interval()[0], p.quantile(0.3)]
+        out["sent"] = group.bytes_sent - before
+        try:
+            with hurried.together(asked="covariance"):
+                hurried.sum(torch.ones(1))
+        except ProcessGroupError as error:
+            out |= {"error": str(error), "ranks": error.ranks, "operation": error.operation}
+    elif group.rank == 1:
+        time.sleep(2.5 * seconds)
+    else:  # which waits elsewhere, in vain too
+        with contextlib.suppress(ProcessGroupError), hurried.together(asked="covariance"):
+            hurried.sum(torch.ones(1))
+    return {name: [one.numpy() for one in value] if isinstance(value, list) else value for name, value in out.items()}
 
 
 def late_to_condition(_: Any, seconds: float) -> tuple[str, str]:

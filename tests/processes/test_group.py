@@ -99,9 +99,20 @@ def test_a_warning_is_shown_by_the_first_rank_that_has_it(ranks: Ranks) -> None:
 def test_a_rank_that_does_not_come_is_an_error_within_the_limit(ranks: Ranks) -> None:
     first, *_ = ranks.run(group_jobs.late, 4, 0.5, timeout=60.0)
     assert first[0] == "ProcessGroupError"
-    assert "did not answer within 0.5 s" in first[1]
+    assert "ranks 1, 2, 3 did not come within 0.5 s" in first[1]
     assert "GroupSettings(time_limit=...)" in first[1]
     assert first[2]
+
+
+def test_one_rank_alone_reads_what_it_has_and_is_told_who_did_not_come(ranks: Ranks) -> None:
+    """`if rank == 0: print(p.mean)` sends nothing; a call that needs the others ends soon, and names the absent."""
+    first, *_ = ranks.run(group_jobs.asked_by_one_rank, 4, 2.0, timeout=90.0)
+    assert first["sent"] == 0
+    for one, other in zip(first["factor"][:2], first["solved"][:2], strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+    assert "`covariance` must be made on all 4 ranks of `group`, but rank 1 did not come within 2 s" in first["error"]
+    assert "GroupSettings(arrival_limit=...)" in first["error"]
+    assert (first["ranks"], first["operation"]) == ((1,), "covariance")
 
 
 def test_a_limit_of_the_caller_s_own_is_kept(ranks: Ranks) -> None:
@@ -169,6 +180,7 @@ def test_every_error_of_this_package_is_the_same_on_another_rank(name: str) -> N
     fields = {
         "needed_bytes": 5, "available_bytes": 3, "order": 2, "rows": None, "iterations": 3, "residual": 0.5,
         "tolerance": 0.1, "gp": object(), "history": [object()], "names": ("a", "b"), "ranks": (1, 2),
+        "others_cores": 1.5, "cores": 2, "threads": 2,
     }  # fmt: skip
     wanted = inspect.signature(kind.__init__).parameters if inspect.isfunction(kind.__init__) else {}
     error = kind("text", **{name: fields[name] for name in wanted if name in fields})

@@ -4,7 +4,8 @@ Every collective is preceded by a flag: what each rank is about to do, or that i
 `with group.together():` tells the others with the flag of the collective that they wait in, and every rank raises the
 same error; the group can be used afterwards. Ranks that took different branches are told so, instead of waiting for
 each other. A rank that has died, or does not answer within the time limit, is a ProcessGroupError on all others; after
-it the group cannot be used.
+it the group cannot be used. Which ranks have made a call is written into the group's store by those that wait in it, so
+that one which waits alone can name those that did not come.
 
 Ctrl-C leaves no collective half done: it is handled at its end. A warning that all ranks have is shown by rank 0.
 
@@ -19,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -43,6 +44,7 @@ from flashgp.processes.shares import Shares, too_many_ranks
 __all__ = ["ALONE", "Group", "GroupSettings"]
 
 INIT = "flashgp.processes.init_process_group()"
+ANNOUNCED_SECONDS = 1.0  # after which a rank that waits for the others says so in the group's store
 MAX_SECONDS = 366 * 24 * 3600.0  # which torch's own clocks can count
 LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a processor
 
@@ -50,7 +52,8 @@ LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a proc
 @dataclass(frozen=True)
 class GroupSettings:
     """Args: time_limit, seconds that a rank waits for the others in one collective, beside the group's own `timeout`,
-    if that is shorter: 30 minutes of gloo, which `init_process_group(timeout=...)` sets.
+    if that is shorter: 30 minutes of gloo, which `init_process_group(timeout=...)` sets; arrival_limit, seconds that a
+    rank which asks a posterior for something waits for the others to ask for it too.
 
     Raises: DomainError for what is no positive number of seconds.
 
@@ -63,13 +66,16 @@ class GroupSettings:
     """
 
     time_limit: float = 600.0
+    arrival_limit: float = 30.0
 
     def __post_init__(self) -> None:
-        seconds: Any = self.time_limit
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < MAX_SECONDS:
-            raise DomainError(
-                f"`time_limit` must be positive seconds, at most a year, got {seconds!r}; leave it out for 600"
-            )
+        for field in fields(self):
+            seconds: Any = getattr(self, field.name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < MAX_SECONDS:
+                raise DomainError(
+                    f"`{field.name}` must be positive seconds, at most a year, got {seconds!r}; leave it out for "
+                    f"{field.default:g}"
+                )
 
 
 E = TypeVar("E", bound=BaseException)
@@ -92,11 +98,17 @@ def _uninterrupted(collective: M) -> M:
 @dataclass
 class _Step:
     """What is known of the step that the ranks of a process group are in. Fields: shared, the error that all of them
-    raise; source, the first rank that has it; broken, what left the group out of step."""
+    raise; source, the first rank that has it; broken, what left the group out of step; call, the public one that they
+    are in, and calls, how many there were; arrived, whether all ranks are known to have made it; of_posterior, whether
+    it asks one for something."""
 
     shared: BaseException | None = None
     source: int = 0
     broken: str = ""
+    call: str = ""
+    calls: int = 0
+    arrived: bool = True
+    of_posterior: bool = False
 
 
 class Group:
@@ -184,15 +196,37 @@ class Group:
 
     # -- errors ------------------------------------------------------------------------------------------------------
     @contextmanager
-    def together(self, *, hold_warnings: bool = True) -> Iterator["Group"]:
+    def together(self, *, hold_warnings: bool = True, asked: str = "") -> Iterator["Group"]:
         """What all ranks do; an error of one of them is raised by all, at its end or in a collective before that.
 
         A warning of this library within is shown at the end, by the first rank that has it; where an error is the end,
-        by each. Args: hold_warnings, else each rank shows its own at once.
+        by each.
+
+        Args:
+            hold_warnings: else each rank shows its own at once.
+            asked: the method of a posterior that this is; others have `arrival_limit` seconds to call it too.
         """
         if self.size == 1:
             yield self
             return
+        with self._called(asked):
+            yield from self._together(hold_warnings)
+
+    @contextmanager
+    def _called(self, asked: str) -> Iterator[None]:
+        """The outermost call, in which others may not have arrived yet."""
+        step = self._step
+        if step.call:
+            yield
+            return
+        step.call = asked or "call"
+        step.of_posterior, step.arrived, step.calls = bool(asked), False, step.calls + 1
+        try:
+            yield
+        finally:
+            step.call, step.arrived = "", True
+
+    def _together(self, hold_warnings: bool) -> Iterator["Group"]:
         held: list[HeldWarning] = []
         ended = False
         try:
@@ -470,7 +504,13 @@ class Group:
         self._step.broken = f"{name} did not end"  # whatever ends it
         owners = [_owners(tensor) for tensor in tensors]
         try:
-            start().wait(timedelta(seconds=self._settings.time_limit))
+            running = start()
+            if not self._step.arrived:
+                self._await_arrival(running)
+                self._step.arrived = True
+            running.wait(timedelta(seconds=self._settings.time_limit))
+        except ProcessGroupError:
+            raise
         except RuntimeError as error:
             self._step.broken = f"{name}: {error}"
             raise ProcessGroupError(
@@ -483,6 +523,34 @@ class Group:
         self._step.broken = ""
         if self._threads_let_go:  # where those of this torch keep tensors longer, waiting is of no use
             self._threads_let_go = _let_go(tensors, owners)
+
+    def _await_arrival(self, running: Any) -> None:
+        """Wait for the others to make the call that this rank is in.
+
+        Args: running, its first collective. Raises: ProcessGroupError that names those who did not come.
+        """
+        step, began, pause = self._step, time.monotonic(), 2e-5
+        name = "arrival_limit" if step.of_posterior else "time_limit"
+        called = f"the call of `{step.call}`" if step.of_posterior else "this call"
+        limit, announced = getattr(self._settings, name), False
+        store = self._process_group.get_group_store()
+        while not running.is_completed():
+            waited = time.monotonic() - began
+            if not announced and waited >= min(ANNOUNCED_SECONDS, 0.5 * limit):
+                store.set(f"flashgp/{step.calls}/{self.rank}", step.call)
+                announced = True
+            if waited >= limit:
+                others = [rank for rank in range(self.size) if rank != self.rank]
+                absent = [rank for rank in others if not store.check([f"flashgp/{step.calls}/{rank}"])]
+                raise ProcessGroupError(
+                    f"{called} must be made on all {self.size} ranks of `group`, but {_ranks_text(absent or others)} "
+                    f"did not come within {limit:g} s; make it on every rank, not on one alone, or let ranks wait "
+                    f"longer, group=flashgp.processes.Group.of(group, GroupSettings({name}=...))",
+                    ranks=absent,
+                    operation=step.call,
+                )
+            time.sleep(pause)
+            pause = min(2.0 * pause, 0.02)
 
     def _near(self, tensor: Tensor) -> torch.device:
         """Where a tensor is sent from: its own device, or one that the group has a backend for."""
@@ -573,6 +641,11 @@ def _owners(tensor: Any) -> int:
     return int(tensor._use_count())
 
 
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """'rank 0', 'ranks 1, 2'."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def _by_rank(values: Sequence[str]) -> list[str]:
     """'3 on rank 0, 4 on ranks 1 and 2'."""
     by_value: dict[str, list[int]] = {}
@@ -581,5 +654,5 @@ def _by_rank(values: Sequence[str]) -> list[str]:
     out = []
     for value, ranks in by_value.items():
         shown = value if len(value) <= 60 else f"{value[:57]}..."
-        out.append(f"{shown} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}")
+        out.append(f"{shown} on {_ranks_text(ranks)}")
     return out
