@@ -70,6 +70,12 @@ class ColumnScaling:
         offset = np.where(exact, values[0], mean * unit)
         return cls(offset, np.where(constant, 1.0, spread * unit), constant)
 
+    @classmethod
+    def of_present(cls, values: Array) -> "ColumnScaling":
+        """That of the numbers of every column, (n, columns), beside NaN; each has one at least."""
+        each = [cls.of(column[~np.isnan(column)][:, None]) for column in values.T]
+        return cls(*(np.concatenate([getattr(one, name) for one in each]) for name in ("offset", "scale", "constant")))
+
     def keeping(self, columns: Collection[int]) -> "ColumnScaling":
         """The same map, except that these columns pass unchanged."""
         offset, scale = self.offset.copy(), self.scale.copy()

@@ -116,6 +116,7 @@ class SubsetFits:
     def left_out(self, state: AnyState) -> Array:
         """Leave-one-out log density of each row, all outputs together, (rows,), nats, eqs. (M-39) and (M-40)."""
         found = leave_one_out(state).log_prob.double().numpy(force=True)
+        found = np.where(np.isnan(state.y.numpy(force=True)), 0.0, found)  # of cells that are missing
         return np.asarray(found if found.ndim == 1 else found.sum(axis=1), dtype=np.float64)
 
     def gain(self, after: Array, before: Array) -> tuple[float, float]:

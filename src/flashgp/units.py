@@ -59,14 +59,15 @@ class Units:
         Args:
             prior: whose kernel says which columns hold codes.
             x: shape (n, d).
-            y: shape (n, p), of every output after its transform.
+            y: shape (n, p), of every output after its transform; NaN where a cell is missing.
             transforms: of the outputs.
             counts: shape (n,), how often each row counts; None for once.
             countable: whether equal rows may be joined.
             standardise: "both", "x", "y" or "none".
         """
         weight, within = None if counts is None else counts.numpy(), None
-        if countable:
+        missing = np.isnan(y).any()
+        if countable and not missing:
             rows_x, rows_y = torch.from_numpy(x), torch.from_numpy(y if prior.outputs is not None else y[:, 0])
             group = equal_rows(prior, rows_x, rows_y)
             if group is not None:
@@ -79,7 +80,7 @@ class Units:
         of_x = units_of_inputs(x, weight, prior.kernel, standardise)
         if standardise not in ("both", "y"):
             return cls(of_x, ColumnScaling.identity(y.shape[1]), transforms)
-        of_y = ColumnScaling.of(y, weight, within)
+        of_y = ColumnScaling.of_present(y) if missing else ColumnScaling.of(y, weight, within)
         # A constant target says nothing about spread; its own size is the only scale there is.
         size = np.where(of_y.constant & (of_y.offset != 0), np.abs(of_y.offset), of_y.scale)
         return cls(of_x, ColumnScaling(of_y.offset, size, of_y.constant), transforms)
@@ -150,7 +151,7 @@ def standard_rows(
     Args:
         gp: the model in standard units; nothing in it changes.
         x: (n, d), finite.
-        y: (n, p), finite, in their own units.
+        y: (n, p), finite but for missing cells, in their own units.
         wanted: "auto", "none", "log" or "yeo-johnson", as `choose_transform` says; each output has its own. Or the
             transform that has been chosen, of all of them.
         options: of the fit; None where parameters stay as they are.
@@ -175,9 +176,12 @@ def standard_rows(
         units_of_y = standardise in ("both", "y")
         choices = []
         for left, column in zip(range(y.shape[1], 0, -1), y.T, strict=True):
-            one = GP(gp.kernel, mean, gp.likelihood.output(y.shape[1] - left, live=False))
+            likelihood, present = gp.likelihood.output(y.shape[1] - left, live=False), ~np.isnan(column)
+            if not present.all():
+                likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(present)))
+            one = GP(gp.kernel, mean, likelihood)
             fair = options and dataclasses.replace(options, deadline=options.deadline.share(1.0 / left))
-            choices.append(choose_transform(wanted, one, rows, column, fair, standardise=units_of_y))
+            choices.append(choose_transform(wanted, one, rows[present], column[present], fair, standardise=units_of_y))
         transforms = tuple(choice.transform for choice in choices)
         events = [choice.event for choice in choices if choice.event is not None]
     if not all(transform.identity for transform in transforms):

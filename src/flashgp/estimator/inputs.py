@@ -63,8 +63,8 @@ def training_rows(
     rows passed those are.
 
     Sets `encoding_` of the estimator: of a frame with columns that hold no numbers, else None. Rows of weight 0 are
-    left out; with `drop`, so are rows with a NaN in X, y or the weight, and a warning says how many. The arrays may be
-    views of the caller's.
+    left out; with `drop`, so are rows with a NaN in X, y or the weight, and a warning says how many. Cells of one of
+    several outputs may be NaN, where exact inference gives each its own rows. The arrays may be views of the caller's.
     Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
     """
     X, y, sample_weight = _array_of_tensor(X), _array_of_tensor(y), _array_of_tensor(sample_weight)
@@ -87,12 +87,18 @@ def training_rows(
     check_consistent_length(X, y)
     weight = _weights(sample_weight, len(X))
     kept = np.ones(len(X), dtype=bool)
+    cells = _takes_cells(estimator, y)
     if drop:
-        kept = _without_missing(X, y, weight)
+        kept = _without_missing(X, y, weight, cells=cells)
         X, y, weight = X[kept], y[kept], None if weight is None else weight[kept]
     advice = "fill it in" if drop else 'fill it in, or pass missing="drop" to leave such rows out'
     _refuse_non_finite(X, "X", getattr(estimator, "feature_names_in_", None), advice)
-    _refuse_non_finite(y, "y", None, advice)
+    if cells:
+        if (empty := np.isnan(y).all(axis=1)).any():
+            raise DomainError(f"`y` must have a value in every row, got none in row {np.argmax(empty)}; {advice}")
+        _refuse_non_finite(np.nan_to_num(y, nan=0.0, posinf=np.inf, neginf=-np.inf), "y", None, advice)
+    else:
+        _refuse_non_finite(y, "y", None, advice)
     if weight is None:
         return X, y, None, kept
     _refuse_non_finite(weight, "sample_weight", None, advice)
@@ -137,9 +143,18 @@ def _weights(sample_weight: Any, n: int) -> Array | None:
     return weight
 
 
-def _without_missing(X: npt.NDArray[np.floating], y: Array, weight: Array | None) -> npt.NDArray[np.bool_]:
-    """Which rows have no NaN; a warning when there are others."""
-    missing = np.isnan(X).any(axis=1) | np.isnan(y).reshape(len(y), -1).any(axis=1)
+def _takes_cells(estimator: Any, y: Array) -> bool:
+    """Whether single cells of y may be missing: several outputs with noise of their own, and exact inference."""
+    shared = estimator.likelihood is not None and estimator.likelihood.shared
+    return y.ndim == 2 and y.shape[1] > 1 and not shared and estimator.approximation in (None, "auto")
+
+
+def _without_missing(
+    X: npt.NDArray[np.floating], y: Array, weight: Array | None, *, cells: bool
+) -> npt.NDArray[np.bool_]:
+    """Which rows have no NaN, or with `cells` at least one target; a warning when there are others."""
+    of_y = np.isnan(y).reshape(len(y), -1)
+    missing = np.isnan(X).any(axis=1) | (of_y.all(axis=1) if cells else of_y.any(axis=1))
     if weight is not None:
         missing |= np.isnan(weight)
     dropped = int(missing.sum())

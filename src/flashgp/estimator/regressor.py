@@ -26,6 +26,7 @@ from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.inference.facades import posterior_given, with_prior
 from flashgp.inference.gp import GP
+from flashgp.inference.missing_cells import check_observed, observed
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
@@ -64,7 +65,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     `mean` and `likelihood` are in those standard units: a lengthscale of 1 is one standard deviation of its column, a
     noise_variance of 0.1 is a tenth of the variance of y. So are `kernel_`, `gp_`, `posterior_` and the log marginal
     likelihood. Predictions, their deviations and samples are in the units of y. Nothing passed in is ever changed.
-    Columns of y have a noise variance each, unless `likelihood` is Gaussian(..., shared=True).
+    Columns of y have a noise variance each, unless `likelihood` is Gaussian(..., shared=True). Cells of y may then be
+    NaN: a row is left out for the columns that miss it, and kept for the others.
 
     With a `target_transform` a monotone T(y) is what is standardised and modelled, eq. (M-140). Predictions of y are
     then no normal distributions: `predict` gives their mean and deviation, by quadrature, and `predict_distribution`
@@ -248,6 +250,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         likelihood, counts, weighing = weighed(likelihood, weight)
         self._weighted = plain and likelihood.row_weight is not None
         gp.likelihood, self._repeated = likelihood, counts is not None
+        if (cells := observed(torch.from_numpy(y), outputs)) is not None:
+            check_observed(gp, cells)
         # Rows with a weight or a variance of their own differ in more than how often they count.
         countable = self._repeated or (likelihood.noise_variance is not None and likelihood.rows_alike)
 
@@ -581,7 +585,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self._repeated:
             assert likelihood.row_weight is not None
             gp = GP(gp.kernel, gp.mean, repeated(likelihood, likelihood.row_weight), gp.outputs)
-        if post.replicates is not None:
+        if observed(y, gp.outputs) is None and post.replicates is not None:
             rows = join(gp, x, y, post.replicates.group)
             gp, x, y = GP(gp.kernel, gp.mean, rows.likelihood, gp.outputs), rows.x, rows.y
         return gp, x, y

@@ -59,6 +59,7 @@ from flashgp.foundations.json_values import (
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.output_states import OutputStates
 from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
@@ -118,6 +119,11 @@ def save(
         raise DomainError(
             f"`model` of a group must be saved by rank 0, got rank {state.settings.group.rank} of "
             f"{state.settings.group.size}, which has the same one; save where group.rank() == 0"
+        )
+    if isinstance(state, OutputStates) and state.table is not None:
+        raise DomainError(
+            "`model` must have all cells of y to be saved, got some that are missing; save each output: "
+            "fgp.save(post.by_output[j], path), or condition again after loading its parameters"
         )
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})

@@ -209,8 +209,11 @@ def check_points(x: Any, name: str, *, like: Tensor | None = None) -> Tensor:
     return x
 
 
-def check_targets(y: Any, name: str, x: Tensor, outputs: int | None) -> Tensor:
-    """Targets of shape (*batch, n), or (*batch, n, outputs) when the model has several outputs; finite; x's device."""
+def check_targets(y: Any, name: str, x: Tensor, outputs: int | None, *, missing: bool = False) -> Tensor:
+    """Targets of shape (*batch, n), or (*batch, n, outputs) when the model has several outputs; finite; x's device.
+
+    Args: missing, whether cells of one table with several outputs may be NaN, where they have noise of their own.
+    """
     y = as_float_tensor(y, name)
     n = x.shape[-2]
     tail = (n,) if outputs is None else (n, outputs)
@@ -233,5 +236,24 @@ def check_targets(y: Any, name: str, x: Tensor, outputs: int | None) -> Tensor:
         ) from None
     if y.device != x.device:
         raise DomainError(f"`{name}` must be on {x.device} like `x`, got {y.device}; move one of them")
+    if missing and outputs is not None and y.dim() == 2 == x.dim() and not y.is_meta and not is_transformed(y):
+        empty = y.detach().isnan().all(-1)
+        if bool(empty.any()):
+            row = int(empty.nonzero()[0])
+            raise DomainError(f"`{name}` must have a value in every row, got none in row {row}; leave that row out")
+        check_finite(y.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf), name)
+        return y
+    if (
+        outputs is not None
+        and outputs > 1
+        and not y.is_meta
+        and not is_transformed(y)
+        and bool(y.detach().isnan().any())
+    ):
+        place = _place(y.detach().isnan().nonzero()[0].tolist())
+        raise DomainError(
+            f"`{name}` must be finite here, got NaN at {place}; cells of single outputs may be missing in gp.condition "
+            "and fgp.fit where outputs have noise of their own and inference is exact, else fit each output by itself"
+        )
     check_finite(y, name)
     return y

@@ -25,7 +25,7 @@ Decision = tuple[Approximation | None, Plan | ApproximatePlan, Event]
 def counts_of(prior: Prior, x: Any, y: Any) -> RowCounts:
     """The sizes of a table, its distinct rows counted. Raises: ShapeError, DomainError."""
     x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
+    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
     group = equal_rows(prior, contiguous_copy(x), contiguous_copy(y))
     distinct = None if group is None else int(group.max()) + 1
     return RowCounts(x.shape[-2], x.shape[-1], distinct, x.shape[:-2].numel())

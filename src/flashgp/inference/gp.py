@@ -256,7 +256,7 @@ class GP(Prior):
                 )
         check_numbers(self)
         x = check_points(x, "x")
-        y = check_targets(y, "y", x, self.outputs)
+        y = check_targets(y, "y", x, self.outputs, missing=self.separate)
         dtype, jitter = check_dtype(dtype), check_jitter(jitter)
         if theta is not None:
 
@@ -297,7 +297,7 @@ class GP(Prior):
         """
         if theta is not None:
             x = check_points(x, "x")
-            y = check_targets(y, "y", x, self.outputs)
+            y = check_targets(y, "y", x, self.outputs, missing=self.separate)
 
             def at(gp: GP) -> Tensor:
                 return gp.log_joint(

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report, joined_titles
 from flashgp.inference.prior import Prior
@@ -27,21 +28,33 @@ __all__ = ["AnyState", "OutputStates", "joined_report"]
 
 @dataclass(frozen=True, eq=False)
 class OutputStates:
-    """Fields: prior, of all outputs, detached; parts, the state of each output, all of the same x; report, of all."""
+    """Fields: prior, of all outputs, detached; parts, the state of each output, all of the same x; report, of all;
+    table, where cells are missing all rows and targets with NaN there, of which each part has its own rows.
+    """
 
     prior: Prior
     parts: tuple[State, ...]
     report: Report
+    table: tuple[Tensor, Tensor] | None = None
+
+    def common(self, name: str) -> State:
+        """The state of the first output, for what is the same of every one. Raises: DomainError where cells miss."""
+        if self.table is not None:
+            raise DomainError(
+                f"`{name}` needs outputs that were observed in the same rows, got missing cells of y; ask each output: "
+                f"post.by_output[j].{name}"
+            )
+        return self.parts[0]
 
     @property
     def x(self) -> Tensor:
         """(*batch, n, d)."""
-        return self.parts[0].x
+        return self.parts[0].x if self.table is None else self.table[0]
 
     @cached_property
     def y(self) -> Tensor:
         """(*batch, n, outputs)."""
-        return torch.stack([part.y for part in self.parts], dim=-1)
+        return torch.stack([part.y for part in self.parts], dim=-1) if self.table is None else self.table[1]
 
     @property
     def like(self) -> tuple[Tensor, Tensor]:
@@ -56,11 +69,12 @@ class OutputStates:
     @property
     def rows_kept(self) -> Any:
         """The rows that importance and plots are told from: all."""
+        self.common("importance")
         return self
 
     @property
     def rows(self) -> Rows:
-        return self.parts[0].rows
+        return self.common("rows").rows
 
     @property
     def theta(self) -> tuple[Tensor, ...]:
@@ -70,16 +84,16 @@ class OutputStates:
     @property
     def count(self) -> int:
         """The number of training rows."""
-        return self.parts[0].count
+        return self.x.shape[-2]
 
     @property
     def distinct(self) -> int:
         """The number of training rows that differ."""
-        return self.parts[0].distinct
+        return max(part.distinct for part in self.parts)
 
     @property
     def points(self) -> Float[Tensor, "*batch u d"]:
-        return self.parts[0].points
+        return self.common("points").points
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -108,31 +122,40 @@ class OutputStates:
 
     @property
     def residual(self) -> Float64[Tensor, "*batch u p"]:
+        self.common("residual")
         return torch.cat([part.residual for part in self.parts], dim=-1)
 
     @property
     def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
+        self.common("representer_weights")
         return torch.cat([part.representer_weights for part in self.parts], dim=-1)
 
     @property
     def noise(self) -> Float64[Tensor, "*batch rows p"]:
         """The noise variance of each distinct row and output, with jitter, (*batch, u or 1, outputs)."""
+        self.common("noise")
         return torch.stack([part.noise for part in self.parts], dim=-1)
 
     @cached_property
     def replicates(self) -> Replicates | None:
         """The distinct rows, with the targets of all outputs."""
-        joined = self.parts[0].replicates
+        joined = self.common("replicates").replicates
         return None if joined is None else join(self.prior, self.x, self.y, joined.group)
 
     def checked_points(self, x: object, name: str) -> Tensor:
         """As `State.checked_points`."""
         return self.parts[0].checked_points(x, name)
 
-    def mapped(self, function: Callable[[State, int], State], prior: Prior | None = None) -> "OutputStates":
-        """The states that a function makes of each, by its number, and the prior of all of them."""
+    def mapped(
+        self,
+        function: Callable[[State, int], State],
+        prior: Prior | None = None,
+        table: tuple[Tensor, Tensor] | None = None,
+    ) -> "OutputStates":
+        """The states that a function makes of each, by its number, with the prior and the table of all of them."""
         parts = tuple(function(part, j) for j, part in enumerate(self.parts))
-        return OutputStates(prior or self.prior, parts, joined_report([part.report for part in parts]))
+        report = joined_report([part.report for part in parts])
+        return OutputStates(prior or self.prior, parts, report, table or self.table)
 
 
 AnyState = State | OutputStates

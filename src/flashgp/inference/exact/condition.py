@@ -30,6 +30,7 @@ from flashgp.inference.exact.rounding import Rounding, smallest_pivot
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
+from flashgp.inference.missing_cells import check_observed, observed, of_observed
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
@@ -72,7 +73,10 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
     limits = Limits(settings.deadline, callback=settings.progress, interrupted=settings.interrupted)
     events = [*promotions(x=x, y=y), *autocast_events(prior.kernel)]
     x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
+    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
+    if (cells := observed(y, prior.outputs)) is not None:
+        check_observed(prior, cells)
+        return _with_missing_cells(prior, x, y, settings, events)
     x, y = contiguous_copy(x), contiguous_copy(y)
     if deterministic:
         events.append(EVENT)
@@ -195,6 +199,26 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
     workspace.budget_bytes, workspace.deadline = None, NO_DEADLINE  # they were those of conditioning
     return OutputStates(prior, tuple(states), report) if prior.separate else states[0]
+
+
+def _with_missing_cells(
+    prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, events: list[Event]
+) -> OutputStates:
+    """Each output by itself, of the rows that it was observed in, eq. (M-252)."""
+    if settings.plan is not None:
+        raise DomainError("`plan` is of outputs that are observed in all rows, got missing cells of y; leave it out")
+    x, y = contiguous_copy(x).clone(), contiguous_copy(y).clone()
+    if not settings.differentiable:
+        x, y, prior = x.detach(), y.detach(), prior.held()
+    parts = []
+    for j in range(prior.factors):
+        own = replace(settings, deadline=settings.deadline.share(1.0 / (prior.factors - j)))
+        part = condition(*of_observed(prior, x, y, j, live=settings.differentiable), own)
+        assert isinstance(part, State)
+        parts.append(part)
+    report = joined_report([part.report for part in parts])
+    report.events = list(dict.fromkeys([*events, *report.events]))
+    return OutputStates(prior, tuple(parts), report, (x, y))
 
 
 @dataclass(frozen=True)

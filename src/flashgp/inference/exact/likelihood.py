@@ -29,6 +29,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.derivatives import Curvature, Evaluation, differentiable_likelihood
 from flashgp.inference.exact.rounding import LikelihoodRounding
 from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
+from flashgp.inference.missing_cells import of_observed
 from flashgp.inference.prior import Prior, conflicting
 from flashgp.inference.threads import one_thread
 from flashgp.pairwise.backend import Backend
@@ -42,6 +43,7 @@ __all__ = [
     "evaluate_likelihood",
     "factorise_covariance",
     "log_marginal_likelihood",
+    "parts_of",
     "value_and_gradients",
 ]
 
@@ -75,8 +77,8 @@ class DirectSettings:
 def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Tensor) -> Tensor:
     """The log marginal likelihood of checked data, (*batch,), nats, differentiable twice in parameters, x and y."""
     if prior.separate:  # outputs of one kernel are independent: the likelihood of each
-        outputs = enumerate(prior.each_output)
-        return torch.stack([evaluate_likelihood(one, settings, x, y[..., j]) for j, one in outputs]).sum(0)
+        each = (of_observed(prior, x, y, j, live=True) for j in range(prior.factors))
+        return torch.stack([evaluate_likelihood(one, settings, *rows) for one, *rows in each]).sum(0)
 
     def general(prior: Prior) -> Tensor:
         residual, noise, rows, theta = prior.likelihood_inputs(x, y)
@@ -177,7 +179,7 @@ def _one_batch(tensors: Sequence[Tensor], events: Sequence[int]) -> Sequence[Ten
 
 def _repairable(rows: Rows, tensors: Sequence[Tensor]) -> bool:
     """As `Prior.repairable`, of what a transform of torch.func shows: rows are equal where their features are."""
-    residual, noise, rows, _ = _parts(rows, tensors)
+    residual, noise, rows, _ = parts_of(rows, tensors)
     if bool((noise > 0).all()) or not rows.tensors:
         return True
     columns = [t.double() if t.is_floating_point() else t.double().unsqueeze(-1) for t in rows.features]
@@ -187,7 +189,7 @@ def _repairable(rows: Rows, tensors: Sequence[Tensor]) -> bool:
     return not conflicting(points, residual, noise, residual.shape[-1])
 
 
-def _parts(rows: Rows, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
+def parts_of(rows: Rows, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
     """(residual, noise, rows, theta)."""
     residual, noise, *rest = tensors
     split = len(rows.tensors)
@@ -198,7 +200,7 @@ def value_and_gradients(
     settings: DirectSettings, form: Form, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The value and the gradient by every wanted tensor."""
-    residual, noise, rows, theta = _parts(rows, tensors)
+    residual, noise, rows, theta = parts_of(rows, tensors)
     n, p = residual.shape[-2:]
     if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
         small = _small(settings, form, theta, rows, residual, noise)
@@ -300,7 +302,7 @@ class _Curvature:
 
     def __init__(self, settings: DirectSettings, form: Form, rows: Rows, tensors: Sequence[Tensor]) -> None:
         settings = replace(settings, dtype=torch.float64, jitters=[])
-        residual, noise, rows, theta = _parts(rows, tensors)
+        residual, noise, rows, theta = parts_of(rows, tensors)
         lazy_import("flashgp.operators.second_order")
         from flashgp.operators.second_order import second_order  # by few, and operators take time to load
 

@@ -14,6 +14,7 @@ from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.missing_cells import observed
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.replicates import equal_rows
@@ -43,7 +44,8 @@ def refined(
             f"`posterior` must be detached, of one table with rows, to be refined, got {what}; use fgp.fit"
         )
     n, d = state.x.shape
-    group = equal_rows(state.prior, state.x, state.y)
+    complete = observed(state.y, state.prior.outputs) is None
+    group = equal_rows(state.prior, state.x, state.y) if complete else None
     asked = PlanSettings(device=state.x.device, dtype=torch.float64, deterministic=state.settings.deterministic)
     plan = conditioning_plan(state.prior, RowCounts(n, d, None if group is None else int(group.max()) + 1), asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too

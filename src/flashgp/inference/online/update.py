@@ -28,6 +28,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.missing_cells import observed, rows_of_output
 from flashgp.inference.online.finish_update import Table, Update, finish_update
 from flashgp.inference.online.one_point import appended_row
 from flashgp.inference.online.warm_start import solved_again
@@ -66,6 +67,14 @@ class _NewRows:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def of_output(self, index: int, rows: Tensor) -> "_NewRows":
+        """Those rows that one output was observed in."""
+        known, weight = (
+            None if value is None else torch.as_tensor(value)[..., rows]
+            for value in (self.row_variance, self.row_weight)
+        )
+        return _NewRows(self.x[rows], self.y[rows, index], known, weight)
 
 
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
@@ -111,6 +120,8 @@ def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> 
     if not isinstance(state, OutputStates):
         return _updated(state, gone, new)
     kept = None if gone is None else _remaining(gone, state.count)
+    if state.table is not None or (new is not None and observed(new.y, state.prior.outputs) is not None):
+        return _each_observed(state, gone, kept, new)
     plain = new is None or (new.row_variance is None and new.row_weight is None)
 
     def updated(part: State, j: int) -> State:
@@ -122,6 +133,30 @@ def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> 
         return _updated(part, gone, column)
 
     return state.mapped(updated, _updated_prior(state.prior, state.count, kept, new))
+
+
+def _each_observed(state: OutputStates, gone: Tensor | None, kept: Tensor | None, new: _NewRows | None) -> OutputStates:
+    """The same where cells are missing: each output loses and gains the rows that it was observed in."""
+    x, y = (
+        _joined(old, kept, came)
+        for old, came in zip((state.x, state.y), (None, None) if new is None else (new.x, new.y), strict=True)
+    )
+    before, after = ~state.y.isnan(), None if new is None else ~new.y.isnan()
+
+    def updated(part: State, j: int) -> State:
+        own_gone, own_new = None, None
+        if gone is not None:
+            numbers = before[:, j].cumsum(0) - 1  # of the rows of this output
+            own_gone = numbers[gone][before[gone, j]]
+        if new is not None and after is not None:
+            rows = rows_of_output(after, j)
+            own_new = new.of_output(j, rows) if len(rows) else None
+        if own_new is None and (own_gone is None or not len(own_gone)):
+            return part
+        return _updated(part, own_gone, own_new)
+
+    found = state.mapped(updated, _updated_prior(state.prior, state.count, kept, new), (x, y))
+    return found if observed(y, state.prior.outputs) is not None else replace(found, table=None)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -145,7 +180,7 @@ def checked_rows(prior: Prior, x: Any, y: Any, like: tuple[Tensor, Tensor]) -> t
         raise ShapeError(
             f"`x` must have shape (k, {like[0].shape[-1]}), got {tuple(x.shape)}; append one table of rows"
         )
-    y = check_targets(y, "y", x, prior.outputs)
+    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
     if y.dim() != like[1].dim():
         raise ShapeError(f"`y` must have {like[1].dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
     return x.detach(), y.detach()

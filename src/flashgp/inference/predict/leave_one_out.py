@@ -14,6 +14,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.normal import LOG_2PI
+from flashgp.inference.missing_cells import observed, rows_of_output
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.variance_solves import SHARE, precisions, strips
@@ -32,7 +33,8 @@ COMPARED_ROWS = 16
 class LeaveOneOut:
     """Predictions of every training row from all the others, eqs. (M-39) and (M-40).
 
-    Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y.
+    Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y. NaN
+    where a cell of several outputs is missing.
     """
 
     mean: Float[Tensor, "*shape"]
@@ -46,8 +48,17 @@ def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECOND
     take."""
     if isinstance(state, OutputStates):
         each = [leave_one_out(part, correction_seconds) for part in state.parts]
+        cells = observed(state.y, state.prior.outputs)
+
+        def of_all(values: Tensor, j: int) -> Tensor:
+            if cells is None:
+                return values
+            whole = values.new_full((len(cells),), torch.nan)
+            return whole.index_copy_(0, rows_of_output(cells, j), values)
+
         mean, variance, log_prob = (
-            torch.stack([getattr(one, name) for one in each], dim=-1) for name in ("mean", "variance", "log_prob")
+            torch.stack([of_all(getattr(one, name), j) for j, one in enumerate(each)], dim=-1)
+            for name in ("mean", "variance", "log_prob")
         )
         told = state.report.events
         told += [e for part in state.parts for e in of_kind(part.report.events, EventKind.LEFT_OUT) if e not in told]

@@ -107,6 +107,8 @@ def draw_paths(
     started = time.perf_counter()
     count = check_count(count, "count", 0)
     generator = torch.Generator().manual_seed(draw_seed(seed))
+    if isinstance(state, OutputStates):
+        state.common("paths")
     gp, x = state.prior, state.points
     outputs = gp.outputs or 1
     report = Report(

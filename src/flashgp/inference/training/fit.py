@@ -39,6 +39,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import agreed_plan
+from flashgp.inference.missing_cells import check_observed, observed
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import check_plan, planned_device
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
@@ -89,11 +90,19 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     settings, seed, deadline = options.settings, options.seed, options.deadline
     promoted = promotions(x=x, y=y)
     x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
+    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
     x, y = contiguous_copy(x), contiguous_copy(y)
-    group = equal_rows(prior, x, y)
+    cells = observed(y, prior.outputs)
+    group = equal_rows(prior, x, y) if cells is None else None
     ranks = options.group
     prior, plan = prior.released(), agreed_plan(_plan(prior, x, y, group, options), ranks)
+    if cells is not None:
+        check_observed(prior, cells)
+        if plan.training != "exact":
+            raise DomainError(
+                f"`y` must have all cells where gradients of {len(x):,} rows are estimated, got missing ones; fit a "
+                "model for each output, or fewer rows"
+            )
     # Of the exact gradient's factor; estimated gradients round their products only.
     dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
     workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=deadline)
@@ -128,8 +137,9 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     report_search(report, recorder, trained, options)
     interrupts: list[Event] = []
     conditioning = ConditionSettings(
-        SolveSettings(seed, options.deterministic, options.tolerance, group=ranks), deadline=deadline, plan=plan,
-        device=options.device, jitter=options.jitter, float32_factor=not trained.rough_factors,
+        SolveSettings(seed, options.deterministic, options.tolerance, group=ranks), deadline=deadline,
+        plan=plan if cells is None else None, device=options.device, jitter=options.jitter,
+        float32_factor=not trained.rough_factors,
         interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=settings.time,
         cores=recorder.free_cores,
     )  # fmt: skip

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter
+from flashgp.inference.missing_cells import observed
 from flashgp.inference.prior import Prior
 from flashgp.kernels import Kernel, Sum, Warped
 
@@ -69,7 +70,10 @@ class DataFacts:
         if not targets.numel():
             ones = torch.ones(columns.shape[-1], dtype=torch.float64)
             return cls(spread.to("cpu"), torch.zeros(()), 1.0, x.shape[-2], ones)
-        size = targets.abs().max()
+        cells = observed(targets, outputs)
+        if cells is not None:
+            columns, counts = columns.nan_to_num(nan=0.0), cells.double()
+        size = columns.abs().max()
         unit = _power_of_two_below(size)
         columns = columns / unit
         mean = _mean(columns, counts) * unit
@@ -93,7 +97,8 @@ def _power_of_two_below(size: Tensor) -> Tensor:
 def _mean(columns: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         return columns.mean(dim=-2)
-    return (counts.to(columns.device).unsqueeze(-1) * columns).sum(dim=-2) / counts.sum()
+    counts = (counts.unsqueeze(-1) if counts.dim() == 1 else counts).to(columns.device)  # of rows, or of cells
+    return (counts * columns).sum(dim=-2) / counts.sum(dim=-2)
 
 
 def _variance(columns: Tensor, counts: Tensor | None) -> Tensor:

@@ -22,8 +22,9 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.lazy_import import load_autograd
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
-from flashgp.inference.exact.likelihood import DirectSettings, value_and_gradients
+from flashgp.inference.exact.likelihood import DirectSettings, parts_of, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
+from flashgp.inference.missing_cells import observed, of_observed, rows_of_output
 from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
 from flashgp.inference.threads import one_thread
@@ -300,9 +301,15 @@ class LogJoint(Objective):
         values: list[float | None] = []
         by_residual, by_noise = torch.zeros_like(residual), torch.zeros_like(noise)
         by_shared: list[Tensor | None] = [None] * len(shared)
+        cells = observed(self.problem.y, prior.outputs)
         for j in range(prior.factors):
             of_output = [residual[..., j : j + 1], noise[..., j], *shared]
-            value, slopes = self.one_likelihood(rows, of_output, wanted, j)
+            if cells is None:
+                value, slopes = self.one_likelihood(rows, of_output, wanted, j)
+            elif bool(cells[:, j].any()):
+                value, slopes = self._of_observed(rows, of_output, wanted, rows_of_output(cells, j), j)
+            else:  # a subset in which it was not observed
+                continue
             values.append(value)
             if slopes[0] is not None:
                 by_residual[..., j : j + 1] = slopes[0].sum_to_size(of_output[0].shape)
@@ -312,6 +319,27 @@ class LogJoint(Objective):
             by_shared = [more if known is None else known if more is None else known + more for known, more in pairs]
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None, [by_residual, by_noise, *by_shared]
+
+    def _of_observed(
+        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: Tensor, output: int
+    ) -> tuple[float | None, list[Tensor | None]]:
+        """`one_likelihood` of an output that was observed in some rows, eq. (M-252): its gradient by all rows."""
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+            residual, noise, every, theta = parts_of(rows, leaves)
+            own = every.take(index)
+            noise = noise if noise.shape[-1] == 1 else noise[..., index]
+            some = [residual[..., index, :], noise, *own.tensors, *theta]
+        value, slopes = self.one_likelihood(own, [t.detach() for t in some], wanted, output)
+        known = [(t, s.sum_to_size(t.shape)) for t, s in zip(some, slopes, strict=True) if s is not None]
+        moved = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
+        found: list[Tensor | None] = [None] * len(leaves)
+        if known:
+            chosen, grads = zip(*known, strict=True)
+            by_leaf = torch.autograd.grad(chosen, [leaves[k] for k in moved], grads, allow_unused=True)
+            for k, slope in zip(moved, by_leaf, strict=True):
+                found[k] = slope
+        return value, found
 
     def one_likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
@@ -373,7 +401,8 @@ def _small_models(prior: Prior, x: Tensor, y: Tensor) -> list[SmallModel] | None
     if not prior.separate:
         one = SmallModel.of(prior, x, y)
         return None if one is None else [one]
-    found = [SmallModel.of(one, x, y[..., j]) for j, one in enumerate(prior.each_output)]
+    tables = (of_observed(prior, x, y, j, live=True) for j in range(prior.factors))
+    found = [SmallModel.of(*table) for table in tables if len(table[1])]
     models = [one for one in found if one is not None]
     return models if len(models) == len(found) else None
 
