@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import DomainError, warn
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event
 from flashgp.inference.gp import GP
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
@@ -25,7 +25,6 @@ from flashgp.target_transform import TargetTransform
 
 __all__ = ["StandardRows", "Units", "check_categories", "standard_rows", "units_of_inputs"]
 
-MIN_LABELLED_ROWS = 5  # of fewer rows with two values nobody knows what they are
 _Numbers = npt.NDArray[np.float64]
 
 
@@ -125,8 +124,7 @@ def _code_columns(kernel: Kernel, columns: int) -> list[int]:
 class StandardRows:
     """Training rows as they are modelled.
 
-    Fields: units; x, (n, d), and y, (n,) or (n, p), in these units; events, which transforms were chosen and why, and
-    targets of two values.
+    Fields: units; x, (n, d), and y, (n,) or (n, p), in these units; events, which transforms were chosen and why.
     """
 
     units: Units
@@ -160,14 +158,10 @@ def standard_rows(
         standardise: "both", "x", "y" or "none".
 
     Raises: DomainError as `choose_transform`.
-    Warns: FlashGPWarning for a target of two values.
     Cost: that of `choose_transform` for each output, and O(n (d + p)).
     """
     transforms: tuple[TargetTransform, ...] = (TargetTransform(),) * y.shape[1]
     events: list[Event] = []
-    labels = [event for column in y.T if (event := _labels(column)) is not None]
-    for event in labels[:1]:
-        warn(str(event))
     if isinstance(wanted, TargetTransform):
         transforms = (wanted,) * y.shape[1]
     elif wanted != "none":
@@ -189,16 +183,8 @@ def standard_rows(
     units = Units.learn(gp, x, y, transforms, counts, countable=countable, standardise=standardise)
     z = torch.from_numpy(units.y.apply(y))
     return StandardRows(
-        units, torch.from_numpy(units.x.apply(x)), z if gp.outputs is not None else z[:, 0], (*labels, *events)
+        units, torch.from_numpy(units.x.apply(x)), z if gp.outputs is not None else z[:, 0], tuple(events)
     )
-
-
-def _labels(y: _Numbers) -> Event | None:
-    """Of a target (n,) that has two values in more than a few rows."""
-    low, high = float(y.min()), float(y.max())
-    if len(y) < MIN_LABELLED_ROWS or low == high or not ((y == low) | (y == high)).all():
-        return None
-    return Event(EventKind.TWO_VALUES, low=low, high=high)
 
 
 def check_categories(kernel: Kernel, categories: dict[int, str], columns: int) -> None:

@@ -27,6 +27,7 @@ from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.inference.facades import posterior_given, with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.missing_cells import check_observed, observed
+from flashgp.inference.odd_data import odd_data
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
@@ -259,12 +260,17 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self.target_transform == "log":
             for column in rows_y.T:
                 TargetTransform("log").check(column, np.flatnonzero(kept))  # as the caller counts rows
+        names = [f"x{j + 1}" for j in range(X.shape[1])]
+        if hasattr(self, "feature_names_in_"):
+            names = [str(name) for name in self.feature_names_in_]
+        targets = ["the target"] if outputs is None else [f"output {j}" for j in range(outputs)]
+        odd = odd_data(torch.from_numpy(rows_x), torch.from_numpy(rows_y), [*names, *targets], np.flatnonzero(kept))
         options = self._fit_options(gp, deadline)
         standard = standard_rows(
             gp, rows_x, rows_y, self.target_transform, options,
             counts=counts, countable=countable, standardise=self.standardise,
         )  # fmt: skip
-        self._units, events = standard.units, [*([] if weighing is None else [weighing]), *standard.events]
+        self._units, events = standard.units, [*odd, *([] if weighing is None else [weighing]), *standard.events]
         if likelihood.row_variance is not None:
             likelihood.row_variance = likelihood.row_variance / _unit_of_variances(standard.units.y.scale)
         if self.kernel == "auto":

@@ -333,6 +333,15 @@ class EventKind(Enum):
         "The target has 2 values, {low:g} and {high:g}: this looks like classification, which is not here yet. What is "
         "predicted is a number on a line."
     )
+    FAR_OUT = (
+        "Half of the values of {column} lie within {share:.1g} of its standard deviation: {value:.4g}[ at row {row}] "
+        "is so far out that the others can hardly be told apart. Correct it or leave the row out; of a skewed column "
+        "take the logarithm."
+    )
+    FEW_VALUES = (
+        "{values:n value} of the target cannot tell {parameters} parameters: these are much as their priors, or the "
+        "values that they were given, have them."
+    )
     TARGET_TRANSFORMED = (
         "The target is modelled on another scale, {transform}: [on {rows:n row} it gains {gain:.3g} nats of evidence "
         "and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}|no other was tried]"

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_flag, check_jitter, check_points
+from flashgp.foundations.checks import check_flag, check_jitter, check_points, check_targets
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
@@ -30,6 +30,7 @@ from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.group_posterior import fit_group
+from flashgp.inference.odd_data import odd_data
 from flashgp.inference.over_ranks import check_alike, decided_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
@@ -239,11 +240,24 @@ def fit(
                 f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
                 "fit.gp.condition(x, y, group=group)"
             )
+        odd = _odd_data(gp, x, y) if ranks.size == 1 else []
         if not exact_posterior or asked is None:
-            return fit_as(gp, x, y, options, asked)
-        return _with_exact_posterior(
-            lambda searching: fit_as(gp, x, y, searching, asked), x, y, options, _planned(gp, x, y, options).seconds
-        )
+            found = fit_as(gp, x, y, options, asked)
+        else:
+            seconds = _planned(gp, x, y, options).seconds
+            found = _with_exact_posterior(lambda search: fit_as(gp, x, y, search, asked), x, y, options, seconds)
+        found.report.events[:0] = odd
+        return found
+
+
+def _odd_data(gp: GP, x: Any, y: Any) -> list[Event]:
+    """What looks wrong in one table. Raises: ShapeError, DomainError for what is none."""
+    x = check_points(x, "x")
+    y = check_targets(y, "y", x, gp.outputs, missing=gp.separate)
+    if gp.is_batch(x, y) or not len(x):
+        return []
+    targets = ["the target"] if gp.outputs is None else [f"output {j}" for j in range(gp.outputs)]
+    return odd_data(x, y, [*(f"x{j + 1}" for j in range(x.shape[-1])), *targets], range(len(x)))
 
 
 def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approximation | None = None) -> Fit:

@@ -15,6 +15,7 @@ from flashgp.foundations.events import Event
 from flashgp.inference import plan as plans
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.gp import GP
+from flashgp.inference.odd_data import odd_data
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.training.options import FitOptions
@@ -140,10 +141,11 @@ def prepare(
     options = fit_options(settings, deadline, given=built.has_starts)
     if settings.target_transform == "log":
         TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
+    odd = odd_data(torch.from_numpy(x), torch.from_numpy(y), names_of(encoding), data.rows[train] + table.first_row)
     standard = standard_rows_of_first(group, gp, x, y[:, None], settings.target_transform, options)
     (scaling,) = standard.units.scalings()
-    check_scales(scaling, [*(column.name for column in encoding.inputs), encoding.target])
-    choices = standard.events
+    check_scales(scaling, names_of(encoding))
+    choices = (*odd, *standard.events)
     if settings.kernel == "auto":
         gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options, group)
         choices, notes = (*choices, *chosen), [*notes, *more]
@@ -155,6 +157,11 @@ def prepare(
         words, planned.approximation, planned.plan, (*choices, *planned.events),
         tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes))),
     )  # fmt: skip
+
+
+def names_of(encoding: Encoding) -> list[str]:
+    """Of the inputs, and of the target behind them."""
+    return [*(column.name for column in encoding.inputs), encoding.target]
 
 
 def _planned(group: Group, gp: GP, rows: RowCounts, settings: TableSettings, options: FitOptions) -> PlannedFit:

@@ -20,6 +20,7 @@ from flashgp.foundations.events import Event
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
 from flashgp.inference.gp import GP
+from flashgp.inference.odd_data import odd_data
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.streamed.rows import sample_rows
@@ -37,7 +38,7 @@ from flashgp.target_transform import TargetTransform
 from flashgp.units import standard_rows
 
 from .over_ranks import memory_of_each, standard_rows_of_first
-from .preparation import best_kernel, fit_options, kernel_of
+from .preparation import best_kernel, fit_options, kernel_of, names_of
 from .settings import TableSettings
 
 __all__ = ["PreparedRows", "prepare_rows"]
@@ -127,8 +128,8 @@ def prepare_rows(
     scaling = _scaling(raw, survey, of_x, standard.units.transforms[0], group)
     if scaling.transform.identity and _range(table, encoding)[0] == _range(table, encoding)[1] != 0.0:
         scaling = replace(scaling, y_scale=abs(scaling.y_shift))  # as of a constant target that is held
-    check_scales(scaling, [*(column.name for column in encoding.inputs), encoding.target])
-    choices = standard.events
+    check_scales(scaling, names_of(encoding))
+    choices = (*odd_data(survey.x, survey.y, names_of(encoding)), *standard.events)
     if settings.kernel == "auto":
         rows = (standard.x, standard.y)
         gp, words, chosen, more = best_kernel(gp, words, encoding, rows, options, group)

@@ -301,6 +301,9 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
     jitters = trained.objective.problem.direct.jitters
     if jitters:
         report.events.append(Event(EventKind.FIT_JITTER, attempts=len(jitters)))
+    values, known = trained.objective.problem.y.numel(), trained.objective.parameters.own_count
+    if values < known:
+        report.events.append(Event(EventKind.FEW_VALUES, values=values, parameters=known))
     low, high = trained.objective.parameters.bounds()
     for name, at_bound in zip(
         trained.objective.parameters.names(), (trained.theta <= low) | (trained.theta >= high), strict=True

@@ -81,7 +81,7 @@ class DataFacts:
         every = _variance(columns, counts)
         reduced, relative = float(every.mean()), float(size / unit)
         if not reduced > (1e3 * torch.finfo(torch.float64).eps * relative) ** 2:
-            reduced = 1.0 if relative == 0 else relative * relative * 1e-6  # a constant target has no scale of its own
+            reduced = 1.0 if relative == 0 else relative * relative  # its own size is the only scale of equal targets
         variances = every.reshape(-1, columns.shape[-1]).mean(0).to("cpu")
         negligible = (1e3 * torch.finfo(torch.float64).eps) ** 2 * reduced
         variances = torch.where(variances > negligible, variances, reduced)

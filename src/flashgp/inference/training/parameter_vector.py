@@ -78,6 +78,11 @@ class ParameterVector:
     def tensors(self) -> list[nn.Parameter]:
         return [slot.tensor for slot in self.slots]
 
+    @property
+    def own_count(self) -> int:
+        """How many entries are of Parameters, and not of a user's own modules."""
+        return sum(slot.tensor.numel() for slot in self.slots if slot.owner is not None)
+
     def values(self) -> Array:
         """The current values, (p,)."""
         return numpy.concatenate(

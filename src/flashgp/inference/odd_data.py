@@ -1,0 +1,85 @@
+"""What looks wrong in a table before it is fitted: a target of two values, and values so far out that a column is lost.
+
+Nothing is changed or refused: an event and a warning name the column, the row and the value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import warn
+from flashgp.foundations.events import Event, EventKind
+
+__all__ = ["OddSettings", "odd_data"]
+
+
+@dataclass(frozen=True)
+class OddSettings:
+    """What counts as odd.
+
+    Args:
+        labelled_rows: below which nobody knows what two values of a target are.
+        quartile_rows: below which quartiles say nothing.
+        share: of a column's standard deviation, within which half of its values are lost beside one that is far out.
+    """
+
+    labelled_rows: int = 5
+    quartile_rows: int = 8
+    share: float = 1e-3
+
+
+DEFAULTS = OddSettings()
+
+
+@torch.no_grad()
+def odd_data(
+    x: Tensor, y: Tensor, names: Sequence[str], rows: Sequence[int] | None = None, settings: OddSettings = DEFAULTS
+) -> list[Event]:
+    """What looks wrong, as events; warns of each kind.
+
+    Args:
+        x: (n, d), finite; y: (n,) or (n, outputs), NaN where a cell is missing.
+        names: of the columns of x and of y, one after the other.
+        rows: (n,), as the caller counts them; None where nobody knows, such as of a sample.
+
+    Cost: two selections in every column.
+    """
+    columns = [*x.detach().double().cpu().unbind(-1), *y.detach().double().cpu().reshape(len(y), -1).unbind(-1)]
+    labels = [event for column in columns[x.shape[-1] :] if (event := _two_values(column, settings)) is not None]
+    found = [_far_out(column, settings) for column in columns]
+    far = [
+        Event(EventKind.FAR_OUT, column=name, row=None if rows is None else int(rows[row]), value=value, share=share)
+        for name, (row, value, share) in ((name, one) for name, one in zip(names, found, strict=True) if one)
+    ]
+    for event in (*labels[:1], *far):
+        warn(str(event))
+    return [*labels, *far]
+
+
+def _two_values(y: Tensor, settings: OddSettings) -> Event | None:
+    """Of a target (n,) that has two values in more than a few rows."""
+    y = y[~y.isnan()]
+    if len(y) < settings.labelled_rows:
+        return None
+    low, high = float(y.min()), float(y.max())
+    if low == high or not bool(((y == low) | (y == high)).all()):
+        return None
+    return Event(EventKind.TWO_VALUES, low=low, high=high)
+
+
+def _far_out(column: Tensor, settings: OddSettings) -> tuple[int, float, float] | None:
+    """(row, value, share) of the value beside which half of the others lie within a small share of the deviation."""
+    present = column[~column.isnan()]
+    n = len(present)
+    largest = float(present.abs().max()) if n else 0.0
+    if n < settings.quartile_rows or largest == 0.0:
+        return None
+    reduced = present / largest  # squares neither overflow nor underflow
+    low, middle, high = (float(reduced.kthvalue(k).values) for k in (n // 4 + 1, n // 2 + 1, n - n // 4))
+    deviation = float(reduced.std(correction=0))
+    if not 0.0 < high - low < settings.share * deviation:
+        return None
+    row = int((column / largest - middle).abs().nan_to_num(nan=-1.0).argmax())
+    return row, float(column[row]), (high - low) / deviation
