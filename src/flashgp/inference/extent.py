@@ -72,7 +72,7 @@ def check_likelihood(prior: Prior, x: Tensor, y: Tensor, value: Tensor) -> None:
         rows = prior.kernel.rows(x)
         check_rows(rows, "x")
         check_extent(prior.kernel.form, rows, "x")
-        check_residual(prior.residual(x, prior.sites(y).targets))
+        check_residual(prior.residual(x, prior.sites(y).targets.nan_to_num(nan=0.0)))  # where cells are missing
     wrong = value.detach()[value.detach().isfinite().logical_not()]
     raise DomainError(
         f"`x` and `y` must have a log likelihood that float64 holds under this model, got {float(wrong[0])}; scale y, "

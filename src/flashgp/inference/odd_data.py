@@ -5,6 +5,7 @@ Nothing is changed or refused: an event and a warning name the column, the row a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,14 +36,14 @@ DEFAULTS = OddSettings()
 
 @torch.no_grad()
 def odd_data(
-    x: Tensor, y: Tensor, names: Sequence[str], rows: Sequence[int] | None = None, settings: OddSettings = DEFAULTS
+    x: Tensor, y: Tensor, names: Sequence[str], rows: Any = None, settings: OddSettings = DEFAULTS
 ) -> list[Event]:
     """What looks wrong, as events; warns of each kind.
 
     Args:
         x: (n, d), finite; y: (n,) or (n, outputs), NaN where a cell is missing.
         names: of the columns of x and of y, one after the other.
-        rows: (n,), as the caller counts them; None where nobody knows, such as of a sample.
+        rows: (n,) whole numbers, as the caller counts them; None where nobody knows, such as of a sample.
 
     Cost: two selections in every column.
     """

@@ -130,7 +130,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         rows = prior.kernel.rows(problem.x.cpu())
         check_rows(rows, "x")
         check_extent(prior.kernel.form, rows, "x")
-        check_residual(prior.residual(problem.x.cpu(), problem.y.cpu()))
+        check_residual(prior.residual(problem.x.cpu(), problem.y.cpu().nan_to_num(nan=0.0)))  # where cells are missing
         raise
     report = Report(events=promoted)
     report.events += _offers(prior, plan, options)
