@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, Untried, of_kind
 from flashgp.inference.training.options import FitOptions
-from flashgp.kernel_choice import KernelChoice, KernelChoiceSettings, choose_kernel
-from flashgp.kernels.default import CANDIDATES, DEFAULT, TableKernel
+from flashgp.kernel_choice import KernelChoice, KernelChoiceSettings, choose_kernel, table_candidates
+from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKernel
 from flashgp.subset_fits import SubsetFits, SubsetSettings
+from flashgp.table import split_last
 from flashgp.table_model import TableModel
 
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
@@ -193,3 +195,70 @@ def test_the_command_line_says_what_it_chose(tmp_path: Path) -> None:
     assert planned["n"] == 150
     with pytest.raises(AssertionError, match="must name kernels"):
         run("fit", path, "-t", "y", "--kernel", "automatic")
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+def series(n: int = 600) -> tuple[torch.Tensor, torch.Tensor]:
+    """A trend, 3.5 cycles of a slow period and a saw-tooth of 7 rows, whose harmonics are strong; standardised."""
+    t = torch.arange(n, dtype=torch.float64)
+    noise = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = 0.01 * t + 3.0 * torch.sin(2 * torch.pi * t / 171.0) + (t % 7) + 0.5 * noise
+    return ((t - t.mean()) / t.std())[:, None], (y - y.mean()) / y.std()
+
+
+def test_a_column_of_time_brings_a_candidate_with_the_periods_that_it_shows() -> None:
+    """The periods of 171 and 7 rows, no harmonic of either; none where there is only a trend and noise, or no time."""
+    x, z = series()
+    *usual, seasonal = table_candidates(x, z, 0)
+    assert tuple(usual) == CANDIDATES
+    assert isinstance(seasonal, SeasonalKernel)
+    rows_of_time = float(torch.arange(600, dtype=torch.float64).std())
+    periods = sorted(period * rows_of_time for period in seasonal.periods)
+    assert len(periods) == 2
+    assert periods == [pytest.approx(7.0, rel=1e-3), pytest.approx(171.0, rel=0.03)]
+    assert seasonal.name == "Matern-3/2 + Linear + Periodic + Periodic"
+    noise = torch.randn(600, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for other, time in ((x[:, 0] + 0.3 * noise, 0), (z, None), (torch.stack([z, z], 1), 0)):
+        assert table_candidates(x, other, time) == CANDIDATES
+    assert table_candidates(x[:10], z[:10], 0) == CANDIDATES
+
+
+def test_a_forecast_of_a_series_goes_on_with_its_periods() -> None:
+    x, z = series()
+    model = fgp.GPRegressor("auto", starts=1, target_transform="none").fit(x[:450].numpy(), z[:450].numpy())
+    (event,) = of_kind(model.report_.events, EventKind.KERNEL_CHOSEN)
+    assert event.fields["kernel"] == "Matern-3/2 + Linear + Periodic + Periodic"
+    error = model.predict(x[450:].numpy()) - z[450:].numpy()
+    assert float((error**2).mean() ** 0.5) < 0.35, "noise is .15 of the target's deviation; a trend alone leaves 1"
+
+
+def test_the_last_rows_are_held_out_by_date(tmp_path: Path) -> None:
+    """Whatever their order in the file, with all rows of a date on one side; else a note says what scores are of."""
+    days = [(date(2020, 1, 1) + timedelta(days=i // 2), i) for i in range(80)]
+    path, numbers = tmp_path / "t.csv", tmp_path / "n.csv"
+    order = torch.randperm(80, generator=torch.Generator().manual_seed(0)).tolist()
+    path.write_text("day,y\n" + "".join(f"{days[i][0]},{days[i][1] + i % 3}\n" for i in order))
+    numbers.write_text("a,b,y\n" + "".join(f"{(7 * i) % 80},{(11 * i) % 80},{i}\n" for i in range(80)))
+
+    def run(*arguments: object, code: int = 0) -> dict[str, Any]:
+        usual = ["fit", "--target-transform", "none", "--starts", "1", "--kernel", "1.0 * Matern(nu=1.5)", "--json"]
+        done = CliRunner().invoke(application, [*usual, *map(str, arguments)])
+        assert done.exit_code == code, done.output
+        return json.loads(done.stdout) if code == 0 else {"said": done.output}
+
+    said = run(path, "-t", "y", "--test-last", "0.21")
+    assert (said["rows_fitted"], said["rows_held_out"]) == (62, 18)
+    assert any("latest by 'day': the scores are of a forecast" in note for note in said["notes"])
+    assert any("'day' is time: leave-one-out scores how well" in note for note in run(path, "-t", "y")["notes"])
+    by_order = run(numbers, "-t", "y", "--test-last", "0.25")
+    assert any("20 rows that are last in the order of the table" in note for note in by_order["notes"])
+    assert not any("--test-last" in note for note in run(numbers, "-t", "y")["notes"])
+    assert "one of --split" in run(path, "-t", "y", "--test-last", "0.2", "--split", "0", code=2)["said"]
+
+
+def test_a_split_leaves_rows_on_both_sides() -> None:
+    train, test = split_last(np.array([3.0, 1.0, 2.0, 3.0]), 0.25)
+    assert (train.tolist(), test.tolist()) == ([1, 2], [0, 3])
+    for when in (np.ones(4), np.ones(1)):
+        with pytest.raises(DomainError, match="`test_last` must leave earlier rows"):
+            split_last(when, 0.25)

@@ -1,7 +1,8 @@
 """Which covariance function a table gets: chosen by leave-one-out log densities of a subset of its rows.
 
 A short fit of each candidate to the same rows; the default stays unless another predicts them better by more than a
-standard error. Deterministic, given the seed. Does not do: a search among sums and products.
+standard error. Of a table with a column of time one candidate has the periods that its rows show. Deterministic, given
+the seed. Does not do: a search among sums and products.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,16 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+from torch import Tensor, float64
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, Untried
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.options import FitOptions
-from flashgp.kernels.default import CANDIDATES, TableKernel
+from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKernel
+from flashgp.kernels.periodogram import highest_frequency, strongest_frequencies
 from flashgp.subset_fits import SubsetFits, SubsetSettings
 
-__all__ = ["KernelChoice", "KernelChoiceSettings", "choose_kernel"]
+__all__ = ["KernelChoice", "KernelChoiceSettings", "choose_kernel", "table_candidates"]
 
 Array = npt.NDArray[np.float64]
 
@@ -35,11 +37,59 @@ class KernelChoiceSettings(SubsetSettings):
 
 
 @dataclass(frozen=True)
+class SeasonSettings:
+    """Which periods a column of time is taken to have.
+
+    Args: most, how many; false_alarm, probability that the strongest frequency of pure noise counts; cycles, that the
+        rows must show of a period; harmonics, multiples of a frequency that its Periodic term explains already.
+    """
+
+    most: int = 3
+    false_alarm: float = 1e-3
+    cycles: float = 2.0
+    harmonics: int = 12
+
+
+@dataclass(frozen=True)
 class KernelChoice:
     """Fields: kernel; event, what was chosen and why."""
 
     kernel: TableKernel
     event: Event
+
+
+def table_candidates(
+    x: Tensor, z: Tensor, time: int | None, settings: SeasonSettings | None = None
+) -> tuple[TableKernel, ...]:
+    """The covariance functions to choose among: CANDIDATES, and a seasonal one where a column of time shows periods.
+
+    A frequency counts where it explains more of what those before it left than the strongest of noise would, by
+    Scargle's false-alarm probability for as many independent frequencies as x tells apart.
+
+    Args: x, (n, d), and z, (n,), standardised; time, position of the column, None for none; several outputs take none.
+    Cost: some periodograms, O(n + F log F) each.
+    Source: Scargle (1982), Studies in astronomical time series analysis II; the share's law is a Beta(1, (n - 5) / 2).
+    """
+    settings = settings or SeasonSettings()
+    if time is None or z.dim() > 1 or len(x) < 20:
+        return CANDIDATES
+    at = x[:, time].detach().to("cpu", float64)
+    found = strongest_frequencies(at, z, count=settings.most + settings.harmonics)
+    span = float(at.max() - at.min())
+    independent = max(1.0, span * highest_frequency(at))
+    frequencies: list[float] = []
+    for count, (frequency, share) in enumerate(zip(found.frequencies.tolist(), found.power.tolist(), strict=True)):
+        noise = 1.0 - (settings.false_alarm / independent) ** (2.0 / max(1.0, len(x) - 5.0 - 2.0 * count))
+        if share < noise:
+            break
+        if frequency * span >= settings.cycles:
+            frequencies.append(frequency)
+    multiples = range(2, settings.harmonics + 1)
+    own = [f for f in frequencies if not any(abs(f - k * g) * span < 1.0 for g in frequencies for k in multiples)]
+    if not own:
+        return CANDIDATES
+    periods = tuple(1.0 / frequency for frequency in own[: settings.most])
+    return (*CANDIDATES, SeasonalKernel(DEFAULT.base, DEFAULT.stationary, DEFAULT.linear, time, periods))
 
 
 def choose_kernel(

@@ -155,8 +155,8 @@ class FitOptions(TableOptions):
     """Fit a Gaussian process to a table, score it, and write a model and a report.
 
     Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
-    Without --split or --test-fraction nothing is held out, and the scores are leave-one-out; where no factor fits there
-    are none then.
+    Without --split, --test-fraction or --test-last nothing is held out, and the scores are leave-one-out; where no
+    factor fits there are none then.
 
     A pattern of Parquet files in quotes, such as 'part-*.parquet', is read in passes and not held: inducing points
     stand for the rows, and of many a random sample is scored.
@@ -195,6 +195,10 @@ class FitOptions(TableOptions):
     test_fraction: Annotated[
         float | None, typer.Option("--test-fraction", help="Share of rows to hold out at random.")
     ] = None
+    test_last: Annotated[
+        float | None,
+        typer.Option("--test-last", help="Share of rows to hold out, the last ones: scores a forecast."),
+    ] = None
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="MODEL", help="Model file to write.")] = None
     report: Annotated[str | None, typer.Option("--report", metavar="FILE", help="HTML report to write.")] = None
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random split and of random starts.")] = 0
@@ -221,9 +225,10 @@ class FitOptions(TableOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split is not None and self.test_fraction is not None:
-            raise typer.BadParameter("give --split or --test-fraction, not both")
+        if sum(one is not None for one in (self.split, self.test_fraction, self.test_last)) > 1:
+            raise typer.BadParameter("give one of --split, --test-fraction and --test-last")
         _check_between(self.test_fraction, 1.0, "--test-fraction")
+        _check_between(self.test_last, 1.0, "--test-last")
         _check_between(self.time_limit, math.inf, "--time-limit")
         _check_between(self.tolerance, math.inf, "--tolerance")
 

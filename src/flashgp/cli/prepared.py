@@ -11,7 +11,7 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
 from flashgp.planner.plan import FACTORED, Plan
-from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_rows
+from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_last, split_rows
 from flashgp.table_model.preparation import PreparedTable, prepare
 from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
 from flashgp.table_model.settings import TableSettings
@@ -47,7 +47,7 @@ def prepare_table(
         None if options.approximation == "none" else options.approximation,
         inducing, neighbours, "--kernel",
     )  # fmt: skip
-    held_out = options.split is not None or options.test_fraction is not None
+    held_out = any(one is not None for one in (options.split, options.test_fraction, options.test_last))
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
     if is_pattern(options.table) or (by_row_groups and not held_out):
         return _prepare_parts(options, settings, console, deadline)
@@ -56,7 +56,7 @@ def prepare_table(
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)
-    train, test = _split(options, table, data)
+    train, test = _split(options, table, data, encoding, console)
     prepared = prepare(settings, table, encoding, data, train, test, deadline, console.group)
     _say_prepared(options, prepared, console)
     return prepared
@@ -80,7 +80,8 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
 def _refuse_beside_pattern(options: FitOptions) -> None:
     """Raises: DomainError for what is of one table that is held."""
     options.refuse_beside_pattern(options.table)
-    given = {"--split": options.split, "--test-fraction": options.test_fraction, "--header": options.header}
+    given = {"--split": options.split, "--test-fraction": options.test_fraction, "--test-last": options.test_last,
+             "--header": options.header}  # fmt: skip
     wrong = next((name for name, value in given.items() if value is not None), None)
     what = f"the pattern {options.table!r}, whose files are read"
     if wrong is not None:
@@ -141,8 +142,24 @@ def _check_device(device: str) -> None:
         raise BackendUnavailableError(f"`--device` is {device!r}, but torch finds no CUDA device; use auto or cpu")
 
 
-def _split(options: FitOptions, table: Table, data: EncodedTable) -> tuple[_Rows, _Rows | None]:
-    """Positions in the encoded rows of what is fitted and what is held out."""
+def _split(
+    options: FitOptions, table: Table, data: EncodedTable, encoding: Encoding, console: Console
+) -> tuple[_Rows, _Rows | None]:
+    """Positions in the encoded rows of what is fitted and what is held out; of dates a note says what is scored."""
+    time = encoding.time_position
+    column = None if time is None else encoding.inputs[time]
+    if options.test_last is not None:
+        when = data.x[:, time] if time is not None else np.arange(len(data.rows), dtype=np.float64)
+        by = f"latest by {column.name!r}" if column is not None else "last in the order of the table"
+        train, test = split_last(when, options.test_last)
+        console.note(f"held out are the {len(test):,} rows that are {by}: the scores are of a forecast.")
+        return train, test
+    if column is not None and column.kind == "date" and options.split is None:
+        scored = "rows held out at random" if options.test_fraction is not None else "leave-one-out"
+        console.note(
+            f"{column.name!r} is time: {scored} scores how well rows between others are predicted; --test-last 0.2 "
+            "scores a forecast."
+        )
     if options.split is not None:
         is_test = read_split(options.split, table)[data.rows]  # rows of the file, of which some may have been dropped
         if is_test.all() or not is_test.any():

@@ -41,7 +41,7 @@ from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 from flashgp.means import Linear as LinearMean
 from flashgp.standardise import Scaling
-from flashgp.table import FrameEncoding
+from flashgp.table import FrameEncoding, time_position
 from flashgp.target_transform import TargetTransform, WarpedNormal, check_target_transform
 from flashgp.units import Units, check_categories, standard_rows
 
@@ -283,14 +283,16 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _set_kernel(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None") -> Event:
         """Choose the covariance function by the rows in standard units. Returns: what was chosen and why."""
-        from flashgp.kernel_choice import choose_kernel
+        from flashgp.kernel_choice import choose_kernel, table_candidates
 
         codes = tuple(self._categories)
 
         def prior_of(candidate: TableKernel) -> GP:
             return GP(candidate.build(x.shape[1], codes), gp.mean, gp.likelihood, gp.outputs)
 
-        choice = choose_kernel(prior_of, x, y, options)
+        inputs = None if self.encoding_ is None else self.encoding_.inputs
+        time = time_position(inputs) if inputs is not None else 0 if x.shape[1] == 1 else None
+        choice = choose_kernel(prior_of, x, y, options, candidates=table_candidates(x, y, time))
         gp.kernel = choice.kernel.build(x.shape[1], codes)
         return choice.event
 

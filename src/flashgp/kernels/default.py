@@ -14,10 +14,11 @@ from flashgp.kernels.base import Kernel
 from flashgp.kernels.categorical import Categorical
 from flashgp.kernels.linear import Linear
 from flashgp.kernels.matern import Matern
+from flashgp.kernels.periodic import Periodic
 from flashgp.kernels.rational_quadratic import RationalQuadratic
 from flashgp.kernels.squared_exponential import SquaredExponential
 
-__all__ = ["CANDIDATES", "DEFAULT", "TableKernel"]
+__all__ = ["CANDIDATES", "DEFAULT", "SeasonalKernel", "TableKernel"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,31 @@ class TableKernel:
         real = f"{self.base} (a lengthscale per numeric column)" if len(codes) < columns else ""
         kernel = " times ".join(filter(None, (real, "Categorical (a lengthscale per column)" if codes else "")))
         return f"{kernel} plus Linear" if self.linear and real else kernel
+
+
+@dataclass(frozen=True)
+class SeasonalKernel(TableKernel):
+    """That of a table with a column of time: with a Periodic term of this column for each period added.
+
+    Args: time, position of the column; periods, in its standardised units.
+    """
+
+    time: int = 0
+    periods: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{super().name} + {' + '.join(['Periodic'] * len(self.periods))}"
+
+    def build(self, columns: int, codes: Sequence[int] = ()) -> Kernel:
+        kernel = super().build(columns, codes)
+        for period in self.periods:
+            kernel = kernel + 0.5 * Periodic(period, 1.0, active_dims=self.time)
+        return kernel
+
+    def words(self, columns: int, codes: Sequence[int] = ()) -> str:
+        terms = "a Periodic term" if len(self.periods) == 1 else f"{len(self.periods)} Periodic terms"
+        return f"{super().words(columns, codes)} plus {terms}, periods from the data"
 
 
 CANDIDATES = (

@@ -10,9 +10,9 @@ from .columns import Column, Kind, Table
 from .dates import Order
 from .encoding import EncodedTable, Encoding, Missing
 from .frames import table_of
-from .inputs import FrameEncoding, InputColumn, Unseen
+from .inputs import FrameEncoding, InputColumn, Unseen, time_position
 from .reading import STANDARD_OUTPUT, read_table, require_format
-from .splits import read_split, split_rows
+from .splits import read_split, split_last, split_rows
 from .writing import prediction_file, write_predictions
 
 __all__ = [
@@ -31,7 +31,9 @@ __all__ = [
     "read_split",
     "read_table",
     "require_format",
+    "split_last",
     "split_rows",
     "table_of",
+    "time_position",
     "write_predictions",
 ]

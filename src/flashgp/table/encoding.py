@@ -18,7 +18,7 @@ from ..foundations.errors import DomainError, ShapeError
 from ..foundations.quantities import counted
 from .columns import Kind, Table, listed, quoted
 from .dates import Order
-from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of
+from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of, time_position
 from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason
 from .roles import MISSING_LEVEL, names_rows, with_categories, with_missing_level
 
@@ -77,6 +77,11 @@ class Encoding:
     def units(self) -> tuple[str, ...]:
         """Of the d inputs, what their differences are counted in; "" where nothing says."""
         return tuple(column.unit for column in self.inputs)
+
+    @property
+    def time_position(self) -> int | None:
+        """Which input is time: see `time_position`."""
+        return time_position(self.inputs)
 
     @staticmethod
     def learn(

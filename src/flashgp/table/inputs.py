@@ -53,6 +53,14 @@ class InputColumn:
         return {"name": self.name, "kind": self.kind, "position": self.position, "levels": list(self.levels), **order}
 
 
+def time_position(inputs: Sequence[InputColumn]) -> int | None:
+    """Which of the inputs is time: the only one of dates, or the only input, unless it is a category; else None."""
+    dates = [index for index, column in enumerate(inputs) if column.kind == "date"]
+    if len(dates) == 1:
+        return dates[0]
+    return 0 if len(inputs) == 1 and inputs[0].kind != "category" else None
+
+
 def learned_inputs(table: Table, used: Sequence[int]) -> tuple[InputColumn, ...]:
     """What the columns at these positions are. Raises: DomainError naming all that cannot be inputs."""
     columns = [table.columns[index] for index in used]

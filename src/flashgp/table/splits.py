@@ -15,7 +15,7 @@ from ..foundations.errors import DomainError, ShapeError
 from .columns import Table, quoted
 from .reading import read_table
 
-__all__ = ["read_split", "split_rows"]
+__all__ = ["read_split", "split_last", "split_rows"]
 
 _MASK_NAMES = ("test_mask.csv.gz", "test_mask.csv")
 _Rows = npt.NDArray[np.int64]
@@ -87,6 +87,27 @@ def split_rows(rows: int, test_fraction: float, seed: int) -> tuple[_Rows, _Rows
     is_test = np.zeros(rows, bool)
     is_test[order[:n_test]] = True
     return np.flatnonzero(~is_test).astype(np.int64), np.flatnonzero(is_test).astype(np.int64)
+
+
+def split_last(when: npt.NDArray[np.float64], test_fraction: float) -> tuple[_Rows, _Rows]:
+    """Hold out the last rows, as a forecast does: those from a time on, so that rows of one time stay together.
+
+    Args:
+        when: time of each row, shape (n,), any unit; numbers of rows for the order of the table.
+        test_fraction: share held out, strictly between 0 and 1; about that, where times repeat.
+    Returns: zero-based rows of training and test, each increasing.
+    Raises: DomainError where all rows would be on one side.
+    """
+    ordered = np.sort(when)
+    rows = len(when)
+    first = ordered[min(max(rows - math.floor(rows * test_fraction + 0.5), 1), rows - 1)] if rows > 1 else -np.inf
+    is_test = when >= first
+    if is_test.all():
+        raise DomainError(
+            f"`test_last` must leave earlier rows to fit, got {test_fraction:g} of {rows} rows, which reaches back to "
+            "the first time; hold out fewer"
+        )
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
 def _mask_beside(table_path: str) -> str:

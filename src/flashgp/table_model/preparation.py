@@ -19,10 +19,10 @@ from flashgp.inference.odd_data import odd_data
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.training.options import FitOptions
-from flashgp.kernel_choice import KernelChoice, choose_kernel
+from flashgp.kernel_choice import KernelChoice, choose_kernel, table_candidates
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
-from flashgp.kernels.default import CANDIDATES, DEFAULT
+from flashgp.kernels.default import DEFAULT
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
 from flashgp.processes.agreement import decided_by_first
@@ -199,10 +199,11 @@ def best_kernel(
     count, codes = len(encoding.inputs), encoding.category_positions
     if len(codes) == count:
         return gp, words, (), ('all inputs are categories: the candidates of the kernel "auto" are the same then.',)
+    candidates = table_candidates(*rows, encoding.time_position)
     chosen = decided_by_first(
-        group, lambda: choose_kernel(lambda one: GP(one.build(count, codes)), *rows, options),
-        lambda found: [CANDIDATES.index(found.kernel), found.event.to_json()],
-        lambda data: KernelChoice(CANDIDATES[data[0]], Event.from_json(data[1])),
+        group, lambda: choose_kernel(lambda one: GP(one.build(count, codes)), *rows, options, candidates=candidates),
+        lambda found: [candidates.index(found.kernel), found.event.to_json()],
+        lambda data: KernelChoice(candidates[data[0]], Event.from_json(data[1])),
     )  # fmt: skip
     return GP(chosen.kernel.build(count, codes)), chosen.kernel.words(count, codes), (chosen.event,), ()
 
