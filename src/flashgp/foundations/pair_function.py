@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.transforms import is_transformed
 
-__all__ = ["PairFunction", "over_batch"]
+__all__ = ["PairFunction", "both_sides", "over_batch"]
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,27 @@ class PairFunction:
         return over_batch(torch.func.vmap(columns, (0, None, *none)), (x, z, *values), self._events)
 
     def diagonal(self, x: Tensor, values: Sequence[Tensor]) -> Tensor:
-        """f(x_i, x_i), (*batch, n)."""
+        """f(x_i, x_i), (*batch, n); with the derivative of both sides' mean where it has none itself, eq. (M-261)."""
         tensors = (x, *values)
         events = self._events[1:]
         if x.shape[-2] == 0:
             return x.new_zeros((*_batch(tensors, events), 0))
-        rows = torch.func.vmap(lambda row, *rest: self(row, row, *rest), (0, *(None,) * len(values)))
-        return over_batch(rows, tensors, events)
+        of_parameters = (None,) * len(values)
+
+        def at(function: Callable[..., Tensor]) -> Tensor:
+            found: Tensor = over_batch(torch.func.vmap(function, (0, *of_parameters)), tensors, events)
+            return found
+
+        value = at(lambda row, *rest: self(row, row, *rest))
+        if not torch.is_grad_enabled() or not x.requires_grad or is_transformed(x):
+            return value
+        (slopes,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
+        if bool(slopes.isfinite().all()):
+            return value
+        step = both_sides(x, x)[..., 0, :].reshape(-1, x.shape[-1])[0]
+        sides = [at(lambda row, *rest, by=by: self(row + by, row, *rest)) for by in (step, -step)]
+        mean = 0.5 * (sides[0] + sides[1])
+        return value.detach() + (mean - mean.detach())
 
     @property
     def _events(self) -> tuple[int, ...]:
@@ -99,6 +114,15 @@ class PairFunction:
     def numbers(self, columns: int) -> int:
         """How many numbers one evaluation makes on the way: what a pair costs in memory."""
         return _numbers(self.function, self.names, self.shapes, columns)
+
+
+def both_sides(x: Tensor, z: Tensor) -> Tensor:
+    """A small step, (*batch, 1, d), by the range of each column and in no special direction, for eq. (M-261)."""
+    both = torch.cat([x, z], -2).detach()
+    spread = both.amax(-2, keepdim=True) - both.amin(-2, keepdim=True)
+    spread = torch.where(spread > 0.0, spread, both.abs().amax(-2, keepdim=True).clamp_min(1.0))
+    direction = 1.0 / torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device).sqrt()
+    return torch.finfo(x.dtype).eps ** (1.0 / 3.0) * spread * direction
 
 
 class _Counting(TorchDispatchMode):

@@ -45,6 +45,7 @@ class Custom(Leaf):
         others of their domains, has no finite value, does not take these parameters, looks at values, draws random
         numbers (dropout), or uses a tensor from outside; ShapeError for one that returns several numbers, and (on use)
         for other columns.
+    A point at which the function has no derivative (the haversine of equal points) has the mean of both sides, (M-261).
     Cost: fused, that of its form. Tiled, n m calls' arithmetic in Python's order, one tile's temporaries in memory.
 
     Example:

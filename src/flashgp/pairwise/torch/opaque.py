@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
-from flashgp.foundations.pair_function import PairFunction
+from flashgp.foundations.pair_function import PairFunction, both_sides, over_batch
 
 __all__ = ["Pieces", "columns", "diagonal", "pullback", "temporary_bytes", "tiles"]
 
@@ -106,6 +106,8 @@ def pullback(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Gradient of sum(weights * o(x_i, z_j)) by x, z and the function's entries of theta, eq. (M-49).
 
+    Pairs at which torch finds no derivative (the root of a zero distance) have the mean of both sides, eq. (M-261).
+
     Args: x (*batch, n, d), z (*batch, m, d), weights (*batch, n, m).
     Returns: (*batch, n, d), (*batch, m, d) and one (*batch,) per entry, in the dtype of the points.
     """
@@ -119,6 +121,7 @@ def pullback(
     if not batch.numel():
         return to_x, to_z, list(function.flat(to_values))
     numbers = function.numbers(x.shape[-1]) * batch.numel() * GRADIENT_SHARE
+    step: Tensor | None = None  # between the sides
 
     def every(u: Tensor, v: Tensor, *own: Tensor) -> Tensor:
         return function.pairs(u, v, own)
@@ -127,11 +130,38 @@ def pullback(
         pull: Callable[[Tensor], tuple[Tensor, ...]]
         _, pull = torch.func.vjp(every, x[..., a, :], z[..., b, :], *values)  # type: ignore[misc]
         part_x, part_z, *parts = pull(weights[..., a, b])
+        if not all(bool(part.isfinite().all()) for part in (part_x, part_z, *parts)):
+            step = both_sides(x, z) if step is None else step
+            one, other = x[..., a, :], z[..., b, :]
+            part_x, part_z, *parts = _from_both_sides(function, one, other, values, weights[..., a, b], step)
         to_x[..., a, :] += part_x
         to_z[..., b, :] += part_z
         for total, part in zip(to_values, parts, strict=True):
             total += part
     return to_x, to_z, list(function.flat(to_values))
+
+
+def _from_both_sides(
+    function: PairFunction, x: Tensor, z: Tensor, values: Sequence[Tensor], weights: Tensor, step: Tensor
+) -> list[Tensor]:
+    """The pullback of a piece pair by pair, with (f'(x + step, z) + f'(x - step, z)) / 2 where f' is no number."""
+    of_parameters = (None,) * len(values)
+    slope = torch.func.grad(function, tuple(range(2 + len(values))))
+    columns = torch.func.vmap(slope, (None, 0, *of_parameters))
+    pairs = torch.func.vmap(columns, (0, None, *of_parameters))
+    events = (2, 2, *map(len, function.shapes))
+
+    def at(points: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = over_batch(pairs, (points, z, *values), events)
+        return found
+
+    parts = []
+    for k, (here, ahead, behind) in enumerate(zip(at(x), at(x + step), at(x - step), strict=True)):
+        slopes = torch.where(here.isfinite(), here, 0.5 * (ahead + behind))  # (M-261)
+        weighted = slopes * weights.reshape(*weights.shape, *(1,) * (slopes.dim() - weights.dim()))
+        rows, columns_ = weights.dim() - 2, weights.dim() - 1
+        parts.append(weighted.sum(columns_ if k == 0 else rows if k == 1 else (rows, columns_)))
+    return parts
 
 
 def _batch(function: PairFunction, x: Tensor, z: Tensor, values: Sequence[Tensor]) -> torch.Size:
