@@ -14,6 +14,7 @@ from flashgp.foundations.errors import (
     FlashGPWarning,
     MeasurementDisturbedError,
     MemoryBudgetError,
+    MissingNameError,
     ModelFileError,
     NotPositiveDefiniteError,
     ProcessGroupError,
@@ -30,9 +31,11 @@ __version__ = "0.1.0"
 
 # Names that bring heavier modules along are imported when first used.
 _LATE = {
+    "Fit": ("flashgp.inference.fit", "Fit"),
     "GPRegressor": ("flashgp.estimator", "GPRegressor"),
     "Importance": ("flashgp.inference.predict.importance", "Importance"),
     "Plan": ("flashgp.planner.plan", "Plan"),
+    "Prediction": ("flashgp.inference.predict.prediction", "Prediction"),
     "Posterior": ("flashgp.inference.posterior", "Posterior"),
     "Stream": ("flashgp.inference.stream", "Stream"),
     "TableModel": ("flashgp.table_model", "TableModel"),
@@ -45,6 +48,7 @@ _LATE = {
     "operators": ("flashgp.operators", None),
     "plan": ("flashgp.inference.plan", "plan"),
     "plots": ("flashgp.plots", None),
+    "processes": ("flashgp.processes", None),
     "runtime": ("flashgp.foundations.placement", "runtime"),
     "save": ("flashgp.model_files", "save"),
     "tune": ("flashgp.planner.tuning", "tune"),
@@ -58,6 +62,7 @@ __all__ = [
     "DomainError",
     "Event",
     "EventKind",
+    "Fit",
     "FitInterrupted",
     "FlashGPError",
     "FlashGPWarning",
@@ -65,11 +70,13 @@ __all__ = [
     "Importance",
     "MeasurementDisturbedError",
     "MemoryBudgetError",
+    "MissingNameError",
     "ModelFileError",
     "NotPositiveDefiniteError",
     "Parameter",
     "Plan",
     "Posterior",
+    "Prediction",
     "ProcessGroupError",
     "RankMismatchError",
     "Report",
@@ -89,20 +96,22 @@ __all__ = [
     "operators",
     "plan",
     "plots",
+    "processes",
     "runtime",
     "save",
     "tune",
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, data, linalg, operators, plots
+    from flashgp import bench, data, linalg, operators, plots, processes
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
     from flashgp.foundations.placement import runtime
-    from flashgp.inference.fit import fit
+    from flashgp.inference.fit import Fit, fit
     from flashgp.inference.plan import plan
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.predict.importance import Importance
+    from flashgp.inference.predict.prediction import Prediction
     from flashgp.inference.stream import Stream
     from flashgp.model_files import load, save
     from flashgp.planner.plan import Plan

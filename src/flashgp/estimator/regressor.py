@@ -23,6 +23,7 @@ from flashgp.estimator.weights import weighed
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
+from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.inference.facades import posterior_given, with_prior
 from flashgp.inference.gp import GP
@@ -145,6 +146,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         array([0.84, 0.91])
     """
 
+    @usual_names_refused
     def __init__(
         self,
         kernel: Kernel | Literal["auto"] | None = None,

@@ -161,6 +161,10 @@ class BackendUnavailableError(FlashGPError, ImportError):
     """A package or a device that was asked for is missing; the message says what to install."""
 
 
+class MissingNameError(FlashGPError, AttributeError):
+    """A name that other libraries have, and this one has not; the message says what there is."""
+
+
 class ProcessGroupError(FlashGPError, RuntimeError):
     """A process group cannot be used, a rank did not answer in time, or a rank raised an error of another library.
 

@@ -222,6 +222,11 @@ class Parameter(nn.Module):
         return self.raw.requires_grad or self.held
 
     @property
+    def constrained_by_user(self) -> bool:
+        """Whether its domain was given with it, and is not that of the place it is used in."""
+        return self._constrained_by_user
+
+    @property
     def varies(self) -> bool:
         """Whether it is trainable, or stands here for a value that was given (theta=), whoever follows that."""
         return self.trainable or not isinstance(self.raw, nn.Parameter)
@@ -285,8 +290,26 @@ class Parameter(nn.Module):
             self.raw.grad = None if gradient is None else gradient.to(self.raw.device)
         return self
 
+    @property
+    def prior_text(self) -> str:
+        """The prior in a few words, its parameters by their first entries; empty for none."""
+        if self.prior is None:
+            return ""
+        numbers = (float(getattr(self.prior, name).reshape(-1)[0]) for name in self.prior.arg_constraints)
+        return f"{type(self.prior).__name__}({', '.join(f'{number:.3g}' for number in numbers)})"
+
+    def __float__(self) -> float:
+        """The value of one number. Raises: ShapeError for several."""
+        value = self.value.detach()
+        if value.numel() != 1:
+            raise ShapeError(
+                f"`parameter` must have one value to be a float, got shape {tuple(value.shape)}; take .value"
+            )
+        return float(value)
+
     def extra_repr(self) -> str:
-        return f"{_brief(self.value.detach())}, {self.domain}" + ("" if self.trainable else ", fixed")
+        prior = f", {self.prior_text}" if self.prior is not None else ""
+        return f"{_brief(self.value.detach())}, {self.domain}{prior}" + ("" if self.trainable else ", fixed")
 
 
 class ParameterEntry(Parameter):

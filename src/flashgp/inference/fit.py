@@ -15,6 +15,7 @@ from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.transforms import refuse_transformed
+from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.approximation import (
     Approximation,
@@ -110,6 +111,7 @@ class Fit:
         return f"<table>{pairs}</table>{table}{self.report._repr_html_()}"
 
 
+@usual_names_refused
 def fit(
     gp: GP,
     x: Any,

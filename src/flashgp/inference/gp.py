@@ -23,6 +23,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.parameters import check_numbers
 from flashgp.foundations.transforms import refuse_transformed
+from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximation import approximation_of, approximation_of_read
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
 from flashgp.inference.exact.rounding import LikelihoodRounding
@@ -74,6 +75,7 @@ class GP(Prior):
         (torch.Size([3, 2]), torch.Size([2, 3, 3]))
     """
 
+    @usual_names_refused
     def __init__(
         self,
         kernel: Kernel,

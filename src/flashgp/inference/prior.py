@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows, broadcast_batch
-from flashgp.foundations.parameters import Parameter, named_parameter_objects
+from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.kernels import Warped
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods.base import Likelihood, Sites
@@ -256,7 +256,7 @@ class Prior(nn.Module):
             values = parameter.value.detach().reshape(-1).tolist()
             text = ", ".join(f"{v:.4g}" for v in values[:8]) + (", ..." if len(values) > 8 else "")
             domain = str(parameter.domain) + ("" if parameter.trainable else ", fixed")
-            rows.append((name, text, domain, _prior_text(parameter)))
+            rows.append((name, text, domain, parameter.prior_text or "-"))
         return rows
 
     @property
@@ -308,15 +308,6 @@ def conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> boo
         if bool((high > low).any()):
             return True
     return False
-
-
-def _prior_text(parameter: Parameter) -> str:
-    if parameter.prior is None:
-        return "-"
-    names = ", ".join(
-        f"{float(getattr(parameter.prior, k).reshape(-1)[0]):.3g}" for k in parameter.prior.arg_constraints
-    )
-    return f"{type(parameter.prior).__name__}({names})"
 
 
 def _outline(kernel: Kernel) -> str:

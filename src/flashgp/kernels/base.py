@@ -24,6 +24,8 @@ from flashgp.foundations.lazy_import import lazy_import
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter, check_numbers, dimensions_of
 from flashgp.foundations.tokens import token_of
 from flashgp.foundations.transforms import same_numbers
+from flashgp.foundations.usual_names import usual_names_refused
+from flashgp.kernels.named_values import NamedValues
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ Numeric = float | Tensor | Parameter
 LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 
 
-class Kernel(nn.Module, ABC):
+class Kernel(NamedValues, ABC):
     """A covariance function k(x, x'). Combine with +, * and numbers; `k(x1, x2)` is a lazy matrix.
 
     Example:
@@ -57,6 +59,11 @@ class Kernel(nn.Module, ABC):
     """
 
     not_fingerprinted: ClassVar[frozenset[str]] = frozenset({"token"})  # attributes that say nothing of the model
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = usual_names_refused(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,12 +230,19 @@ class Kernel(nn.Module, ABC):
         return Sum(self, other if isinstance(other, Kernel) else Constant(other))
 
     def __radd__(self, other: Numeric) -> "Kernel":
+        if type(other) is int and other == 0:  # where sum([k1, k2]) begins
+            return self
         return Sum(Constant(other), self) if _is_operand(other) else NotImplemented
 
     def __mul__(self, other: "Kernel | Numeric") -> "Kernel":
         if not _is_operand(other):
             return NotImplemented
         return Product(self, other) if isinstance(other, Kernel) else Scaled(self, other)
+
+    def __pow__(self, power: int) -> "Kernel":
+        """The product of so many factors, which share all parameters."""
+        power = check_count(power, "power", 1)
+        return self if power == 1 else Product(*[self] * power)
 
     def __rmul__(self, other: Numeric) -> "Kernel":
         return Scaled(self, other) if _is_operand(other) else NotImplemented
@@ -306,6 +320,10 @@ class Leaf(Kernel):
     def options(self) -> dict[str, Any]:
         """Constructor options other than parameters and active_dims, JSON-ready."""
         return {}
+
+    def arguments(self) -> dict[str, Any]:
+        parameters = {name: p for name, p in self.named_children() if isinstance(p, Parameter)}
+        return {**parameters, **self.options(), "active_dims": self.active_dims}
 
     @functools.cached_property
     def form(self) -> Form:
@@ -417,6 +435,9 @@ class _Joined(Kernel):
         flat = [k for kernel in kernels for k in (kernel.parts if type(kernel) is type(self) else (kernel,))]
         self.kernels = nn.ModuleList(flat)
 
+    def arguments(self) -> dict[str, Any]:
+        return {"kernels": self.parts}
+
     @staticmethod
     def _combine(profiles: Sequence[Expression]) -> Expression:
         raise NotImplementedError
@@ -508,6 +529,9 @@ class Scaled(Kernel):
             raise DomainError(f"`kernel` must be a covariance function, got {type(kernel).__name__}")
         self.variance = as_parameter(variance, Domain(lower=0.0), "variance")
         self.kernel = kernel
+
+    def arguments(self) -> dict[str, Any]:
+        return {"variance": self.variance, "kernel": self.kernel}
 
     @functools.cached_property
     def form(self) -> Form:

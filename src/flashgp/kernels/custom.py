@@ -173,6 +173,9 @@ class Custom(Leaf):
         self._traces.clear()
         self._settled.clear()
 
+    def arguments(self) -> dict[str, Any]:
+        return {"function": self.function, **super().arguments()}
+
     def options(self) -> dict[str, Any]:
         dims = None if self.active_dims is None else len(self.active_dims)
         return {"columns": None if self.columns == dims else self.columns}

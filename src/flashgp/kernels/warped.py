@@ -53,6 +53,9 @@ class Warped(Kernel):
         self.kernel = kernel
         self.active_dims = as_dims(active_dims)
 
+    def arguments(self) -> dict[str, Any]:
+        return {"module": self.module, "kernel": self.kernel, "active_dims": self.active_dims}
+
     @property
     def form(self) -> Form:
         return self.kernel.form

@@ -18,6 +18,7 @@ from flashgp.foundations.checks import as_float_tensor, check_count, check_finit
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import LOG_2PI, standard_quantile
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter
+from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.likelihoods.base import Likelihood, LinearNoise, PredictiveDistribution, Sites
 
 __all__ = ["Gaussian", "Normal", "ReplicatedGaussian", "repeated"]
@@ -63,6 +64,7 @@ class Gaussian(Likelihood):
     row_weight: Tensor | None
     weight_unit: Tensor | None
 
+    @usual_names_refused
     def __init__(
         self,
         noise_variance: Numeric | None = 0.1,

@@ -175,6 +175,12 @@ def checked_rows(prior: Prior, x: Any, y: Any, like: tuple[Tensor, Tensor]) -> t
     Raises: ShapeError, DomainError.
     """
     x, y = in_dtype_of(x, "x", like[0]), in_dtype_of(y, "y", like[1])
+    width = like[0].shape[-1]
+    if x.dim() == 1 and len(x) == width:
+        raise ShapeError(
+            f"`x` must be a table of rows, (k, {width}), got one row of shape {tuple(x.shape)}; keep the dimension of "
+            "rows of both, as in x[:1] and y[:1], or x[None] and y[None]"
+        )
     x = check_points(x, "x", like=like[0])
     if x.dim() != 2:
         raise ShapeError(

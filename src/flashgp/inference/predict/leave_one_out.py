@@ -41,6 +41,19 @@ class LeaveOneOut:
     variance: Float[Tensor, "*shape"]
     log_prob: Float[Tensor, "*shape"]
 
+    def __repr__(self) -> str:
+        """A summary: the errors follow from the densities, log N(y; mean, variance)."""
+        if not self.log_prob.numel():
+            return "LeaveOneOut(no rows)"
+        variance, log_prob = self.variance.detach().double(), self.log_prob.detach().double()
+        squares = (-2.0 * log_prob - LOG_2PI - variance.log()).clamp_min(0.0)  # of errors in standard deviations
+        return (
+            f"LeaveOneOut(shape {tuple(log_prob.shape)}: root mean square error "
+            f"{float((squares * variance).mean().sqrt()):.4g}, mean log density {float(log_prob.mean()):.4g} nats, "
+            f"errors over their deviations {float(squares.mean().sqrt()):.3g} in root mean square, at most "
+            f"{float(squares.max().sqrt()):.3g})"
+        )
+
 
 @deterministic_where(lambda state, *_, **__: state.settings.deterministic)
 def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECONDS) -> LeaveOneOut:

@@ -1,0 +1,95 @@
+"""Names and operations that users of other libraries try first."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
+
+F64 = torch.float64
+X = torch.rand(30, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+Y = torch.sin(3 * X[:, 0])
+k = fgp.kernels
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: k.RationalQuadratic(alpha=1.0), "`alpha` is no argument of RationalQuadratic.* `scale_mixture`"),
+        (lambda: k.RBF(length_scale=1.0), "`lengthscale`"),
+        (lambda: k.RBF(ls=1.0), "`lengthscale`"),
+        (lambda: k.Matern(lenghtscale=1.0), "did you mean `lengthscale`"),
+        (lambda: k.Matern(smoothness=1.5), "`nu`"),
+        (lambda: k.Matern(Nu=1.5), "`nu`"),
+        (lambda: k.RBF(ard_num_dims=3), r"torch\.ones\(d\)"),
+        (lambda: k.RBF(outputscale=3.0), r"2\.0 \* kernel"),
+        (lambda: k.Periodic(period_length=1.0), "`period`"),
+        (lambda: k.Polynomial(power=2), "`degree`"),
+        (lambda: fgp.likelihoods.Gaussian(noise=0.1), "`noise_variance`"),
+        (lambda: fgp.likelihoods.Gaussian(alpha=0.1), "`noise_variance`"),
+        (lambda: fgp.GP(covar_module=k.RBF()), "`kernel`"),
+        (lambda: fgp.GP(k.RBF(), noise=0.1), r"Gaussian\(noise_variance=\.\.\.\)"),
+        (lambda: fgp.GPRegressor(alpha=0.1), r"Gaussian\(noise_variance=\.\.\.\)"),
+        (lambda: fgp.GPRegressor(normalize_y=True), "`standardise`"),
+        (lambda: fgp.GPRegressor(n_restarts_optimizer=3), "`starts`"),
+        (lambda: fgp.fit(fgp.GP(k.RBF()), X, Y, learning_rate=0.1), "no step size"),
+        (lambda: fgp.fit(fgp.GP(k.RBF()), X, Y, max_iter=3), "`max_iterations`"),
+        (lambda: fgp.fit(fgp.GP(k.RBF()), X, Y, unheard=3), "leave it out"),
+    ],
+)
+def test_usual_names_are_refused_with_the_name_to_use(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(DomainError, match=text):
+        call()
+
+
+def test_sums_powers_and_floats() -> None:
+    one, two = k.RBF(0.5), k.Matern(1.5)
+    total = sum([one, two])
+    assert isinstance(total, k.Sum)
+    assert torch.equal(total(X).to_dense(), (one + two)(X).to_dense())
+    assert torch.allclose((two**3)(X).to_dense(), two(X).to_dense() ** 3)
+    assert two**1 is two
+    assert len(list((two**3).parameters())) == 1
+    for power in (0, -1, 0.5):
+        with pytest.raises(DomainError, match="`power`"):
+            two**power  # type: ignore[operator]
+    assert float(one.lengthscale) == pytest.approx(0.5)
+    with pytest.raises(ShapeError, match="one value"):
+        float(k.RBF([1.0, 2.0]).lengthscale)
+
+
+def test_texts_show_the_prior_and_a_summary() -> None:
+    given = fgp.Parameter(0.5, prior=torch.distributions.LogNormal(0.0, 1.0))
+    for text in (repr(given), repr(2.0 * k.RBF(given)), repr(fgp.GP(k.RBF(given)))):
+        assert "LogNormal(0, 1)" in text
+    left = fgp.GP(k.RBF(0.5), likelihood=fgp.likelihoods.Gaussian(0.1)).condition(X, Y).leave_one_out()
+    error = float((left.mean - Y).square().mean().sqrt())
+    assert f"root mean square error {error:.4g}" in repr(left)
+    assert len(str(left)) < 300
+
+
+def test_one_row_is_appended_as_a_table() -> None:
+    post = fgp.GP(k.RBF()).condition(X, Y)
+    for call in (post.append, post.slide):
+        with pytest.raises(ShapeError, match=r"x\[:1\] and y\[:1\]"):
+            call(X[0], Y[0])
+    assert len(post.append(X[:1] + 2.0, Y[:1]).x) == 31
+
+
+@pytest.mark.parametrize("name", ["Bernoulli", "Poisson", "StudentT"])
+def test_likelihoods_that_are_not_there_say_what_is(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"Gaussian alone so far, got '{name}'") as caught:
+        getattr(fgp.likelihoods, name)
+    assert isinstance(caught.value, FlashGPError)
+    assert not hasattr(fgp.likelihoods, name)
+
+
+def test_names_for_annotations() -> None:
+    found = fgp.fit(fgp.GP(k.RBF()), X, Y, starts=1, max_iterations=1)
+    assert isinstance(found, fgp.Fit)
+    assert isinstance(found.posterior.predict(X[:2]), fgp.Prediction)
+    assert "processes" in dir(fgp)
+    assert fgp.processes.Group.of(None).size == 1
