@@ -36,6 +36,12 @@ class Prediction:
         x: points (*batch, n_test, d).
         likelihood: of observations.
         outputs: columns of y; None for one without an axis.
+
+    Example:
+        >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+        >>> p = fgp.GP(fgp.kernels.Matern()).condition(x, torch.sin(x[:, 0])).predict(x[:3])
+        >>> isinstance(p, fgp.Prediction), p.mean.shape, p.interval(0.95)[0].shape
+        (True, torch.Size([3]), torch.Size([3]))
     """
 
     def __init__(self, predictor: Predictor, x: Tensor, likelihood: Likelihood, outputs: int | None) -> None:
