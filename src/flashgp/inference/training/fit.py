@@ -148,7 +148,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
     _report_answer(report, recorder, state, plan, problem.direct.workspace)
-    if x.dim() == 2 and evidence_is_known(state):
+    if not prior.is_batch(x, y) and evidence_is_known(state):
         report.events += [e for e in [nothing_explained(float(log_evidence(state)), prior, y)] if e is not None]
     objective = trained.objective
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
