@@ -12,7 +12,7 @@ import flashgp as fgp
 from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.predict import prior_draws
+from flashgp.inference.predict.growing_draws import GrowingDraws
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.linalg import routing
@@ -84,21 +84,21 @@ def test_a_member_that_cannot_be_factorised_is_named() -> None:
     assert raised.value.indices == ((1,),)
 
 
-def test_draws_by_pivots() -> None:
+def test_draws_where_they_are_asked_for() -> None:
     x, _ = data(9)
-    pivots, normal = torch.tensor([1, 4, 6, 2]), torch.eye(4, dtype=F64)[:, :3]
     there = torch.linspace(-2.0, 2.0, 14, dtype=F64).reshape(7, 2)
 
-    def answers() -> tuple[Tensor, float]:
-        draws = prior_draws.PivotedDraws(model(), x, pivots, 0.0, normal)
-        return draws(there).detach(), draws.missing(there)
+    def answers() -> list[Tensor]:
+        draws = GrowingDraws(model(), x, torch.Size(), 3, torch.Generator().manual_seed(0), 2**20)
+        return [draws(x).detach(), draws(there).detach()]
 
     wanted = answers()
     with away() as carried:
         found = answers()
-    assert carried == [(4, 4), (4, 3), (4, 3), (4, 4), (4, 7), (4, 7)]
-    assert torch.equal(found[0], wanted[0])
-    assert found[1] == wanted[1]
+    first, grown = [(9, 9), (9, 3), (9, 3)], [(16, 16), (16, 3), (16, 3)]
+    assert carried == [*first, *first, (9, 9), (9, 7), (9, 7), *grown, *grown]
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_simulated_scores() -> None:

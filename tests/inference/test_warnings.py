@@ -24,12 +24,6 @@ def condition_iteratively() -> Callable[[], object]:
     return lambda: gp.condition(X, Y, solver="cg", time_limit=0.0)
 
 
-def paths() -> Callable[[], object]:
-    kernel = fgp.kernels.Custom(lambda a, b: torch.exp(-(a - b).abs().sum()), columns=1)
-    functions = fgp.GP(kernel).condition(X, Y).paths(2, seed=0)
-    return lambda: functions(X + 5.0)
-
-
 def estimator() -> Callable[[], object]:
     table = X.numpy().copy()
     table[3] = numpy.nan
@@ -37,7 +31,7 @@ def estimator() -> Callable[[], object]:
     return lambda: model.fit(table, Y.numpy())
 
 
-@pytest.mark.parametrize("door", [condition, condition_iteratively, paths, estimator])
+@pytest.mark.parametrize("door", [condition, condition_iteratively, estimator])
 def test_a_warning_points_at_the_line_of_the_user(door: Callable[[], Callable[[], object]]) -> None:
     call = door()
     for context in (torch.enable_grad(), torch.inference_mode(), torch.autocast("cpu")):

@@ -15,7 +15,8 @@ from flashgp.foundations.errors import DomainError, FlashGPError, RankMismatchEr
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import CHOICE, forget_profiles, keep_profile
-from flashgp.inference.predict.prior_draws import PivotedDraws, prior_draws
+from flashgp.inference.predict.growing_draws import GrowingDraws
+from flashgp.inference.predict.prior_draws import prior_draws
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
@@ -178,13 +179,12 @@ def variances(process_group: Any, folder: str) -> dict[str, Any]:
     return {"variance": variance.numpy(), "sampled": sampled}
 
 
-def pivots(process_group: Any) -> int:
-    """Pivots of draws of a prior whose rank 1 has room for fewer."""
+def drawn_points(process_group: Any) -> int:
+    """At how many points a prior may be drawn whose rank 1 has less free memory."""
     group = Group.of(process_group)
     x = table(60)[0]
     prior = fgp.GP(fgp.kernels.Custom(lambda a, b: torch.exp(-(a - b).square().sum())))
-    room = 20 - 8 * group.rank
     generator = torch.Generator().manual_seed(0)
-    draws = prior_draws(prior, x, torch.Size(), 2, room, generator, group)
-    assert isinstance(draws, PivotedDraws)
-    return len(draws.lower)
+    draws = prior_draws(prior, x, torch.Size(), 2, 16, generator, group, free=24 * (20 - 8 * group.rank) ** 2)
+    assert isinstance(draws, GrowingDraws)
+    return draws.limit

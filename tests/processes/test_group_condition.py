@@ -105,6 +105,6 @@ def test_rank_0_says_for_all_whether_variances_are_sampled(ranks: Ranks, tmp_pat
     check([found[1] | {"route": ""}], found[0] | {"route": ""}, 0.0, ("variance",))
 
 
-def test_the_least_room_of_any_rank_decides_how_many_pivots_draws_have(ranks: Ranks) -> None:
+def test_the_least_room_of_any_rank_decides_at_how_many_points_a_prior_is_drawn(ranks: Ranks) -> None:
     """Of kernels without random features: else paths of ranks with other memory would differ."""
-    assert ranks.run(condition_jobs.pivots, 2) == [12, 12]
+    assert ranks.run(condition_jobs.drawn_points, 2) == [12, 12]

@@ -313,11 +313,10 @@ class EventKind(Enum):
         "Paths of the prior from {features:,} random features[{exact:if}, a finite rank: the prior is exact]"
         "[: prior error {error:.1e} of the prior variance, root mean square over sampled pairs]."
     )
-    PIVOTED_DRAWS = (
-        "Paths of the prior from {pivots:,} pivots of the training rows, since the kernel has no random features: "
-        "{missing:.1e} of the prior variance is missing on average at the training rows, and more away from them."
+    DRAWN_AS_ASKED = (
+        "The kernel has no random features: paths are drawn exactly at the points that they are asked for, each value "
+        "given those before."
     )
-    PRIOR_MISSING = "Up to {share:.0%} of the prior variance is missing at the last points."
 
     # training
     WEIGHTS_EQUAL = "All weights are {weight:g}: equal weights change nothing."

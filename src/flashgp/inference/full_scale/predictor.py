@@ -222,7 +222,7 @@ class FullScalePaths:
 
     @property
     def prior_error(self) -> float | None:
-        """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
+        """Root mean square of the error of k relative to the variances."""
         return self._draw.prior.error
 
     @autocast_disabled

@@ -17,7 +17,7 @@ from flashgp.foundations.checks import check_count
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
 from flashgp.foundations.errors import MemoryBudgetError, warn
-from flashgp.foundations.events import Event, EventKind, StopReason
+from flashgp.foundations.events import StopReason
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
@@ -28,7 +28,6 @@ from flashgp.solvers.direct.cholesky import refine
 
 __all__ = ["Paths", "draw_paths", "representers"]
 
-NOTABLE = 0.05  # a share of the prior variance that is missing and deserves a warning
 # At the peak for each number of the right-hand sides, with a float64 factor and with solves: draws, targets, solvers'.
 FACTOR_NUMBERS, SOLVE_NUMBERS = 9, 22
 UNCHECKED_BYTES = 2**28  # below which the free memory is not asked for
@@ -50,7 +49,7 @@ class Paths:
 
     @property
     def prior_error(self) -> float | None:
-        """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
+        """Root mean square of the error of k relative to the variances."""
         return self._prior.error
 
     @autocast_disabled
@@ -76,19 +75,10 @@ class Paths:
         return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
 
     def _note(self, x: Tensor) -> None:
-        """What the draw of the prior lacks at these points: in the report, and a warning where it matters."""
+        """Without data the error of features is measured at the first points."""
         if isinstance(self._prior, FeatureDraws) and self._prior.error is None and x.shape[-2]:
             self._prior.measure(self._state.prior, x.detach())
             self.report.events.append(self._prior.event)
-        missing = self._prior.missing(x)
-        if missing <= NOTABLE:
-            return
-        event = Event(EventKind.PRIOR_MISSING, share=missing)
-        self.report.events = [e for e in self.report.events if e.kind is not EventKind.PRIOR_MISSING] + [event]
-        warn(
-            f"these paths lack up to {missing:.0%} of the prior variance at `x`: the kernel has no random features, "
-            "and pivots of the training rows say nothing far from them. Use post.predict(x).sample(), which is exact"
-        )
 
     def __repr__(self) -> str:
         return f"{self.count:,} posterior functions of {self._state.count:,} rows\n{self.report}"

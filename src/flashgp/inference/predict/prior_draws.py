@@ -1,52 +1,28 @@
-"""Draws of the prior as functions, eqs. (M-94) and (M-95): random features, or a pivoted Cholesky of the training rows.
+"""Draws of the prior as functions: random features, eqs. (M-94) and (M-95), or values drawn where they are asked for.
 
-Both are approximate unless the kernel has a finite rank, and say by how much.
+Features are approximate unless the kernel has a finite rank, and say by how much.
 """
-
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flashgp import linalg
 from flashgp.foundations.checks import check_seed
-from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
+from flashgp.inference.predict.drawn_prior import PriorDraws, prior_covariance
+from flashgp.inference.predict.growing_draws import GrowingDraws
 from flashgp.inference.prior import Prior
 from flashgp.kernels.random_features import RandomFeatures
-from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.problem import PairProblem
 from flashgp.processes.agreement import smallest
 from flashgp.processes.group import ALONE, Group
-from flashgp.solvers.direct.cholesky import factorise_keeping
 from flashgp.solvers.preconditioners.pivoted_cholesky import common_pivots
 
-__all__ = ["FeatureDraws", "PivotedDraws", "PriorDraws", "draw_seed", "pivots_of", "prior_covariance", "prior_draws"]
+__all__ = ["FeatureDraws", "PriorDraws", "draw_seed", "pivots_of", "prior_draws"]
 
 TILE_BYTES = 2**25  # of features alive at once: 32 MiB
 SAMPLED = 256  # rows whose pairs measure the prior error
-PIVOTED_SHARE = 8  # the columns of a pivoted Cholesky take at most one part in so many of the free memory
-
-
-class PriorDraws(ABC):
-    """Functions f0 of the prior without its mean; called on x (*batch, n, d), their values (*batch, n, columns)."""
-
-    error: float | None = None
-
-    @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    @property
-    @abstractmethod
-    def event(self) -> Event:
-        """What the draws are, for the report."""
-
-    def missing(self, x: Tensor) -> float:
-        """The largest share of the prior variance that is certainly missing at some of the points; 0 if none is."""
-        return 0.0
 
 
 class FeatureDraws(PriorDraws):
@@ -104,55 +80,9 @@ def _relative_error(features: RandomFeatures, prior: Prior, x: Tensor) -> float:
         return float(error.square().mean().sqrt())
 
 
-class PivotedDraws(PriorDraws):
-    """f0(x) = K(x, Z) L^-T g with L L^T = K(Z, Z) for pivots Z of the training rows, eq. (M-95).
-
-    Its covariance is the Nystrom approximation K(x, Z) K(Z, Z)^-1 K(Z, x'): never more than the prior's, and less away
-    from the pivots.
-
-    Args: prior; x, training points (*batch, n, d); pivots, positions of Z; residual, the share of the trace that is
-        missing over the training rows; normal, (*batch, pivots, columns).
-    """
-
-    def __init__(self, prior: Prior, x: Tensor, pivots: Tensor, residual: float, normal: Tensor) -> None:
-        self.prior = prior
-        self.rows = prior.kernel.rows(x[..., pivots, :])
-        matrix = prior_covariance(prior, self.rows).to_dense()
-        self.lower = factorise_keeping(matrix).lower
-        self.coefficients = linalg.solve_triangular(
-            self.lower.mT, normal, upper=True, device=linalg.own_device(self.lower)
-        )
-        self.error = residual
-
-    @property
-    def event(self) -> Event:
-        return Event(EventKind.PIVOTED_DRAWS, pivots=self.rows.count, missing=self.error)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return prior_covariance(self.prior, self.prior.kernel.rows(x), self.rows) @ self.coefficients
-
-    def missing(self, x: Tensor) -> float:
-        if x.numel() == 0:
-            return 0.0
-        with torch.no_grad():
-            rows = self.prior.kernel.rows(x[..., :: max(1, x.shape[-2] // 64), :].detach())
-            prior = prior_covariance(self.prior, rows).diagonal()
-            cross = prior_covariance(self.prior, self.rows, rows).to_dense()
-            lower = self.lower.detach()
-            drawn = linalg.solve_triangular(lower, cross, upper=False, device=linalg.own_device(lower))
-            drawn = drawn.square().sum(-2)
-            return float((1.0 - drawn / prior.clamp_min(torch.finfo(prior.dtype).tiny)).max().clamp_min(0.0))
-
-
 def draw_seed(seed: int | None) -> int:
     """The seed itself, or one integer of torch's default generator."""
     return int(torch.randint(2**63 - 1, ()).item()) if seed is None else check_seed(seed)
-
-
-def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
-    """The prior covariance between rows, float64."""
-    theta = [t.to(rows.device) for t in prior.kernel.theta()]
-    return CovarianceOperator(PairProblem(prior.kernel.form, theta, rows, cols), torch.float64)
 
 
 def prior_draws(
@@ -163,33 +93,24 @@ def prior_draws(
     features: int,
     generator: torch.Generator,
     group: Group = ALONE,
+    free: int | None = None,
 ) -> PriorDraws:
-    """Draws of the prior: by random features where the kernel has them, else by a pivoted Cholesky of the rows x.
+    """Draws of the prior: by random features where the kernel has them, else where they are asked for.
 
     Args: x, training points; batch, of the posterior; columns, functions per model; features, how many; generator, on
         the CPU, so that every device draws the same; group, whose ranks draw together: the least free memory of any of
-        them decides how many pivots there are.
-    Raises: DomainError for a kernel without features and no rows to take pivots from.
+        them decides at how many points; free, bytes of this rank, None to ask the machine.
     """
     psi = prior.kernel.features(features, generator)
 
-    def normal(rows: int) -> Tensor:
-        return torch.randn(*batch, rows, columns, generator=generator, dtype=torch.float64).to(x.device)
-
-    if psi is not None:
-        draws = FeatureDraws(psi, normal(psi(x[..., :0, :]).shape[-1]))
-        if x.shape[-2]:
-            draws.measure(prior, x)
-        return draws
-    if not x.shape[-2]:
-        raise DomainError(
-            "`kernel` has no random features and there are no training rows to take pivots from; use "
-            "post.predict(x_test).sample(), or condition on data"
-        )
-    free = available_bytes(x.device) // (8 * PIVOTED_SHARE * max(1, batch.numel()) * x.shape[-2])
-    limit = int(smallest(group, min(features, x.shape[-2], free)))
-    pivots, _, residual = pivots_of(prior, x, max(1, limit), generator)
-    return PivotedDraws(prior, x, pivots, residual, normal(pivots.numel()))
+    if psi is None:
+        least = smallest(group, available_bytes(x.device) if free is None else free)
+        return GrowingDraws(prior, x, batch, columns, generator, int(least))
+    normal = torch.randn(*batch, psi(x[..., :0, :]).shape[-1], columns, generator=generator, dtype=torch.float64)
+    draws = FeatureDraws(psi, normal.to(x.device))
+    if x.shape[-2]:
+        draws.measure(prior, x)
+    return draws
 
 
 @torch.no_grad()

@@ -139,7 +139,7 @@ class StreamedPaths:
 
     @property
     def prior_error(self) -> float | None:
-        """Root mean square of the error of k relative to the variances; of pivots, the missing share."""
+        """Root mean square of the error of k relative to the variances."""
         return self._prior.error
 
     @autocast_disabled

@@ -8,8 +8,6 @@ what else runs.
 
 import functools
 import math
-import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, DomainError, MemoryBudgetError
 from flashgp.foundations.events import EventKind, Obstacle, StopReason
+from flashgp.foundations.locks import SharedLock
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
@@ -38,17 +37,7 @@ MAX_COORDINATE = 1e150  # squares of it are still numbers
 
 Outcome = Literal["untried", "refused", "lost", "kept"]
 
-_MAKING = threading.RLock()  # two threads that make the same one would take the memory of both
-
-
-def _forget_lock() -> None:
-    """A child of a fork has only the thread that forked: no other will let go of the lock."""
-    global _MAKING
-    _MAKING = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
+_MAKING = SharedLock()  # two threads that make the same one would take the memory of both
 
 
 class CandidatePreconditioner:
@@ -121,7 +110,7 @@ class CandidatePreconditioner:
 
     def preconditioner(self) -> Preconditioner | None:
         """It, made if it is not; None where it cannot be, and `why`."""
-        with _MAKING:
+        with _MAKING.held:
             while self._preconditioner is None and self.outcome != "refused":
                 try:
                     with self.space.together():
