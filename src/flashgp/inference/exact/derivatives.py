@@ -123,8 +123,10 @@ class _Value(torch.autograd.Function):
 
     @staticmethod
     @autocast_disabled
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors, events = ctx.saved_tensors, ctx.evaluation.events
+        if cotangent is None:
+            return (None,) * (1 + len(tensors))
         gradients = _Gradient.apply(ctx.evaluation, *tensors)
         results: list[Tensor | None] = [None]
         for k, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
@@ -216,9 +218,11 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     @autocast_disabled
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors, directions = _given(ctx)
         events, lead, count = ctx.evaluation.events, ctx.lead, len(tensors)
+        if cotangent is None:
+            return (None,) * (2 + 2 * count)
         rank = cotangent.dim() - lead
         gradients = _Gradient.apply(ctx.evaluation, *tensors)
         found = _along(ctx.evaluation, lead, tensors, directions)
