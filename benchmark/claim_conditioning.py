@@ -31,6 +31,7 @@ import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.predict.sampled_variance import variance_probes
+from flashgp.planner.variances import ProbeSizes
 
 D, LENGTHSCALE = 8, 0.5 * 8**0.5
 POINTS, SOLVED_POINTS = 512, 32  # test points of means and sampled variances; of exact variances
@@ -144,7 +145,7 @@ def _routed(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
 def _sampled(cell: Cell, table: Table, truth: Mapping[str, Any]) -> Entry:
     post, seconds, _ = _conditioned(cell, table)
     began = time.perf_counter()
-    probes = variance_probes(post.state, samples=cell["samples"], seed=0)
+    probes = variance_probes(post.state, ProbeSizes(cell["samples"]), seed=0)
     sampled = probes(torch.from_numpy(table.x_test))
     sampled_seconds = time.perf_counter() - began
     exact = torch.from_numpy(truth["variance"])

@@ -16,6 +16,7 @@ import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.inference.predict.prior_draws import pivots_of
 from flashgp.inference.predict.sampled_variance import VarianceProbes, variance_probes
+from flashgp.planner.variances import ProbeSizes
 
 F64 = torch.float64
 COLUMNS = [
@@ -68,7 +69,7 @@ def row(n: int, d: int, noise: float, seeds: int, samples: int, rank: int) -> di
     errors: dict[str, list[Tensor]] = {}
     for seed in range(seeds):
         pivots, factor, _ = pivots_of(post.gp, x, rank, torch.Generator().manual_seed(seed))
-        probes = variance_probes(post.state, samples=samples, factor=factor, neighbours=min(64, n // 4), seed=seed)
+        probes = variance_probes(post.state, ProbeSizes(samples, rank, min(64, n // 4)), factor=factor, seed=seed)
         sampled = probes(x_test)
         estimates = {
             "sampled": sampled.variance,

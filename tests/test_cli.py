@@ -388,6 +388,7 @@ def test_deviations_from_samples_say_how_certain_they_are(iterative: Path, tmp_p
     assert sampled["largest_std_error"] == pytest.approx(np.max(found["std_error"] / found["std"]))
     assert "deviations are estimates" in run(*common, "--variance", "sampled").stdout
     assert "--variance" in run(*common, "--variance", "some", code=2).stderr
+    assert "time_limit" in run(*common, "--variance", "exact", "--time-limit", 0, code=2).stderr
 
 
 def test_predictions_in_the_order_of_the_table(folder: Path, tmp_path: Path) -> None:
@@ -434,9 +435,9 @@ def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -
     budgets = []
 
     class Recording(TableModel):
-        def predict_encoded(self, x: Any, variance: str = "auto", memory: Any = None) -> Any:
+        def predict_encoded(self, x: Any, variance: str = "auto", memory: Any = None, *more: Any) -> Any:
             budgets.append(memory)
-            return super().predict_encoded(x, variance, memory)
+            return super().predict_encoded(x, variance, memory, *more)
 
     options = FitOptions(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
     console = Console()

@@ -6,7 +6,14 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.predict.prior_draws import pivots_of
-from flashgp.inference.predict.sampled_variance import deviation_interval, deviation_moments, variance_probes
+from flashgp.inference.predict.sampled_variance import (
+    SampledVariance,
+    deviation_interval,
+    deviation_moments,
+    variance_probes,
+)
+from flashgp.planner.variances import ProbeSizes
+from flashgp.solvers.contract import Limits
 from inference.plain_gp import F64
 
 K = fgp.kernels
@@ -26,10 +33,9 @@ def posterior(
 def test_deviations_have_the_variances_they_are_for(neighbours: int) -> None:
     """(M-96): E d^2 = v, E h^2 = v_C - v, E dh = 0 over many samples; v_C by the definition, and never below v."""
     post, x_test = posterior(40, 2, 0.02)
-    probes = variance_probes(
-        post.state, samples=800, neighbours=neighbours, factor=_factor(post, 6), features=32, seed=0
-    )
-    d, h, bound = probes._deviations(x_test[:7])
+    probes = variance_probes(post.state, ProbeSizes(800, 6, neighbours), factor=_factor(post, 6), features=32, seed=0)
+    d, h, bound, lack = probes._deviations(x_test[:7])
+    assert not lack.any(), "a factor leaves nothing"
     v = post.predict(x_test[:7]).variance
     assert bool((bound >= v * (1 - 1e-9)).all())
     for values, wanted in ((d.square(), v), (h.square(), bound - v), (d * h, torch.zeros_like(v))):
@@ -91,9 +97,9 @@ def test_coverage_and_accuracy(d: int, noise: float) -> None:
     v = post.predict(x_test).variance
     covered, errors, scores = [], [], []
     for seed in range(8):
-        found = variance_probes(
-            post.state, samples=64, factor=_factor(post, 40), neighbours=24, features=256, seed=seed
-        )(x_test)
+        found = variance_probes(post.state, ProbeSizes(64, 40, 24), factor=_factor(post, 40), features=256, seed=seed)(
+            x_test
+        )
         covered.append(((found.lower <= v) & (v <= found.upper)).double().mean())
         errors.append((found.variance / v - 1).square().mean().sqrt())
         scores.append((found.variance - v) / found.standard_error)
@@ -103,29 +109,54 @@ def test_coverage_and_accuracy(d: int, noise: float) -> None:
     assert 0.7 < float(torch.stack(scores).square().mean().sqrt()) < 1.4
 
 
+@pytest.mark.parametrize("sizes", [ProbeSizes(16, 32, 96), ProbeSizes(8, 0, 128)])
+def test_few_samples_and_solves_that_ended_early_say_so(sizes: ProbeSizes) -> None:
+    """(M-263): few samples hold the truth as often as they say; solves cut short hold it too, and are never too
+    small; without any iteration the variance is the exact bound."""
+    generator = torch.Generator().manual_seed(1)
+    x, x_test = (torch.rand(size, 3, generator=generator, dtype=F64) for size in (400, 60))
+    gp = fgp.GP(K.Matern(1.5, 1.4), likelihood=fgp.likelihoods.Gaussian(4e-3))
+    v = gp.condition(x, x[:, 0]).predict(x_test).variance
+    post = gp.condition(x, x[:, 0], plan=fgp.plan(gp, n=400, d=3, route="recomputed"))
+
+    def found(iterations: int) -> list[SampledVariance]:
+        limits = Limits(iterations=iterations)
+        return [variance_probes(post.state, sizes, features=128, limits=limits, seed=seed)(x_test) for seed in range(4)]
+
+    whole, cut, none = found(10_000), found(2), found(0)
+    within = [((one.lower <= v) & (v <= one.upper)).double().mean() for one in whole]
+    assert 0.85 < float(torch.stack(within).mean()) < 0.995
+    assert all(float((one.variance / v - 1).abs().max()) < 0.1 for one in whole)
+    for one, finished in zip(cut, whole, strict=True):
+        assert bool(((one.lower <= v) & (v <= one.upper)).all())
+        assert bool((one.standard_error > finished.standard_error).all())
+        assert bool((one.variance > 0.97 * v).all())
+    assert all(torch.allclose(one.variance, one.bound) for one in none)
+
+
 def test_kernels_with_products_and_rows_without_noise() -> None:
     kernel = K.RBF(0.6) * K.Linear(0.7) + K.Matern(2.5, 0.5)
     post, x_test = posterior(60, 2, 0.01, kernel=kernel)
-    found = variance_probes(post.state, samples=32, seed=1)(x_test)
+    found = variance_probes(post.state, ProbeSizes(32), seed=1)(x_test)
     v = post.predict(x_test).variance
     assert float((found.variance / v - 1).abs().max()) < 0.3
-    same = variance_probes(post.state, samples=32, seed=1)
+    same = variance_probes(post.state, ProbeSizes(32), seed=1)
     torch.testing.assert_close(same(x_test).variance, found.variance)
     torch.testing.assert_close(same(x_test[:5]).bound, found.bound[:5])
     assert same(x_test[:0]).variance.shape == (0,)
     exact = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.0)).condition(post.x[:20], post.x[:20, 0])
-    at_rows = variance_probes(exact.state, samples=8, seed=1)(post.x[:20])
+    at_rows = variance_probes(exact.state, ProbeSizes(8), seed=1)(post.x[:20])
     assert float(at_rows.variance.abs().max()) < 1e-6
 
 
 def test_what_is_refused() -> None:
     post, x_test = posterior(20, 2, 0.1)
     with pytest.raises(DomainError, match="`samples` must be a whole number, 2 or more"):
-        variance_probes(post.state, samples=1)
+        variance_probes(post.state, ProbeSizes(1))
     with pytest.raises(ShapeError, match=r"`factor` must have shape \(20, k\)"):
         variance_probes(post.state, factor=torch.ones(3, 2))
     with pytest.raises(ShapeError, match="`x_test` must have shape"):
-        variance_probes(post.state, samples=2)(x_test[None])
+        variance_probes(post.state, ProbeSizes(2))(x_test[None])
     custom = K.Custom(lambda x, z: torch.exp(-(x - z).abs().sum()))
     other = fgp.GP(custom).condition(post.x, post.y)
     with pytest.raises(DomainError, match="a kernel with random features"):

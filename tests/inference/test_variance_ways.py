@@ -10,11 +10,12 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.profile_store import keep_profile
-from flashgp.inference.predict.plan import price_of
+from flashgp.inference.predict.plan import price_of, prices_event
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.progress import PredictionProgress
 from flashgp.inference.predict.sampled_variance import SAMPLED_SEED, variance_probes
 from flashgp.inference.predict.variance_solves import SHARE
-from flashgp.planner.variances import VarianceSettings
+from flashgp.planner.variances import ProbeSizes, VarianceSettings
 from flashgp.solvers.direct.cholesky import Factor
 from inference.plain_gp import F64, predicted
 
@@ -83,7 +84,7 @@ def test_samples_take_over_at_the_stated_price(route: str) -> None:
         sampled = prediction.variance
     (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_SAMPLES)
     largest = float((prediction.variance_standard_error / sampled).max())
-    assert event.fields == {"samples": 64, "share": pytest.approx(largest)}
+    assert event.fields == {"samples": 64, "share": pytest.approx(largest), "unfinished": None}
     assert not torch.equal(sampled, exact)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -207,3 +208,56 @@ def test_a_float32_factor_whose_rounding_matters_gives_way() -> None:
             assert any(event.fields.get("instead") == "corrected" for event in joint.report.events), "by exact solves"
         wanted = gp.condition(x, y).predict(x_test).variance
         assert float((prediction.variance / wanted - 1.0).square().mean().sqrt()) <= 0.1
+
+
+def test_a_time_limit_of_variances() -> None:
+    """(M-264): fewer samples where a limit binds, said with their error; exact where it does not; refused where it
+    allows none, with what does; told step by step."""
+    x, y, x_test = data(120)
+    posterior = by(model(), x, y, "recomputed")
+    exact = price_of(posterior.state, 200, "exact", True)
+    told: list[PredictionProgress] = []
+    settings = VarianceSettings(time_limit=2.0 * exact.seconds, features=0)
+    assert predicted(posterior, x_test, variances=settings, deterministic=True).variance_standard_error is None
+    assert posterior.predict(x_test, time_limit=3600.0, progress=told.append).variance_standard_error is None
+    assert {one.of for one in told} == {200}
+    assert {one.points for one in told} == {0, 64, 128, 192}
+    assert all(0.0 <= one.fraction < 1.0 and "of 200 points, iteration" in str(one) for one in told)
+    sizes = (ProbeSizes(), ProbeSizes(8, 0, 64))
+    limited = VarianceSettings(sampled_seconds=0.0, limit_seconds=0.0, sizes=sizes, features=0)
+    prediction = predicted(posterior, x_test, variances=limited)
+    with pytest.warns(fgp.FlashGPWarning, match='Variance from 8 samples.*"sampled" more samples'):
+        found = prediction.variance
+    (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_SAMPLES)
+    assert (event.fields["samples"], event.fields["unfinished"]) == (8, True), "whose solves had no time"
+    wanted = model().condition(x, y).predict(x_test).variance
+    lower, upper = prediction.variance_interval
+    assert bool(((lower <= wanted) & (wanted <= upper) & (found >= wanted * (1 - 1e-9))).all())
+    assert posterior.predict(x_test, variance="sampled").report.events == []
+    more = posterior.predict(x_test, variance="sampled")
+    assert float((more.variance / wanted - 1.0).abs().max()) < 0.3
+    (event,) = of_kind(more.report.events, EventKind.VARIANCE_BY_SAMPLES)
+    assert event.fields["samples"] == 64, "asked for, and made anew"
+    short = posterior.predict(x_test, variance="exact", time_limit=0.0)
+    assert short.mean.shape == (200,)
+    with pytest.raises(fgp.DomainError, match=r"`time_limit` must be at least about .* for variances at 200 points"):
+        short.variance  # noqa: B018
+    with pytest.raises(fgp.DomainError, match="`time_limit` must be 0 or more seconds, got -1"):
+        posterior.predict(x_test, time_limit=-1)
+
+
+def test_prices_of_predictions_are_said_where_they_are_not_small() -> None:
+    """(M-264): nothing of a small table; of a large one without a factor means, variances and samples."""
+    x, y, _ = data(300)
+    posterior = by(model(), x, y, "recomputed")
+    assert prices_event(posterior.state) is None
+    points = 10**7
+    event = prices_event(posterior.state, points)
+    assert event.kind is EventKind.PREDICTION_PRICES
+    assert event.fields["variances"] == pytest.approx(price_of(posterior.state, points, "exact", False).seconds)
+    assert event.fields["means"] < event.fields["variances"]
+    assert f"{points:,} predictions take about" in str(event)
+    two = fgp.GP(1.3 * k.Matern(1.5, 0.4), likelihood=fgp.likelihoods.Gaussian(1e-2), outputs=2)
+    both = by(two, x, torch.stack([y, -y], -1), "recomputed")
+    twice = prices_event(both.state, points)
+    assert twice.fields["variances"] == pytest.approx(2 * event.fields["variances"], rel=0.5)

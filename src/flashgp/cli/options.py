@@ -272,6 +272,14 @@ class PredictOptions(TextOptions):
         Literal["error", "drop"] | None,
         typer.Option("--missing", help="Rows with missing inputs: refuse, or predict nan; as in the fit if left out."),
     ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            help="Of deviations without a factor, of a table or a part: exact in so long, or sampled.",
+        ),
+    ] = None
     memory: Memory = None
 
     def __post_init__(self) -> None:

@@ -104,6 +104,7 @@ def _predictions(options: PredictOptions, model: TableModel, files: list[str]) -
     """Of one part after the other. Raises: FlashGPError."""
     asked: Any = {
         "unseen": options.unseen, "missing": options.missing, "variance": options.variance, "memory": options.memory,
+        "time_limit": options.time_limit,
     }  # fmt: skip
     if files:
         yield from model.predict_parts(options.table, **asked, keep=options.keep or ())

@@ -381,6 +381,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return_cov: bool = False,
         latent: bool = False,
         variance: Literal["auto", "exact", "sampled"] = "auto",
+        time_limit: float | None = None,
     ) -> Array | tuple[Array, Array]:
         """Mean of the prediction at X, and on request its standard deviation or joint covariance.
 
@@ -393,6 +394,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 Sampled ones are logged with their largest standard error ("flashgp.predict"); that of every point is
                 `posterior_.predict(x_test, variance="sampled").variance_standard_error`, in standard units squared.
                 A covariance is exact, and takes no "sampled".
+            time_limit: seconds that deviations may take, as `Posterior.predict`.
 
         Returns:
             Shape (n_test,), or (n_test, p) when y had columns; float32 for float32 X, else float64.
@@ -412,7 +414,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 '`variance` must be "auto" or "exact" with return_cov=True, got "sampled", which gives no covariance; '
                 "leave it out"
             )
-        prediction, answers = self._at(X, variance)
+        prediction, answers = self._at(X, variance, time_limit)
         return answers.moments(prediction, latent, return_std, return_cov)
 
     def predict_distribution(
@@ -561,7 +563,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return {} if encoding is None else encoding.categories
 
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any, variance: str = "auto") -> tuple[Prediction, Answers]:
+    def _at(self, X: Any, variance: str = "auto", time_limit: float | None = None) -> tuple[Prediction, Answers]:
         """The prediction at X in standard units, and what brings its numbers to the user."""
         X, present = points(self, X, drop=self.missing == "drop")
         posterior: Posterior
@@ -574,7 +576,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             units = Units.identity(X.shape[1])
         x_test = torch.from_numpy(units.x.apply(X)).to(posterior.state.like[0].device)
         answers = Answers(units, posterior.state.prior.outputs, X.dtype, present)
-        return posterior.predict(x_test, variance=variance), answers
+        return posterior.predict(x_test, variance=variance, time_limit=time_limit), answers
 
     def _prior(self, columns: int, outputs: int | None) -> GP:
         """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""

@@ -174,6 +174,10 @@ class EventKind(Enum):
         "The time limit of {limit:g} s ended the first pass after {read:n row}: the posterior is of {rows:,} random "
         "ones of these. Allow more time for that of all."
     )
+    PREDICTION_PRICES = (
+        "{points:,} predictions take about {means:seconds} for means and {variances:seconds} more for variances[, or "
+        "{sampled:seconds} from {samples} samples, with a standard error]."
+    )
     EXACT_POSTERIOR = (
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
@@ -299,7 +303,10 @@ class EventKind(Enum):
         "[; {instead} at all of them]."
     )
     VARIANCE_BY_SOLVES = "Variance by solves, too large by at most {share:.1e} of itself."
-    VARIANCE_BY_SAMPLES = "Variance from {samples} samples, the largest standard error {share:.1e} of it."
+    VARIANCE_BY_SAMPLES = (
+        "Variance from {samples} samples, the largest standard error {share:.1e} of it[{unfinished:if}; their solves "
+        "ended with the time, which is in it]."
+    )
     VARIANCE_NEGATIVE = (
         "A computed variance was {worst:.2e}, below zero by more than rounding; it is given as 0. Use float64, or more "
         "noise."

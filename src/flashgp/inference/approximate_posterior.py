@@ -13,6 +13,7 @@ from flashgp.inference.full_scale.state import FullScaleState, Lost
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.progress import ToldProgress
 
 __all__ = ["ApproximatePosterior"]
 
@@ -64,6 +65,8 @@ class ApproximatePosterior(Posterior):
         plan: Any = None,
         memory: str | int | None = None,
         deterministic: bool = False,
+        time_limit: float | None = None,
+        progress: ToldProgress = None,
     ) -> Prediction:
         """As `Posterior.predict`, each point from its own nearest rows, eq. (M-154); variances are never sampled.
 

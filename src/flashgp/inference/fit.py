@@ -32,17 +32,20 @@ from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.group_posterior import fit_group
 from flashgp.inference.odd_data import odd_data
+from flashgp.inference.output_states import OutputStates
 from flashgp.inference.over_ranks import check_alike, decided_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.plan import prices_event
+from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.state import State
 from flashgp.inference.streamed.fit import fit_streamed
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.fit import Fitted, fit_prior, interrupted_message
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
-from flashgp.inference.training.progress_bar import shown_progress
 from flashgp.inference.unfinished import Unfinished, why_unfinished
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
@@ -284,6 +287,9 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
     else:
         full_scale = fit_full_scale(gp, x, y, approximation, options)
         found = _fit_of(full_scale, posterior_of(full_scale.state), None)
+    if isinstance(found.posterior.state, State | OutputStates) and options.group.size == 1:
+        prices = prices_event(found.posterior.state)
+        found.report.events += [] if prices is None else [prices]
     if event is not None:
         for report in (found.report, found.posterior.report):
             report.events.insert(0, event)

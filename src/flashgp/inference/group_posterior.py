@@ -40,6 +40,7 @@ from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.fit import Fitted, fit_prior
@@ -81,6 +82,8 @@ class GroupPosterior(Posterior):
         plan: ProductPlan | None = None,
         memory: str | int | None = None,
         deterministic: bool = False,
+        time_limit: float | None = None,
+        progress: ToldProgress = None,
     ) -> Prediction:
         """See `Posterior.predict`. Without a factor all ranks call it, and mean and variance are computed within.
 
@@ -89,11 +92,11 @@ class GroupPosterior(Posterior):
         with self._asked("predict") as group:
             if group.size > 1:
                 points = check_points(x_test, "x_test", like=self.state.x)
-                options = f"variance={variance!r} deterministic={deterministic!r} gradients={torch.is_grad_enabled()}"
+                options = f"{variance=} {deterministic=} {time_limit=} gradients={torch.is_grad_enabled()}"
                 group.compare(x_test=tensor_mark(points), options=options)
             prediction = predict(
                 self.state, x_test, variance=variance or "auto", plan=plan, memory=memory, deterministic=deterministic,
-                group=group,
+                time_limit=time_limit, progress=progress, group=group,
             )  # fmt: skip
             if group.size > 1:
                 prediction = prediction.asking(lambda predictor: _Together(predictor, group, variance is not None))

@@ -38,6 +38,7 @@ from flashgp.planner.problem import OtherWork, ProductProblem
 from flashgp.planner.products import ProductPlan, plan_product
 from flashgp.planner.variances import (
     VariancePrice,
+    VarianceSettings,
     check_variance,
     variance_price,
 )
@@ -66,12 +67,14 @@ def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> 
 
 @dataclass(frozen=True)
 class PredictionQuestion:
-    """What is predicted, and how its posterior came about; the fields are arguments of `fgp.plan`."""
+    """What is predicted, and how its posterior came about; the fields are arguments of `fgp.plan`, but for time_limit,
+    of variances."""
 
     n_test: int
     variance: bool | str = True
     conditioned: str | None = None
     passes: int = PASSES
+    time_limit: float | None = None
 
 
 @overload
@@ -333,7 +336,9 @@ def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion,
         check_route(conditioned, tuple(ROUTES), "conditioned")
         device = resources.devices[-1]
         room = 0 if settings.deterministic else resources.available()[str(device)]
-        variances = replace(size.variances(prior, n_test, device, resources.rates), room=room)
+        limited = VarianceSettings(time_limit=question.time_limit)
+        variances = size.variances(prior, n_test, device, resources.rates)
+        variances = replace(variances, room=room, settings=limited)
         price = variance_price(variances, conditioned, question.passes, asked)
     features = replace(size.features, width=max(1, size.features.width))
     # Outputs with noise of their own come one after the other.

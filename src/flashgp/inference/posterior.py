@@ -23,6 +23,7 @@ from flashgp.inference.predict.importance import Importance, ImportanceSettings,
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out
 from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.planner.plan import Plan
@@ -167,6 +168,8 @@ class Posterior:
         plan: ProductPlan | None = None,
         memory: str | int | None = None,
         deterministic: bool = False,
+        time_limit: float | None = None,
+        progress: ToldProgress = None,
     ) -> Prediction:
         """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
@@ -177,18 +180,27 @@ class Posterior:
             x_test: (*batch, n_test, d).
             variance: without a float64 factor, "exact" takes solves for every point, (M-101), and "sampled" 64 solves
                 once for all points, (M-97), with `p.variance_standard_error`; "auto" samples where exact solves would
-                take more than a minute by the machine's rates, (M-107), with a warning, and never where gradients are
-                wanted or the kernel has no random features. A float64 factor is exact unless "sampled" is asked for.
+                take more than a minute by the machine's rates, (M-107), with as many samples as a minute allows, 8 to
+                64, a warning, and never where gradients are wanted or the kernel has no random features. A float64
+                factor is exact unless "sampled" is asked for.
             plan: how to compute it, as `flashgp.plan(gp, n=, d=, n_test=)` made it (`distinct=` where rows repeat); by
                 default one is made when the mean or the variance is asked for.
             memory: budget of that plan, like "8GiB"; what is free by default.
             deterministic: the same bits whatever the number of threads, as `GP.condition` says; a posterior conditioned
                 so predicts so.
+            time_limit: seconds that variances may take, from when they are asked for, in place of the minute: exact
+                solves where they keep to it, else samples, whose solves end with it. What that leaves uncertain is in
+                `p.variance_standard_error`, (M-263). Means and factors, which are quick, do not ask it.
+            progress: called after every iteration of a solve for variances, with a `PredictionProgress`; False for
+                nothing. None for a bar after a second, where a terminal or a notebook shows it.
         Raises: ShapeError, DomainError for points, a plan or a variance that do not fit; where the result is asked for,
-            MemoryBudgetError if nothing fits.
+            MemoryBudgetError if nothing fits, DomainError if no variance can be had within the time limit.
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
         """
-        return predict(self.state, x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic)
+        return predict(
+            self.state, x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic,
+            time_limit=time_limit, progress=progress,
+        )  # fmt: skip
 
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> Paths:
         """Posterior functions by Matheron's rule, eq. (M-94): `f = post.paths(64); f(x_any)`, differentiable in x_any.

@@ -128,7 +128,8 @@ class _SharedSolves(Solves):
         own = None if start is None else space.local(start)
         with self.group.together():
             solution = self.prepared().solve(space.local(rhs), goal, start=own, limits=self._shared(limits))
-            return replace(solution, value=space.everywhere(solution.value))
+            value, residual = (space.everywhere(one) for one in (solution.value, solution.residual))
+            return replace(solution, value=value, residual=residual)
 
     def prepared(self) -> Prepared:
         with self.group.together():

@@ -11,6 +11,7 @@ from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.streamed.append import append, check_alike
 from flashgp.inference.streamed.bracket import bracket
 from flashgp.inference.streamed.left_out import leave_out
@@ -117,6 +118,8 @@ class StreamedPosterior(ApproximatePosterior):
         plan: Any = None,
         memory: str | int | None = None,
         deterministic: bool = False,
+        time_limit: float | None = None,
+        progress: ToldProgress = None,
     ) -> Prediction:
         """As `Posterior.predict`, eq. (M-165). Raises: DomainError beside that for a plan, or for variance="sampled".
 

@@ -4,8 +4,9 @@ A float64 factor gives them at once, eq. (M-59). Without one an exact variance c
 where samples take one block of solves for all points, eq. (M-107). A float32 factor is corrected by solves.
 """
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +27,11 @@ __all__ = [
     "CORRECTION_SECONDS",
     "DEFAULT_VARIANCES",
     "FEATURES",
-    "LOW_RANK",
-    "NEIGHBOURS",
     "SAMPLES",
     "SOLVED_POINTS",
     "STRIP_BYTES",
     "VARIANCES",
+    "ProbeSizes",
     "VariancePrice",
     "VarianceProblem",
     "VarianceSettings",
@@ -47,25 +47,54 @@ STRIP_SHARE = 64  # of the rows of a factor, in a wider strip for it
 SOLVED_POINTS = 64  # right-hand sides of one block solve
 CORRECTION_SECONDS = 10.0  # a float32 factor's variances are corrected at all points while that takes less
 CORRECTION_PASSES = 4  # in float64, of one corrected block
-SAMPLES, LOW_RANK, NEIGHBOURS, FEATURES = 64, 128, 64, 1024  # of the probes that samples are made with
+SAMPLES, FEATURES = 64, 1024  # of the probes that samples are made with
 BLOCK_VECTORS = 13  # n x points in float64: the covariances, what a solver holds (nine), z, A z and a product of two
+POINT_WORK = 8  # evaluations that take as long as one of K_sx and finding near rows by it
 SYSTEMS = 4  # (rank + neighbours)^2 numbers per point of a strip of samples
 
 
 @dataclass(frozen=True)
+class ProbeSizes:
+    """What variances are sampled with. Fields: samples, of which each takes a solve; rank, columns of the low-rank
+    factor, which takes a float64 product with as many; neighbours, rows near each point."""
+
+    samples: int = SAMPLES
+    rank: int = 128
+    neighbours: int = 64
+
+
+@dataclass(frozen=True)
 class VarianceSettings:
-    """When exact solves give way to samples.
+    """When exact solves give way to samples, and how many of these there are.
 
     Args:
         sampled_seconds: of exact solves, beyond which samples are taken where they are quicker: about how long one
             waits for numbers.
+        limit_seconds: of samples that nobody asked for, after which their solves end, eq. (M-263); sizes are the
+            largest that keep to it.
+        time_limit: seconds in place of both, as the user gave them.
+        sizes: of the probes, from the largest; with few samples neighbours, which cost no pass, do more of the work.
         features: of each sample's draw of the prior, as it is priced.
         strip_bytes: of K_sx alive at once.
     """
 
     sampled_seconds: float = 60.0
+    limit_seconds: float = 60.0
+    time_limit: float | None = None
+    sizes: tuple[ProbeSizes, ...] = (ProbeSizes(), ProbeSizes(16, 32, 192), ProbeSizes(8, 0, 256))
     features: int = FEATURES
     strip_bytes: int = STRIP_BYTES
+
+    @property
+    def patience(self) -> float:
+        """Seconds of exact solves up to which these are taken."""
+        return self.sampled_seconds if self.time_limit is None else self.time_limit
+
+    def limit(self, asked: str) -> float:
+        """Seconds of samples, where variances were asked for so; inf for none."""
+        if self.time_limit is not None:
+            return self.time_limit
+        return math.inf if asked == "sampled" else self.limit_seconds
 
 
 DEFAULT_VARIANCES = VarianceSettings()
@@ -95,12 +124,27 @@ class VarianceProblem:
 
 @dataclass(frozen=True)
 class VariancePrice:
-    """Where the variances come from, "factor", "solves" or "samples", and what they take beside the mean."""
+    """Where the variances come from, "factor", "solves" or "samples", and what they take beside the mean.
+
+    Fields: least_seconds, without which none can be had: all of them, but of samples those of one iteration; sizes and
+    after_seconds, of samples: what follows their solves.
+    """
 
     way: str
     peak_bytes: int
     seconds: float
     note: str = ""
+    least_seconds: float = 0.0
+    sizes: ProbeSizes = ProbeSizes()
+    after_seconds: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "VariancePrice":
+        values = json.loads(text)
+        return cls(**{**values, "sizes": ProbeSizes(**values["sizes"])})
 
 
 def check_variance(variance: Any) -> str:
@@ -119,7 +163,7 @@ def variance_price(problem: VarianceProblem, route: str, passes: int = PASSES, a
     """
     by_factor = _by_factor(problem)
     if asked == "sampled":
-        return _from_samples(problem, route, passes)
+        return _from_samples(problem, route, passes, math.inf)
     if route == "direct" or not problem.n or problem.batch != 1:
         return by_factor
     exact = _by_solves(problem, route, passes)
@@ -135,9 +179,11 @@ def exact_or_sampled(problem: VarianceProblem, route: str, passes: int = PASSES,
 
 def _cheaper(problem: VarianceProblem, route: str, passes: int, asked: str, exact: VariancePrice) -> VariancePrice:
     """Exact solves, or samples where these are quicker and exact solves take longer than `sampled_seconds`, (M-107)."""
-    if asked == "exact" or not problem.has_features or exact.seconds <= problem.settings.sampled_seconds:
+    if asked == "sampled":
+        return _from_samples(problem, route, passes, math.inf)
+    if asked == "exact" or not problem.has_features or exact.seconds <= problem.settings.patience:
         return exact
-    sampled = _from_samples(problem, route, passes, instead=exact.seconds)
+    sampled = _from_samples(problem, route, passes, exact.seconds)
     return sampled if sampled.seconds < exact.seconds else exact
 
 
@@ -159,7 +205,8 @@ def _by_factor(problem: VarianceProblem) -> VariancePrice:
     flops = batch * n_test * n * n
     seconds = flops / rates.gemm_float64 + 2 * batch * n_test * n / rates.block_pairs
     seconds += math.ceil(n_test / max(1, rows)) * rates.call_seconds
-    return VariancePrice("factor", 3 * strip + tile + problem.features.function_bytes + features, seconds)
+    peak = 3 * strip + tile + problem.features.function_bytes + features
+    return VariancePrice("factor", peak, seconds, least_seconds=seconds)
 
 
 def _by_solves(problem: VarianceProblem, route: str, passes: int) -> VariancePrice:
@@ -169,34 +216,55 @@ def _by_solves(problem: VarianceProblem, route: str, passes: int) -> VariancePri
     peak, seconds = _block(problem, route, passes, points)
     features = 8 * (problem.n_test + n) * problem.features.width
     note = f"variance by solves, {SOLVED_POINTS} points at a time"
-    return VariancePrice("solves", peak + features, blocks * seconds, note)
+    return VariancePrice("solves", peak + features, blocks * seconds, note, blocks * seconds)
 
 
-def _from_samples(problem: VarianceProblem, route: str, passes: int, instead: float | None = None) -> VariancePrice:
+def _from_samples(problem: VarianceProblem, route: str, passes: int, instead: float) -> VariancePrice:
+    """With the largest sizes that keep to the limit, else the smallest, whose solves end with it, eq. (M-264).
+
+    Args: instead, seconds of exact solves; inf where samples were asked for.
+    """
+    limit = problem.settings.limit("auto" if math.isfinite(instead) else "sampled")
+    prices = [_with_probes(problem, route, passes, sizes) for sizes in problem.settings.sizes]
+    price = next((one for one in prices if one.seconds <= limit), prices[-1])
+    price = replace(price, seconds=min(price.seconds, max(limit, price.least_seconds)))
+    if math.isinf(instead):
+        return price
+    return replace(price, note=f"{price.note}: exact solves would take about {readable_seconds(instead)}")
+
+
+def _with_probes(problem: VarianceProblem, route: str, passes: int, sizes: ProbeSizes) -> VariancePrice:
     """One block of solves, the low-rank factor, and what each point takes then, eq. (M-107)."""
     n, n_test, rates = problem.n, problem.n_test, problem.profile.rates(problem.device)
-    block, seconds = (0, 2 * n * n * SAMPLES / rates.gemm_float64)
+    samples, rank, width = sizes.samples, sizes.rank, sizes.rank + sizes.neighbours
+    block, solving = (0, 2 * n * n * samples / rates.gemm_float64)
+    least = solving
     if route != "direct":
-        block, seconds = _block(problem, route, passes, SAMPLES)
-    evaluations = n * LOW_RANK + (n + n_test) * SAMPLES * problem.settings.features + n_test * n
-    flops = 2 * n * LOW_RANK**2 + 2 * n * n_test * (SAMPLES + LOW_RANK)
-    systems = n_test * (LOW_RANK + NEIGHBOURS) ** 3 / 3
-    seconds += evaluations / rates.block_pairs + flops / rates.gemm_float64 + systems / rates.cholesky_float64
-    kept = 8 * n * 2 * (SAMPLES + LOW_RANK)
-    strip = 8 * min(n_test, max(1, STRIP_BYTES // (8 * max(1, n)))) * (n + SYSTEMS * (LOW_RANK + NEIGHBOURS) ** 2)
-    peak = kept + max(block, 3 * 8 * n * LOW_RANK, 3 * strip) + 2 * STRIP_BYTES
-    note = f"variance from {SAMPLES} samples, with a standard error"
-    if instead is not None:
-        note += f": exact solves would take about {readable_seconds(instead)}"
-    return VariancePrice("samples", peak, seconds, note)
+        block, solving = _block(problem, route, passes, samples)
+        least = _block(problem, route, 1, samples, 1)[1]
+    low_rank = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64
+    if rank:
+        low_rank += _product(problem, "recomputed", torch.float64, rank, 1).seconds
+    drawing = n * samples * problem.settings.features / rates.block_pairs
+    evaluations = samples * problem.settings.features + POINT_WORK * n + sizes.neighbours**2
+    after = n_test * evaluations / rates.block_pairs
+    after += n_test * (2 * n * (samples + rank) / rates.gemm_float64 + width**3 / 3 / rates.cholesky_float64)
+    kept = 8 * n * 2 * (samples + rank)
+    strip = 8 * min(n_test, max(1, STRIP_BYTES // (8 * max(1, n)))) * (n + SYSTEMS * width**2)
+    peak = kept + max(block, 3 * 8 * n * rank, 3 * strip) + 2 * STRIP_BYTES
+    beside = low_rank + drawing + after
+    note = f"variance from {samples} samples, with a standard error"
+    return VariancePrice("samples", peak, beside + solving, note, beside + least, sizes, after)
 
 
-def _block(problem: VarianceProblem, route: str, passes: int, points: int) -> tuple[int, float]:
+def _block(
+    problem: VarianceProblem, route: str, passes: int, points: int, corrections: int = CORRECTION_PASSES
+) -> tuple[int, float]:
     """(bytes, seconds) of one block of solves; not of what a posterior keeps, its tiles and preconditioner."""
-    exact = _product(problem, "recomputed", torch.float64, points, CORRECTION_PASSES)
+    exact = _product(problem, "recomputed", torch.float64, points, corrections)
     beside = 8 * problem.n * BLOCK_VECTORS * points + exact.peak_bytes
     if route == "refined":
-        solving = 2 * CORRECTION_PASSES * problem.n**2 * points / problem.profile.rates(problem.device).gemm_float64
+        solving = 2 * corrections * problem.n**2 * points / problem.profile.rates(problem.device).gemm_float64
         return beside, exact.seconds + solving
     return beside, _product(problem, route, torch.float32, points, passes).seconds + exact.seconds
 
@@ -205,8 +273,8 @@ def _product(problem: VarianceProblem, route: str, dtype: torch.dtype, points: i
     """The quickest way to so many products with so many columns."""
     small = problem.device.type == "cpu" and problem.n**2 < PORTABLE_PAIRS
     features = replace(problem.features, width=max(1, problem.features.width))
-    # For one product alone no tiles would be kept.
-    product = ProductProblem(problem.form, problem.n, None, features, t=points, products=max(2, passes), dtype=dtype)
+    products = passes if route == "recomputed" else max(2, passes)  # for one product alone no tiles would be kept
+    product = ProductProblem(problem.form, problem.n, None, features, t=points, products=products, dtype=dtype)
     prices = product_prices(product, problem.device, problem.profile)
     return min(
         (p for p in prices if p.route == route and not (small and p.backend != "torch")), key=lambda p: p.seconds

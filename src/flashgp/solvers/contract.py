@@ -154,7 +154,7 @@ class Solution:
 
     Fields: value (n, t), float64; relative_residual (t,), |b - A x| / |b|, measured in float64 at the end, not from a
     recurrence; energy_bound (t,), a rigorous bound of |e|_A; iterations; passes over the pairs; seconds; stopped, why
-    it ended; events, one for every change of preconditioner or precision.
+    it ended; events, one for every change of preconditioner or precision; residual b - A x (n, t), likewise.
     """
 
     value: Tensor
@@ -164,6 +164,7 @@ class Solution:
     passes: float
     seconds: float
     stopped: StopReason
+    residual: Tensor
     events: list[Event] = field(default_factory=list)
 
 

@@ -203,7 +203,7 @@ class TableModel:
         ranks: Group,
     ) -> "TableModel":
         """`fit`, with checkpoint and progress as one argument."""
-        from flashgp.inference.training.progress_bar import shown_progress
+        from flashgp.inference.progress_bar import shown_progress
 
         from .preparation import prepare
 
@@ -314,6 +314,7 @@ class TableModel:
         missing: Missing | None = None,
         variance: str = "auto",
         memory: str | int | None = None,
+        time_limit: float | None = None,
     ) -> TablePrediction:
         """New observations of the target at every row of a table, in its order.
 
@@ -323,6 +324,7 @@ class TableModel:
             missing: rows with missing inputs are an "error", or "drop" to predict NaN; None as the model was made.
             variance: as `Posterior.predict`.
             memory: as `Posterior.predict`.
+            time_limit: seconds that deviations may take, as `Posterior.predict`.
 
         Returns:
             Mean, deviation, intervals, quantiles and log densities in units of the target, and figures of merit where
@@ -335,7 +337,7 @@ class TableModel:
         """
         self._require("predict")
         source = table_of(table, header=self.encoding.header)
-        found = self._predicted(source, variance, unseen=unseen, missing=missing, memory=memory)
+        found = self._predicted(source, variance, unseen=unseen, missing=missing, memory=memory, time_limit=time_limit)
         return replace(found, notes=(*found.notes, *RowCounts.of(found).notes(self.target)))
 
     def predict_parts(
@@ -346,6 +348,7 @@ class TableModel:
         missing: Missing | None = None,
         variance: str = "auto",
         memory: str | int | None = None,
+        time_limit: float | None = None,
         rows: int = BATCH_ROWS,
         keep: Sequence[str] = (),
     ) -> Iterator[TablePrediction]:
@@ -358,6 +361,7 @@ class TableModel:
             missing: as `predict`.
             variance: as `predict`; where parts are several, "auto" takes samples or not for all of them alike.
             memory: as `predict`, of a part.
+            time_limit: as `predict`, of a part.
             rows: of a part, at most.
             keep: columns whose cells the predictions keep as they are, by name or position from 1.
 
@@ -381,7 +385,7 @@ class TableModel:
         if (parts.count > rows or len(parts.paths) > 1) and variance == "auto":
             variance = self._variance_of(parts.count)
         for part in parts.parts():
-            yield self._predicted(part, variance, unseen=unseen, missing=missing, memory=memory)
+            yield self._predicted(part, variance, unseen=unseen, missing=missing, memory=memory, time_limit=time_limit)
 
     def _variance_of(self, count: int) -> str:
         """How variances of so many rows are computed, so that those of all parts are alike."""
@@ -393,17 +397,28 @@ class TableModel:
         return "sampled" if price_of(state, count, "auto", deterministic=False).way == "samples" else "exact"
 
     def _predicted(
-        self, source: Table, variance: str, *, unseen: Unseen, missing: Missing | None, memory: str | int | None
+        self,
+        source: Table,
+        variance: str,
+        *,
+        unseen: Unseen,
+        missing: Missing | None,
+        memory: str | int | None,
+        time_limit: float | None = None,
     ) -> TablePrediction:
         encoding = self.encoding
         data = encoding.apply(source, need_target=False, unseen=unseen, missing=missing)
-        mean, std, error, report = self.predict_encoded(data.x, variance, memory)
+        mean, std, error, report = self.predict_encoded(data.x, variance, memory, time_limit)
         observed, note = encoding.observed(source)
         found = self._prediction(source, data, mean, std, error, observed, report)
         return replace(found, notes=(*found.notes, *note))
 
     def predict_encoded(
-        self, x: _Numbers, variance: str = "auto", memory: str | int | None = None
+        self,
+        x: _Numbers,
+        variance: str = "auto",
+        memory: str | int | None = None,
+        time_limit: float | None = None,
     ) -> tuple[_Numbers, _Numbers, _Numbers | None, Report]:
         """Standardised predictions of encoded rows (n, d), each (n,).
 
@@ -416,7 +431,7 @@ class TableModel:
             like = post.state.like[0]
             points = scaled.to(like.device, like.dtype)
         with torch.no_grad():
-            prediction = post.predict(points, variance=variance, memory=memory)
+            prediction = post.predict(points, variance=variance, memory=memory, time_limit=time_limit)
             mean = prediction.mean.double().numpy(force=True)
             std = prediction.observation_variance.sqrt().double().numpy(force=True)
             error = prediction.variance_standard_error

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import promotions
 from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import EventKind, of_kind
@@ -34,6 +35,7 @@ from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
 from flashgp.inference.state import State
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
@@ -41,7 +43,7 @@ from flashgp.kernels.warped import autocast_events
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.products import ProductPlan
-from flashgp.planner.variances import check_variance
+from flashgp.planner.variances import VarianceSettings, check_variance
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 
@@ -260,9 +262,12 @@ def predict(
     plan: ProductPlan | None,
     memory: str | int | None,
     deterministic: bool,
+    time_limit: float | None = None,
+    progress: ToldProgress = False,
     group: Group = ALONE,
 ) -> Prediction:
     """See `Posterior.predict`. Args: group, whose ranks all ask for what they want of the prediction."""
+    Deadline.after(time_limit)  # refuses what is no number of seconds
     deterministic = deterministic or state.settings.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
     x_test = state.checked_points(x_test, "x_test")
@@ -271,8 +276,12 @@ def predict(
         x_test = contiguous_copy(x_test) if deterministic else x_test.clone()
     variance = check_variance(variance)
     parts = state.parts if isinstance(state, OutputStates) else (state,)
-    planners = planners_of(state, x_test, plan, memory, deterministic)
-    options = (PredictOptions(variance, planner, deterministic, group=group) for planner in planners)
+    planners = planners_of(state, x_test, plan, memory, deterministic, time_limit)
+    variances = VarianceSettings(time_limit=time_limit)
+    options = (
+        PredictOptions(variance, planner, deterministic, variances=variances, group=group, progress=progress)
+        for planner in planners
+    )
     each = [ExactPredictor(part, one) for part, one in zip(parts, options, strict=True)]
     predictor = OutputPredictor(state, each) if isinstance(state, OutputStates) else each[0]
     prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)

@@ -1,15 +1,14 @@
 """The plan of a prediction, and what variances take without a float64 factor, eq. (M-107)."""
 
-import json
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile
@@ -19,12 +18,21 @@ from flashgp.inference.plan_settings import PlanSettings, ProblemSize, RowCounts
 from flashgp.inference.state import State
 from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
 from flashgp.planner.prices import PASSES
-from flashgp.planner.products import ProductPlan
-from flashgp.planner.variances import DEFAULT_VARIANCES, VariancePrice, VarianceSettings, exact_or_sampled
+from flashgp.planner.problem import ProductProblem
+from flashgp.planner.products import ProductPlan, product_prices
+from flashgp.planner.variances import (
+    DEFAULT_VARIANCES,
+    VariancePrice,
+    VarianceSettings,
+    exact_or_sampled,
+    variance_price,
+)
 
-__all__ = ["planner_of", "planners_of", "price_of"]
+__all__ = ["planner_of", "planners_of", "price_of", "prices_event"]
 
 Planner = Callable[[bool | str], ProductPlan]
+PRICED_POINTS = 1000  # whose price the report of a fit says
+QUICK_SECONDS = 1.0  # which nobody has to be told of
 
 
 def _route_of_variances(state: State) -> str:
@@ -63,11 +71,44 @@ def price_of(
     problem = replace(size.variances(state.prior, n_test, state.x.device, profile), settings=settings)
     price = exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
     group = state.settings.group
-    return price if group.size == 1 else VariancePrice(*json.loads(group.text_of_first(json.dumps(astuple(price)))))
+    return price if group.size == 1 else VariancePrice.from_json(group.text_of_first(price.to_json()))
+
+
+def prices_event(state: AnyState, points: int = PRICED_POINTS) -> Event | None:
+    """What means and variances of so many points take by the plan, eq. (M-264); None where that is a second at most."""
+    if isinstance(state, OutputStates):  # one after the other, alike
+        event, times = prices_event(state.parts[0], points), len(state.parts)
+        fields = {} if event is None else event.fields
+        seconds = {key: times * fields[key] for key in ("means", "variances", "sampled") if fields.get(key)}
+        return None if event is None else Event(EventKind.PREDICTION_PRICES, **{**fields, **seconds})
+    if not state.count or state.batch_shape:
+        return None
+    size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
+    profile, device = BUILT_IN if state.settings.deterministic else current_profile(), state.x.device
+    features = replace(size.features, width=max(1, size.features.width))
+    product = ProductProblem(
+        state.prior.kernel.form, points, state.distinct, features, t=state.residual.shape[-1], dtype=torch.float64
+    )
+    means = min(price.seconds for price in product_prices(product, device, profile))
+    problem = size.variances(state.prior, points, device, profile)
+    route, passes = _route_of_variances(state), _passes_of_solves(state)
+    exact, price = (variance_price(problem, route, passes, asked) for asked in ("exact", "auto"))
+    if max(means, exact.seconds) <= QUICK_SECONDS:
+        return None
+    samples = (price.seconds, price.sizes.samples) if price.way == "samples" else (None, None)
+    return Event(
+        EventKind.PREDICTION_PRICES,
+        points=points, means=means, variances=exact.seconds, sampled=samples[0], samples=samples[1],
+    )  # fmt: skip
 
 
 def planner_of(
-    state: State, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
+    state: State,
+    x_test: Tensor,
+    plan: ProductPlan | None,
+    memory: str | int | None,
+    deterministic: bool,
+    time_limit: float | None = None,
 ) -> Planner | None:
     """What makes the plan of a prediction, with its variance or without; None where no plan is worth its time."""
     n_test, d = x_test.shape[-2:]
@@ -82,20 +123,26 @@ def planner_of(
     settings = PlanSettings(memory, x_test.device, deterministic=deterministic)
 
     def planned(variance: bool | str) -> ProductPlan:
-        question = PredictionQuestion(n_test, variance, _route_of_variances(state), _passes_of_solves(state))
+        route, passes = _route_of_variances(state), _passes_of_solves(state)
+        question = PredictionQuestion(n_test, variance, route, passes, time_limit)
         return prediction_plan(prior, rows, question, settings)
 
     return planned
 
 
 def planners_of(
-    state: AnyState, x_test: Tensor, plan: ProductPlan | None, memory: str | int | None, deterministic: bool
+    state: AnyState,
+    x_test: Tensor,
+    plan: ProductPlan | None,
+    memory: str | int | None,
+    deterministic: bool,
+    time_limit: float | None = None,
 ) -> list[Planner | None]:
     """Of a state, or of that of each output, one after the other; a plan handed in is one of all of them."""
     if not isinstance(state, OutputStates):
-        return [planner_of(state, x_test, plan, memory, deterministic)]
+        return [planner_of(state, x_test, plan, memory, deterministic, time_limit)]
     if plan is None:
-        return [planner_of(part, x_test, None, memory, deterministic) for part in state.parts]
+        return [planner_of(part, x_test, None, memory, deterministic, time_limit) for part in state.parts]
     outputs, members = len(state.parts), broadcast_batch(x_test.shape[:-2], state.batch_shape).numel()
     _check_plan(plan, (x_test.shape[-2], state.distinct, outputs, members), memory, x_test.device)
     share = replace(plan, t=1, seconds=plan.seconds / outputs)

@@ -10,7 +10,7 @@ error v_C >= v is known exactly. Two independent estimates of one v: the one tha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,11 +20,14 @@ from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import StopReason
 from flashgp.foundations.form import Rows
+from flashgp.inference.exact.solve import mean_goal
 from flashgp.inference.predict.paths import representers
 from flashgp.inference.predict.prior_draws import FeatureDraws, draw_seed, pivots_of
 from flashgp.inference.state import State
-from flashgp.planner.variances import FEATURES, LOW_RANK, NEIGHBOURS, SAMPLES, STRIP_BYTES
+from flashgp.planner.variances import FEATURES, STRIP_BYTES, ProbeSizes
+from flashgp.solvers.contract import NO_LIMITS, Limits
 
 __all__ = [
     "SampledVariance",
@@ -35,8 +38,10 @@ __all__ = [
     "variance_probes",
 ]
 
+LARGEST = ProbeSizes()
 SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well
+DRAWN_ROWS = 2048  # of a prior draw at once: their features stay in the cache
 LEVEL = 0.95  # the probability of the interval
 BISECTIONS = 60  # halve the range of a log odds, 80 wide, to rounding
 FURTHEST_ODDS = 40.0  # v / v_C is looked for between e^-40 and 1 - e^-40
@@ -63,14 +68,16 @@ class SampledVariance:
 class VarianceProbes:
     """What the variance at any point is estimated from; made by `variance_probes`, called on points.
 
-    Fields: state; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); actions,
-    C, (k, n), with orthonormal rows; images, K C', (n, k); neighbours, how many near rows join C.
+    Fields: state; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); residuals,
+    theirs, (n, S), where the solves ended before their goal; actions, C, (k, n), with orthonormal rows; images,
+    K C', (n, k); neighbours, how many near rows join C.
     """
 
     state: State
     draws: list[FeatureDraws]
     noisy: Tensor
     solutions: Tensor
+    residuals: Tensor | None
     actions: Tensor
     images: Tensor
     neighbours: int
@@ -87,15 +94,17 @@ class VarianceProbes:
             raise ShapeError(f"`x_test` must have shape (n_test, d), got {tuple(x_test.shape)}; pass one table")
         size = self.actions.shape[0] + self.neighbours
         step = max(1, STRIP_BYTES // (8 * (state.distinct + 3 * size * size)))
-        moments, bounds = [], []
+        moments, bounds, lacks = [], [], []
         for start in range(0, max(1, x_test.shape[0]), step):
-            d, h, bound = self._deviations(x_test[start : start + step])
+            d, h, bound, lack = self._deviations(x_test[start : start + step])
             moments.append(deviation_moments(d, h, bound))
             bounds.append(bound)
-        return deviation_interval(torch.cat(moments, dim=-1), self.noisy.shape[1], torch.cat(bounds))
+            lacks.append(lack)
+        found = deviation_interval(torch.cat(moments, dim=-1), self.noisy.shape[1], torch.cat(bounds))
+        return found if self.residuals is None else widened(found, torch.cat(lacks))
 
-    def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(d, h, v_C) at a strip of points: (b, S), (b, S), (b,), eq. (M-96)."""
+    def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(d, h, v_C, q) at a strip of points: (b, S), (b, S), (b,), (b,), eqs. (M-96), (M-263)."""
         state = self.state
         rows = state.prior.kernel.rows(x)
         cross = state.covariance_to(rows, torch.float64).to_dense()
@@ -107,10 +116,16 @@ class VarianceProbes:
         c = _solved(system, right)
         # For whatever c this is the variance of its error, so that rounding in c does no harm.
         bound = prior - 2.0 * (c * right).sum(-1) + (c * (system @ c.unsqueeze(-1)).squeeze(-1)).sum(-1)
+        best, lack = self._from_few(c, near, self.noisy), torch.zeros_like(bound)
+        if self.residuals is not None:
+            left = self._from_few(c, near, self.residuals)
+            predicted, lack = predicted + left, left.square().mean(-1)
+        return drawn - predicted, predicted - best, bound.clamp_min(0.0), lack
+
+    def _from_few(self, c: Tensor, near: Tensor, values: Tensor) -> Tensor:
+        """c.C w for columns w of the rows, (b, S)."""
         k = self.actions.shape[0]
-        best = c[:, :k] @ (self.actions @ self.noisy)
-        best = best + (c[:, k:].unsqueeze(-1) * self.noisy[near]).sum(-2)
-        return drawn - predicted, predicted - best, bound.clamp_min(0.0)
+        return c[:, :k] @ (self.actions @ values) + (c[:, k:].unsqueeze(-1) * values[near]).sum(-2)
 
     def _nearest(self, cross: Tensor) -> Tensor:
         """The rows of largest correlation with each point, (b, neighbours)."""
@@ -145,38 +160,56 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
     return root * torch.cholesky_solve((root * right).unsqueeze(-1), lower).squeeze(-1)
 
 
-def probes_of(state: State) -> VarianceProbes:
-    """What variances of a state are sampled from: made once, from a stream of its own beside that of the solves.
+def widened(found: SampledVariance, lack: Tensor) -> SampledVariance:
+    """With what the solves lack in errors and intervals, and on the safe side in the variances, eq. (M-263).
 
+    Args: lack, q, (n_test,), mean squares of what they lack at the points.
+    """
+    more = lack + 2.0 * (lack * (found.bound - found.variance).clamp_min(0.0)).sqrt()
+    more = torch.minimum(more, found.bound)
+    return replace(
+        found, variance=torch.minimum(found.variance + more, found.bound),
+        standard_error=(found.standard_error.square() + more.square()).sqrt(),
+        lower=(found.lower - more).clamp_min(0.0), upper=torch.minimum(found.upper + more, found.bound),
+    )  # fmt: skip
+
+
+def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIMITS) -> VarianceProbes:
+    """What variances of a state are sampled from, from a stream of its own beside that of the solves: made once, and
+    again where more samples are wanted.
+
+    Args: sizes, of those that are made; limits, of their solves.
     Raises: ShapeError, DomainError as `variance_probes`.
     """
-    if state.cache.variance_probes is None:
-        state.cache.variance_probes = variance_probes(state, seed=state.settings.seed + SAMPLED_SEED)
-    probes: VarianceProbes = state.cache.variance_probes
-    return probes
+    made: VarianceProbes | None = state.cache.variance_probes
+    if made is None or made.noisy.shape[1] < sizes.samples:
+        made = variance_probes(state, sizes, limits=limits, seed=state.settings.seed + SAMPLED_SEED)
+        state.cache.variance_probes = made
+    return made
 
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda state, **_: state.settings.deterministic)
+@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
 @torch.no_grad()
 def variance_probes(
     state: State,
+    sizes: ProbeSizes = LARGEST,
     *,
-    samples: int = SAMPLES,
     factor: Tensor | None = None,
-    neighbours: int = NEIGHBOURS,
     features: int = FEATURES,
+    limits: Limits = NO_LIMITS,
     seed: int | None = None,
 ) -> VarianceProbes:
     """Draws and solves from which the variance is estimated at any point, eq. (M-96): `variance_probes(state)(x_test)`.
 
     Args:
-        samples: S, the solves; a relative standard error of at most (2 / S)^(1/2), less where C predicts well.
-        factor: F, (n, k), with F F' near the prior covariance of the rows, as a preconditioner has it; None makes one
-            of rank 128. neighbours: rows near each test point that C holds as well.
+        sizes: S samples, of which each takes a solve: a relative standard error of at most (2 / S)^(1/2), less where C
+            predicts well; the rank of F, and the rows near each test point that C holds as well.
+        factor: F, (n, k), with F F' near the prior covariance of the rows, as a preconditioner has it; None makes one.
         features: of each draw of the prior. Each sample has features of its own, so that the estimate is unbiased
             however few they are.
+        limits: of the solves; what they lack where these end them is in the errors, eq. (M-263).
         seed: as `Posterior.paths`.
     Raises: ShapeError for a batch of models; DomainError without data, or for a kernel without random features.
     Cost: S solves, one product with k columns, n F S flops for the draws.
@@ -187,7 +220,7 @@ def variance_probes(
         raise ShapeError(
             f"`posterior` must be one model, got batch shape {tuple(state.batch_shape)}; take one at a time"
         )
-    samples = check_count(samples, "samples", 2)
+    samples = check_count(sizes.samples, "samples", 2)
     if not state.count or not state.prior.kernel.has_features:
         raise DomainError(
             "`posterior` must have data and a kernel with random features; use predict(x_test).variance, which is exact"
@@ -196,10 +229,13 @@ def variance_probes(
     draws = [_draw(state, features, generator) for _ in range(samples)]
     noise = state.noise.expand(state.distinct)
     errors = torch.randn(state.distinct, samples, generator=generator, dtype=torch.float64).to(state.x.device)
-    noisy = torch.cat([draw(state.points) for draw in draws], dim=-1) + noise.sqrt().unsqueeze(-1) * errors
-    solutions, _ = representers(state, noisy, TOLERANCE)
+    parts = state.points.split(DRAWN_ROWS)
+    noisy = torch.cat([torch.cat([draw(part) for part in parts]) for draw in draws], dim=-1)
+    noisy += noise.sqrt().unsqueeze(-1) * errors
+    solutions, residuals = _solved_draws(state, noisy, limits)
     if factor is None:
-        factor = pivots_of(state.prior, state.points, min(LOW_RANK, state.distinct), generator)[1]
+        rank = min(sizes.rank, state.distinct)
+        factor = pivots_of(state.prior, state.points, rank, generator)[1] if rank else noisy[:, :0]
     elif factor.dim() != 2 or factor.shape[0] != state.distinct:
         raise ShapeError(
             f"`factor` must have shape ({state.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
@@ -208,9 +244,20 @@ def variance_probes(
     weighted = factor.double() / weight.unsqueeze(-1)
     basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
     actions = basis[:, : state.distinct].mT.contiguous()
-    images = state.prior_covariance(state.rows) @ actions.mT + noise.unsqueeze(-1) * actions.mT
-    near = max(0, min(neighbours, state.distinct - actions.shape[0]))
-    return VarianceProbes(state, draws, noisy, solutions, actions, images, near)
+    images = noise.unsqueeze(-1) * actions.mT
+    if len(actions):  # a pass over the pairs
+        images = images + state.prior_covariance(state.rows) @ actions.mT
+    near = max(0, min(sizes.neighbours, state.distinct - actions.shape[0]))
+    return VarianceProbes(state, draws, noisy, solutions, residuals, actions, images, near)
+
+
+def _solved_draws(state: State, noisy: Tensor, limits: Limits) -> tuple[Tensor, Tensor | None]:
+    """(u, r): K^-1 y, (n, S), and its residual where the solve ended before its goal."""
+    if state.solves is None:
+        return representers(state, noisy, TOLERANCE)[0], None
+    solution = state.solves.solve(noisy, mean_goal(state.solves.system, TOLERANCE).goal, limits=limits)
+    finished = solution.stopped is StopReason.GOAL
+    return solution.value, None if finished else solution.residual
 
 
 def _draw(state: State, features: int, generator: torch.Generator) -> FeatureDraws:

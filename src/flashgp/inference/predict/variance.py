@@ -7,12 +7,14 @@ long, eq. (M-107). A float32 factor is corrected by solves where that is cheap, 
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
@@ -21,8 +23,18 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.predictor import Variance
+from flashgp.inference.predict.progress import PredictionProgress, ToldProgress
 from flashgp.inference.predict.sampled_variance import probes_of
-from flashgp.inference.predict.variance_solves import FLOOR, SHARE, Explained, explained, explained_jointly, strips
+from flashgp.inference.predict.variance_solves import (
+    FLOOR,
+    SHARE,
+    Explained,
+    Told,
+    explained,
+    explained_jointly,
+    strips,
+)
+from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 from flashgp.planner.products import ProductPlan
@@ -30,11 +42,13 @@ from flashgp.planner.variances import (
     CORRECTION_SECONDS,
     DEFAULT_VARIANCES,
     SAMPLES,
+    SOLVED_POINTS,
     VariancePrice,
     VarianceSettings,
     strip_points,
 )
 from flashgp.processes.group import ALONE, Group
+from flashgp.solvers.contract import Limits, Step
 
 __all__ = ["PosteriorVariance", "PredictOptions"]
 
@@ -61,6 +75,7 @@ class PredictOptions:
         unchecked_bytes: of a joint covariance, below which the free memory is not asked for.
         far_below_zero: times n eps k(x, x); a computed variance below minus this is not rounding.
         group: of ranks that ask together, and share the pairs of the mean.
+        progress: called after every iteration of a solve for variances; None for a bar.
     """
 
     variance: str = "auto"
@@ -73,6 +88,7 @@ class PredictOptions:
     unchecked_bytes: int = 2**28
     far_below_zero: float = 100.0
     group: Group = ALONE
+    progress: ToldProgress = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +113,7 @@ class PosteriorVariance:
 
     def marginal(self, rows: Rows) -> Variance:
         """Of each point, (*batch, n_test, 1)."""
-        solves, sampled = self.state.solves, self.options.variance == "sampled"
+        solves, sampled = self.state.solves, self.asked == "sampled"
         prior = self.state.prior_covariance(rows).diagonal()
         if not self.state.count or not rows.count:
             batch = broadcast_batch(prior.shape[:-1], self.state.batch_shape)
@@ -106,14 +122,18 @@ class PosteriorVariance:
             flat = self._at(self.x.flatten(0, -2))
             variance = flat.marginal(self.state.prior.kernel.rows(flat.x))
             return variance.mapped(lambda part: part.reshape(*self.x.shape[:-1], 1))
-        if sampled:
-            return self._by_samples(prior)
-        instead = "solves" if solves is None else self._price(rows.count, self.asked).way
-        if solves is None or not self._factor_gives_way(solves, rows, prior, instead):
+        if solves is None and not sampled:
             return Variance(self.left(prior, *self._explained_by_factor(rows)))
-        if instead == "samples":
-            return self._by_samples(prior)
-        return Variance(self.left(prior, self._explained_by_solves(solves, rows, prior), F64))
+        price = self._price(rows.count, self.asked)
+        if not sampled and solves is not None and not self._factor_gives_way(solves, rows, prior, price.way):
+            return Variance(self.left(prior, *self._explained_by_factor(rows)))
+        if price.way == "samples" and self._has_probes(price):
+            return self._by_samples(prior, price)
+        self._require_time(price, rows.count)
+        if price.way == "samples":
+            return self._by_samples(prior, price)
+        assert solves is not None
+        return Variance(self.left(prior, self._explained_by_solves(solves, rows, prior, price), F64))
 
     def joint(self, rows: Rows) -> tuple[Tensor, torch.dtype]:
         """Of the points with each other, (*batch, n_test, n_test), and the dtype that it was computed in."""
@@ -165,6 +185,24 @@ class PosteriorVariance:
 
     def _price(self, count: int, asked: str) -> VariancePrice:
         return price_of(self.state, count, asked, self.options.deterministic, self.options.variances)
+
+    def _has_probes(self, price: VariancePrice) -> bool:
+        """Whether what is sampled from is at hand, so that only the points are left to do."""
+        probes = self.state.cache.variance_probes
+        return probes is not None and probes.noisy.shape[1] >= price.sizes.samples
+
+    def _require_time(self, price: VariancePrice, count: int) -> None:
+        """Raises: DomainError where the time limit does not reach for any variance, with what does."""
+        limit = self.options.variances.time_limit
+        if limit is None or price.least_seconds <= limit:
+            return
+        fewer = SOLVED_POINTS * int(count / SOLVED_POINTS * limit / price.least_seconds)
+        points = f"ask for {fewer:,} points at a time, " if price.way == "solves" and fewer else ""
+        raise DomainError(
+            f"`time_limit` must be at least about {readable_seconds(price.least_seconds)} for variances at {count:,} "
+            f"points, got {limit:g} s; {points}pass more, take .mean, which is quick, or condition with "
+            'approximation="full_scale", whose variances are'
+        )
 
     def _note(self, event: Event) -> None:
         if event not in self.report.events:
@@ -225,11 +263,27 @@ class PosteriorVariance:
         return gives_way
 
     # -- by exact solves -------------------------------------------------------------------------------------------
-    def _explained_by_solves(self, solves: Solves, rows: Rows, prior: Tensor) -> Tensor:
+    @contextlib.contextmanager
+    def _telling(self, price: VariancePrice) -> Iterator[Callable[[int], Told]]:
+        """What tells whoever looks what solves have come to, for a number of points that are done."""
+        began, of, sampled = time.perf_counter(), self.x.shape[:-1].numel(), price.way == "samples"
+        with shown_progress(self.options.progress) as show:
+
+            def telling(points: int) -> Told:
+                def tell(step: Step) -> None:
+                    assert show is not None
+                    seconds = time.perf_counter() - began
+                    show(PredictionProgress(points, of, step.iteration, seconds, price.seconds, sampled))
+
+                return None if show is None else tell
+
+            yield telling
+
+    def _explained_by_solves(self, solves: Solves, rows: Rows, prior: Tensor, price: VariancePrice) -> Tensor:
         """(n_test,), so many points at a time, eq. (M-101)."""
-        with solves.charged_to(self.workspace, self.limit):
+        with solves.charged_to(self.workspace, self.limit), self._telling(price) as tell:
             parts = [
-                explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop])
+                explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop], tell(start))
                 for start, stop in strips(rows.count)
             ]
         whole = Explained(torch.cat([part.value for part in parts]), torch.cat([part.error for part in parts]))
@@ -251,29 +305,36 @@ class PosteriorVariance:
         return self.state.covariance_to(rows, F64, self.workspace).to_dense().mT
 
     # -- by samples ------------------------------------------------------------------------------------------------
-    def _by_samples(self, prior: Tensor) -> Variance:
-        """Eq. (M-97), from probes that the state keeps."""
+    def _by_samples(self, prior: Tensor, price: VariancePrice) -> Variance:
+        """Eq. (M-97), from probes that the state keeps; their solves leave the points the time that these take."""
         state = self.state
         if self.graph:
             raise DomainError(
                 '`variance` must be "auto" or "exact" where gradients are wanted, got "sampled", which has none; '
                 "leave it out"
             )
+        limit = self.options.variances.limit(self.asked)
+        alone = state.settings.group.size == 1  # ranks would come to the end of theirs at different iterations
+        deadline = Deadline.after(limit if alone and limit < math.inf else None).before(price.after_seconds)
         solves = state.solves
         with contextlib.nullcontext() if solves is None else solves.charged_to(self.workspace, self.limit):
-            probes = probes_of(state)
+            with self._telling(price) as tell:
+                probes = probes_of(state, price.sizes, Limits(deadline, callback=tell(0)))
             sampled = probes(self.x)
         least = FLOOR * prior.clamp_min(torch.finfo(prior.dtype).tiny)
         share = float((sampled.standard_error / torch.maximum(sampled.variance, least)).max())
-        event = Event(EventKind.VARIANCE_BY_SAMPLES, samples=probes.noisy.shape[1], share=share)
+        unfinished = True if probes.residuals is not None else None
+        event = Event(EventKind.VARIANCE_BY_SAMPLES, samples=probes.noisy.shape[1], share=share, unfinished=unfinished)
         self._note(event)
         log.info("%s", event)
         if self.options.variance == "auto" and not state.cache.warned_sampled_variance:
             state.cache.warned_sampled_variance = True
             seconds = self._price(len(prior), "exact").seconds
+            more = ', "sampled" more samples' if probes.noisy.shape[1] < SAMPLES else ""
             warn(
                 f"{event} Exact solves at {len(prior):,} points would take about {readable_seconds(seconds)}. "
-                'predict(x, variance="exact") takes them; a factor, with a larger memory= of condition, would be quick'
+                f'predict(x, variance="exact") takes them{more}; a factor, with a larger memory= of condition, would '
+                "be quick"
             )
         parts = (sampled.variance, sampled.standard_error, sampled.lower, sampled.upper)
         return Variance(*(part.unsqueeze(-1) for part in parts))

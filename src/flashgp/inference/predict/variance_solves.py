@@ -15,15 +15,16 @@ from torch import Tensor
 from flashgp.foundations.events import StopReason
 from flashgp.inference.solves import Solves
 from flashgp.planner.variances import SOLVED_POINTS
-from flashgp.solvers.contract import Goal
+from flashgp.solvers.contract import Goal, Limits, Step
 
-__all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "precisions", "strips"]
+__all__ = ["FLOOR", "SHARE", "Explained", "Told", "explained", "explained_jointly", "precisions", "strips"]
 
 SHARE = 0.01  # of a variance, that its error may be
 FIRST_SHARE = 1e-3  # of the prior variance, that the first solve may be off by, while the variance is not known
 PRECISION_SHARE = 1e-3  # of an entry of the diagonal of A^-1, that its error may be
 ROUNDS = 4
 FLOOR = 1e-12  # of the prior variance: below that, a variance is rounding
+Told = Callable[[Step], None] | None  # after every iteration
 log = logging.getLogger("flashgp.predict")
 
 
@@ -43,9 +44,9 @@ def strips(count: int) -> Iterator[tuple[int, int]]:
         yield start, stop
 
 
-def explained(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
+def explained(solves: Solves, cross: Tensor, prior: Tensor, told: Told = None) -> Explained:
     """diag(C^T A^-1 C), (m,), for C = K(x, x_*) of shape (n, m), float64, and the prior variances (m,), eq. (M-101)."""
-    z, product, error = _solved_for_variance(solves, cross.detach(), prior.detach())
+    z, product, error = _solved_for_variance(solves, cross.detach(), prior.detach(), told)
     return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)
 
 
@@ -82,18 +83,20 @@ def precisions(solves: Solves, rows: Tensor, guess: Tensor) -> Explained:
     return Explained(torch.cat((first.value, second.value)), torch.cat((first.error, second.error)))
 
 
-def _solved_for_variance(solves: Solves, cross: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _solved_for_variance(
+    solves: Solves, cross: Tensor, prior: Tensor, told: Told = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Until what the columns explain of the prior variances is certain to SHARE of what is left."""
     largest = float(prior.max())
 
     def allowed(value: Tensor, error: Tensor) -> Tensor:
         return SHARE * (prior - value - error).clamp_min(FLOOR * largest)
 
-    return _solved(solves, cross, FIRST_SHARE * largest, allowed)
+    return _solved(solves, cross, FIRST_SHARE * largest, allowed, told)
 
 
 def _solved(
-    solves: Solves, cross: Tensor, first: float, allowed: Callable[[Tensor, Tensor], Tensor]
+    solves: Solves, cross: Tensor, first: float, allowed: Callable[[Tensor, Tensor], Tensor], told: Told = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z ~ A^-1 C, A z, and bounds of the shortfall of each column: solved again while they exceed what is allowed.
 
@@ -101,7 +104,7 @@ def _solved(
     """
     share, start = first, None
     for last in range(ROUNDS - 1, -1, -1):
-        solution = solves.solve(cross, Goal(FLOOR, math.sqrt(share)), start=start)
+        solution = solves.solve(cross, Goal(FLOOR, math.sqrt(share)), start=start, limits=Limits(callback=told))
         z, error = solution.value, solution.energy_bound.square()
         product = solves.system.multiply(z)
         most = allowed(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)

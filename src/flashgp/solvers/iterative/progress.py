@@ -153,7 +153,9 @@ class Progress:
     # -- what ends a solve ---------------------------------------------------------------------------------------
     def interrupted(self) -> StopReason | None:
         """Whether the time is up, counting the pass that measuring the answer takes, or the iterations."""
-        if self.limits.deadline.passed(self.pass_seconds):
+        # Until one was measured, an iteration and a float64 pass count as three of the passes there were.
+        measuring = self.pass_seconds or 3.0 * (time.perf_counter() - self.began) / max(1.0, self.passes)
+        if self.limits.deadline.passed(measuring):
             return StopReason.TIME
         return StopReason.ITERATIONS if self.iterations >= self.limits.iterations else None
 
@@ -193,6 +195,7 @@ class Progress:
             seconds=time.perf_counter() - self.began,
             stopped=stopped if len(self.open) else StopReason.GOAL,
             events=self.events,
+            residual=self.residual * self.scale,
         )
 
     def _sizes(self, residual: Tensor, columns: Tensor | slice) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,30 @@
-"""A bar for fits that take a while, where somebody looks: on a terminal or in a notebook."""
+"""A bar for what takes a while, where somebody looks: on a terminal or in a notebook."""
 
 import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from flashgp.inference.training.history import Progress
+__all__ = ["ProgressBar", "Shown", "shown_progress"]
 
-__all__ = ["ProgressBar", "shown_progress"]
-
-WAIT_SECONDS = 1.0  # a fit that takes less shows none
+WAIT_SECONDS = 1.0  # what takes less shows none
 REFRESH_SECONDS = 0.1
 
 
+class Shown(Protocol):
+    """What a bar shows: a fraction and a text."""
+
+    @property
+    def fraction(self) -> float: ...
+
+
+ShownT = TypeVar("ShownT", bound=Shown)
+
+
 class ProgressBar:
-    """A callback for `fit` that draws a line with a bar on stderr, and takes it away at the end.
+    """A callback that draws a line with a bar on stderr, and takes it away at the end.
 
     Args: console: rich's, where to; after: seconds before it appears.
     """
@@ -28,12 +36,12 @@ class ProgressBar:
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         # What other threads print meanwhile goes above the bar, but where stdout is a file it stays there.
         redirect = sys.stdout is not None and sys.stdout.isatty()
-        # No thread of its own: a fit has none to spare.
+        # No thread of its own: there is none to spare.
         self._bar = Bar(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect)
         self._task = self._bar.add_task("", total=1.0)
         self._next, self._started = time.monotonic() + after, False
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: Shown) -> None:
         if time.monotonic() < self._next:
             return
         if not self._started:
@@ -50,9 +58,9 @@ class ProgressBar:
 
 @contextmanager
 def shown_progress(
-    progress: Callable[[Progress], None] | Literal[False] | None,
-) -> Iterator[Callable[[Progress], None] | None]:
-    """The callback of a fit: the one given, none for False, for None a bar where a terminal or a notebook shows it."""
+    progress: Callable[[ShownT], None] | Literal[False] | None,
+) -> Iterator[Callable[[ShownT], None] | None]:
+    """The callback of a call: the one given, none for False, for None a bar where a terminal or a notebook shows it."""
     if progress is not None:
         yield None if progress is False else progress
         return
@@ -71,5 +79,5 @@ def shown_progress(
 
 
 def _notebook_draws() -> bool:
-    """Whether rich finds what it draws bars in notebooks with: without it a fit would only warn."""
+    """Whether rich finds what it draws bars in notebooks with: without it one would only be warned."""
     return importlib.util.find_spec("ipywidgets") is not None

@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 import flashgp as fgp
+from flashgp.inference.progress_bar import ProgressBar, shown_progress
 from flashgp.inference.training.history import Progress
-from flashgp.inference.training.progress_bar import ProgressBar, shown_progress
 from inference.training.tables import prior, table
 
 STEP = Progress("fitting 400 rows", 7, "subset 0", -12.5, 0.1, 3.0, 60.0, 0.25)
