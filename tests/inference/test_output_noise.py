@@ -160,7 +160,7 @@ def test_an_update_that_fails_for_one_output_changes_none() -> None:
     with pytest.raises(ShapeError, match=r"\(\*batch, n, 2\)"):
         post.append(x[:1], y[:1, 0])
     with pytest.raises(DomainError, match="finite"):
-        post.append(x[:1], torch.tensor([[1.0, torch.nan]], dtype=F64))
+        post.append(x[:1], torch.tensor([[1.0, torch.inf]], dtype=F64))
     with pytest.raises(DomainError, match="row_variance"):
         together(row_variance=torch.ones(20)).condition(x, y).append(x[:1], y[:1])
     assert post.count == 20

@@ -253,7 +253,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         likelihood, counts, weighing = weighed(likelihood, weight)
         self._weighted = plain and likelihood.row_weight is not None
         gp.likelihood, self._repeated = likelihood, counts is not None
-        if (cells := observed(torch.from_numpy(y), outputs)) is not None:
+        if (cells := observed(torch.tensor(y), outputs)) is not None:
             check_observed(gp, cells)
         # Rows with a weight or a variance of their own differ in more than how often they count.
         countable = self._repeated or (likelihood.noise_variance is not None and likelihood.rows_alike)
