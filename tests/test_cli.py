@@ -563,6 +563,34 @@ def test_an_approximation_is_planned(folder: Path) -> None:
         assert "is of exact inference" in run(*common, "--approximation", "sparse", name, value, code=2).stderr
 
 
+def test_a_fit_takes_sizes_of_an_approximation(folder: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    fit = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--json")
+    asked = ("--approximation", "full_scale", "--inducing", 9, "--neighbours", 5, "--time-limit", 50)
+    plan = json.loads(run(*fit, *asked).stdout)["plan"]
+    assert (plan["inducing"], plan["neighbours"]) == (9, 5)
+    (folder / "pattern").mkdir()
+    x = np.linspace(0.0, 1.0, 50)
+    parquet.write_table(pyarrow.table({"x": x, "y": np.sin(9 * x)}), folder / "pattern" / "part-0.parquet")
+    pattern = ("fit", folder / "pattern" / "part-*.parquet", "--target", "y", "--starts", 1, "--json")
+    assert json.loads(run(*pattern, "--inducing", 7, "--neighbours", "auto").stdout)["plan"]["inducing"] == 7
+    assert "got 5 beside inducing points alone; leave it out" in run(*pattern, "--neighbours", 5, code=2).stderr
+    for wrong in ("many", "-1", "1.5", ""):
+        said = run(*fit, "--approximation", "sparse", "--inducing", wrong, code=2).stderr
+        assert "must be a number, 0 or more, or auto" in " ".join(said.split())
+    for name in ("--inducing", "--neighbours"):
+        said = run(*fit, name, 5, code=2).stderr
+        assert f"`{name}` is of an approximation, got 5 beside exact inference; pass --approximation auto" in said
+
+
+def test_a_header_names_no_more_than_the_limit(folder: Path) -> None:
+    """Seen red: "time about 2.3 min" under a limit of 120 s."""
+    text = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--time-limit", 0.01).stdout
+    assert "at most 10.0 ms, the time limit" in text
+
+
 def test_an_approximate_plan_asks_no_exact_one(tmp_path: Path) -> None:
     """An exact plan of these rows is refused; seen red: it came first."""
     x = np.linspace(0.0, 1.0, 20_000)

@@ -135,6 +135,21 @@ class TableOptions(TextOptions):
         bool | None,
         typer.Option("--header/--no-header", help="Whether the first row names the columns; decided if left out."),
     ] = None
+    inducing: Annotated[
+        str | None,
+        typer.Option(
+            "--inducing", metavar="N", help="Inducing points of an approximation, or auto: what limits allow."
+        ),
+    ] = None
+    neighbours: Annotated[
+        str | None,
+        typer.Option("--neighbours", metavar="N", help="Neighbours of a block of rows, of full_scale; or auto."),
+    ] = None
+
+    @property
+    def sizes(self) -> tuple[int | str, int | str]:
+        """Inducing points and neighbours of an approximation, each a number or "auto". Raises: BadParameter."""
+        return _size(self.inducing, "--inducing"), _size(self.neighbours, "--neighbours")
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -143,6 +158,7 @@ class TableOptions(TextOptions):
 
     def __post_init__(self) -> None:
         _check_memory(self.memory)
+        _ = self.sizes
         try:
             if self.kernel not in (None, "auto"):
                 parse_kernel(self.kernel, "--kernel")
@@ -347,13 +363,6 @@ class PlanOptions(TableOptions):
             help="Plan full_scale or sparse instead of exact inference, or auto: what the limits allow.",
         ),
     ] = None  # fmt: skip
-    inducing: Annotated[
-        int | None, typer.Option("--inducing", min=0, help="Inducing points of an approximation.", show_default="auto")
-    ] = None
-    neighbours: Annotated[
-        int | None,
-        typer.Option("--neighbours", min=0, help="Neighbours of a block of rows.", show_default="auto"),
-    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -472,6 +481,15 @@ def _check_between(value: float | None, top: float, name: str) -> None:
     if value is not None and not 0.0 < value < top:
         wanted = "must be positive" if top == math.inf else f"must lie strictly between 0 and {top:g}"
         raise typer.BadParameter(wanted, param_hint=name)
+
+
+def _size(text: str | None, name: str) -> int | str:
+    """A number or "auto". Raises: BadParameter."""
+    if text is None or text == "auto":
+        return "auto"
+    if not (text.isascii() and text.isdigit()):
+        raise typer.BadParameter(f"`{name}` must be a number, 0 or more, or auto, got {text!r}; leave it out for auto")
+    return int(text)
 
 
 def _check_memory(text: str | None) -> None:

@@ -43,7 +43,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
                 table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,
                 approximation=asked, **shared,
             ),
-            console, sizes=(options.inducing, options.neighbours),
+            console,
         )  # fmt: skip
         gp, plan = prepared.gp, prepared.plan
     else:
@@ -52,8 +52,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
             gp, options.rows or 0, options.columns or 1, memory=options.memory, device=options.device,
             dtype=DTYPES[options.dtype], solver=options.solver, time_limit=options.time_limit,
             approximation=options.approximation,
-            inducing="auto" if options.inducing is None else options.inducing,
-            neighbours="auto" if options.neighbours is None else options.neighbours,
+            inducing=options.sizes[0], neighbours=options.sizes[1],
         )  # fmt: skip
     _show("plan", plan, console)
     result = {"command": "plan", **asdict(plan)}

@@ -8,7 +8,7 @@ from flashgp.data.files import is_parquet, is_pattern
 from flashgp.data.table_parts import ParquetParts
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
-from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_last, split_rows
@@ -27,25 +27,21 @@ _METHODS = {
     "sparse": "approximation by inducing points, their collapsed bound",
     "full_scale": "full-scale approximation: inducing points, and block Vecchia on what they leave",
 }
-Sizes = tuple[int | None, int | None]
 _Rows = npt.NDArray[np.int64]
 
 
-def prepare_table(
-    options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE, sizes: Sizes = (None, None)
-) -> Prepared:
+def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> Prepared:
     """Read, encode, split, prepare. Notes are said as they arise.
 
-    Args: sizes, of an approximation: inducing points and neighbours, None for what the plan chooses.
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
     """
     _check_device(options.device)
-    inducing, neighbours = ("auto" if size is None else size for size in sizes)
+    _check_sizes(options)
     settings = TableSettings(
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
         options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
-        None if options.approximation == "none" else options.approximation,
-        inducing, neighbours, "--kernel",
+        ("sparse" if is_pattern(options.table) else None) if options.approximation == "none" else options.approximation,
+        *options.sizes, "--kernel",
     )  # fmt: skip
     held_out = any(one is not None for one in (options.split, options.test_fraction, options.test_last))
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
@@ -125,10 +121,29 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
         ("method", f"{how}, on {plan.device}"),
         *([("processes", f"{ranks}: memory and time are those of each")] if ranks > 1 else []),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
-        ("time", f"{plan.fit_text}{rates}"),
+        ("time", f"{_time_text(plan, prepared.settings.time_limit)}{rates}"),
         *([("fits up to", str(plan.largest_fit))] if isinstance(plan, Plan) and plan.largest_fit else []),
         *([("what is lost", LOST_HINT[plan.approximation])] if isinstance(plan, ApproximatePlan) else []),
     ]
+
+
+def _time_text(plan: Plan | ApproximatePlan, limit: float | None) -> str:
+    """Of the whole fit, no more than its limit."""
+    if not limit or plan.fit_seconds <= limit:
+        return plan.fit_text
+    return f"at most {readable_seconds(limit)}, the time limit"
+
+
+def _check_sizes(options: FitOptions) -> None:
+    """Raises: DomainError for sizes of an approximation that was not asked for."""
+    if options.approximation != "none" or is_pattern(options.table):
+        return
+    for name, size in zip(("--inducing", "--neighbours"), options.sizes, strict=True):
+        if size != "auto":
+            raise DomainError(
+                f"`{name}` is of an approximation, got {size} beside exact inference; pass --approximation auto too, "
+                "or leave it out"
+            )
 
 
 def _check_device(device: str) -> None:
