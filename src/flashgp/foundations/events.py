@@ -224,6 +224,14 @@ class EventKind(Enum):
         "Minibatch steps took the place of passes: a value with its gradient of all {rows:n row} takes about "
         "{seconds:seconds}, {reason}, of the [{limit:g} s that there are|time that there is]."
     )
+    PART_TRIED = (
+        "On rows held out of a sample, after the first search, {inducing:n inducing point} leave an RMSE of "
+        "{points:.4g}, exact inference on {rows:,} random rows leaves {part:.4g}[{taken:if} and is taken]."
+    )
+    FIT_ENDED = (
+        "The fit ended with {left:seconds} of its {limit:g} s left: [{steps:if}minibatch steps bring no more than "
+        "their standard error, and all rows are learned|no further step promises a gain that predictions show]."
+    )
     MINIBATCH_FIT = (
         "Minibatches: {steps:n step} of {batch:n row}[; those of the last {window} brought {gain:.2g} ± "
         "{gain_error:.1g} nats a row]. The posterior has learned "
@@ -380,7 +388,8 @@ class EventKind(Enum):
     FIT_TIME_UP = (
         "The time limit of {limit:g} s ended the fit[{unfitted:if} before an evaluation: the parameters are those that "
         "the data suggest|, on {fitted:,} of {rows:n row}: the best parameters so far are returned|: the best "
-        "parameters so far are returned]."
+        "parameters so far are returned][. The next evaluation would have taken about {next_seconds:seconds} of the "
+        "{left_seconds:seconds} that the search still had]."
     )
     FIT_SOLVE_INTERRUPTED = "Ctrl-C ended the last solve of the fit: its best weights so far are returned."
     CHECKPOINT_FAILED = "The checkpoint could not be written: {error}. The fit itself is complete."

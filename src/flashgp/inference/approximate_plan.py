@@ -1,6 +1,8 @@
 """Plans of approximations for a prior: which sizes fit the time and memory given, and what would fit instead."""
 
 import contextlib
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +16,14 @@ from flashgp.likelihoods import Gaussian
 from flashgp.planner.approximate import ApproximatePlan, plan_approximate, refuse_too_large
 from flashgp.planner.approximate_prices import ApproximateWork, Sizes
 from flashgp.planner.plan import Offer, Plan, offers_text
+from flashgp.planner.prices import Priced
+from flashgp.planner.training import exact_seconds
 from flashgp.sources.shuffled import buffer_rows
 
 __all__ = [
     "approximate_plan",
     "costs",
+    "exact_price",
     "obstacle",
     "offer_event",
     "offered",
@@ -46,8 +51,9 @@ def approximate_plan(
         asked: of kind "full_scale" or "sparse".
         settings: of its ranks bytes and seconds are those of each.
         time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
-            sizes of the ladder that keep to it and fit; without it the default ones, or the largest smaller ones
-            that fit, and a fit may take twice the neighbours if that fits too, (M-209). Where none does, the smallest.
+            sizes of the ladder that keep to it and fit, by passes or by minibatch steps, (M-244); without it the
+            default ones, or the largest smaller ones that fit, and a fit may take twice the neighbours if that fits
+            too, (M-209). Where none does, the smallest.
         training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held; taken:
             whether the sizes are there already, so that nothing is refused.
     Raises: MemoryBudgetError, before anything is allocated, where sizes that were asked for do not fit, or the smallest
@@ -59,10 +65,19 @@ def approximate_plan(
     # What is free now is asked for once: all steps compare with the same number.
     resources = replace(resources, memory=max(1, resources.available()[str(resources.devices[0])]))
 
+    # A minibatch has one noise variance, and one process.
+    stepping = training and settings.ranks == 1 and rows.alike and prior.likelihood.rows_alike
+    work = ApproximateWork()
+
     def with_sizes(one: Approximation, sizes: Sizes) -> ApproximatePlan:
-        return plan_approximate(
+        plan = plan_approximate(
             one.kind, problem, sizes.within(problem.u), resources, read=read, points_open=one.leaves_points
         )
+        if time_limit is None or not stepping or not plan.by_minibatches(time_limit):
+            return plan
+        size = min(problem.n, max(work.min_block, work.block_numbers // max(1, plan.inducing)))
+        mixed = min(problem.n, buffer_rows(size, problem.d + problem.outputs))
+        return plan.with_minibatches(mixed, time_limit)
 
     def plan_of(one: Approximation, step: int) -> ApproximatePlan:
         return with_sizes(one, one.sizes_at(step, problem.n))
@@ -85,15 +100,17 @@ def approximate_plan(
         free = Approximation(asked.kind)
         other, found = largest(free)
         refuse_too_large(chosen, other if found else None, training=training)
-    if training and settings.ranks == 1 and chosen.by_minibatches(time_limit):
-        work = ApproximateWork()
-        size = min(problem.n, max(work.min_block, work.block_numbers // max(1, chosen.inducing)))
-        return chosen.with_minibatches(min(problem.n, buffer_rows(size, problem.d + problem.outputs)))
     if training and time_limit is None and asked.leaves_neighbours and not taken and fits(chosen):
         more = with_sizes(asked, chosen.sizes.doubled())
         if more.neighbours > chosen.neighbours and fits(more):
             return chosen.with_more_neighbours(more)
     return chosen
+
+
+def exact_price(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Callable[[int], float]:
+    """Seconds of an exact value with its gradient of so many of the rows."""
+    priced = Priced(conditioning_problem(prior, rows, settings), resources_of(settings).rates)
+    return functools.partial(exact_seconds, priced, resources_of(settings).devices[0])
 
 
 def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:

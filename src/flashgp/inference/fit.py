@@ -42,6 +42,7 @@ from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.state import State
 from flashgp.inference.streamed.fit import fit_streamed
+from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.fit import Fitted, fit_prior, interrupted_message
 from flashgp.inference.training.history import HistoryEntry, Progress
@@ -164,11 +165,11 @@ def fit(
             time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a warning say
             so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
             suggest. A pass over rows that are read ends with the time: the posterior is then that of the best finished
-            evaluation of all rows, or else of the random sample. Where it allows fewer than three evaluations of all
-            rows by inducing points, minibatch steps over random rows take their place (streamed/minibatch_search.py),
-            and the report says how far from the optimum they stopped; rows that are read in a fixed order, such as a
-            list of batches, are random within a buffer only, so shuffle them before. It counts a compile too, which
-            does not begin where time is short.
+            evaluation of all rows, or else of the random sample. Where it allows fewer evaluations of all rows by
+            inducing points than a search usually takes, minibatch steps over random rows take their place
+            (streamed/minibatch_search.py), and the report says how far from the optimum they stopped; rows that are
+            read in a fixed order, such as a list of batches, are random within a buffer only, so shuffle them before.
+            It counts a compile too, which does not begin where time is short.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.
@@ -189,8 +190,9 @@ def fit(
             they leave, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs; "sparse" for
             inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower and an upper
             bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory, else full scale,
-            else inducing points alone; the report says which and why. Rows that are read are fitted by inducing points,
-            whether "sparse", "auto" or nothing is asked for.
+            else inducing points alone, or exact inference on a random part of the rows where that leaves less on rows
+            held out of a sample, eq. (M-245); the report says which and why. Rows that are read are fitted by inducing
+            points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -283,7 +285,7 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
         exact = (fit_group if options.group.size > 1 else fit_prior)(gp, x, y, options)
         found = _fit_of(exact, posterior_of(exact.state), None)
     elif approximation.kind == "sparse":
-        found = fit_read(gp, held(x, y, gp.outputs), options, approximation)
+        found = fit_read(gp, held(x, y, gp.outputs), options, approximation, by_part=event is not None)
     else:
         full_scale = fit_full_scale(gp, x, y, approximation, options)
         found = _fit_of(full_scale, posterior_of(full_scale.state), None)
@@ -343,11 +345,15 @@ def _with_exact_posterior(
     return replace(found, posterior=posterior_of(state), report=report, interrupted=interrupted)
 
 
-def fit_read(gp: GP, rows: RowSource, options: FitOptions, approximation: Approximation) -> Fit:
-    """`fit` of rows that are read. Raises: as `fit`."""
-    fitted = fit_streamed(gp, rows, approximation, options)
-    names = tuple(f"x{j + 1}" for j in range(fitted.state.inducing.shape[-1]))
-    return _fit_of(fitted, StreamedPosterior(fitted.state), rows.columns or names)
+def fit_read(
+    gp: GP, rows: RowSource, options: FitOptions, approximation: Approximation, *, by_part: bool = False
+) -> Fit:
+    """`fit` of rows that are read. Args: by_part, as of `fit_streamed`. Raises: as `fit`."""
+    fitted = fit_streamed(gp, rows, approximation, options, by_part=by_part)
+    names = rows.columns
+    if names is None and isinstance(fitted.state, StreamedState):
+        names = tuple(f"x{j + 1}" for j in range(fitted.state.inducing.shape[-1]))
+    return _fit_of(fitted, posterior_of(fitted.state), names)
 
 
 def _fit_of(fitted: Fitted[Any], posterior: Posterior, columns: tuple[str, ...] | None) -> Fit:

@@ -43,12 +43,14 @@ def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Training rows: n of d columns, of which so many differ in x (None for all), for each of `batch` models."""
+    """Training rows: n of d columns, of which so many differ in x (None for all), for each of `batch` models; alike,
+    where the source gives none a noise variance of its own."""
 
     n: int
     d: int
     distinct: int | None = None
     batch: int = 1
+    alike: bool = True
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,13 @@ class ApproximateWork:
         moves: times that a number of A at a set is read or written while its gradient is added up.
         part, coarse, all_rows, all_rows_read: evaluations of a stage on a part of the rows, of all of them with coarse
             sizes, of all together with the sizes asked for, and of all by the collapsed bound.
-        min_evaluations: of all rows by the collapsed bound that have to fit into a time limit; where fewer do,
-            minibatch steps take their place.
+        min_evaluations: of all rows by the collapsed bound that have to fit into a time limit, as many as a search
+            usually takes; where fewer do, minibatch steps take their place.
+        learned_rows: for each inducing point, from which minibatches learn what these say: m parameters of n rows cost
+            m / 2n nats a row, here .005.
+        minibatch: what a batch takes, in values of its rows.
+        slack: times the price of what follows the first rows that has to fit into a time limit: other processes may
+            keep cores busy, and more points that learn little are worse than fewer.
     """
 
     set_pairs: int = 2**18
@@ -105,7 +110,10 @@ class ApproximateWork:
     all_rows: Usual = field(default_factory=lambda: Usual(1.0, 9.0, 25.0))
     all_rows_read: Usual = field(default_factory=lambda: Usual(10.0, 22.0, 45.0))
     choices: int = 3
-    min_evaluations: float = 3.0
+    min_evaluations: float = 22.0
+    learned_rows: int = 100
+    minibatch: float = 1.6
+    slack: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -209,11 +217,28 @@ class Price:
 
     def fit(self) -> tuple[Usual, Wire]:
         """Seconds of a whole fit, eq. (M-186), and what ranks usually send in it."""
-        problem, priced, device = self.problem, self.priced, self.device
         last, wire = self.condition(), self.condition_wire()
-        total = Usual(last, last, last)
-        if not problem.u:
-            return total, wire
+        if not self.problem.u:
+            return Usual(last, last, last), wire
+        total, sent, first = self.first_stages()
+        total, wire = total.plus(Usual(last, last, last)), wire.plus(sent)
+        parts = self.parts(first)
+        searches = self.searches(parts)
+        again = self.work.choices - sum(rows == self.problem.u for _, rows, _ in searches)
+        once = self.trial()
+        for price, rows in (*((price, rows) for price, rows, _ in searches), *[(self, self.problem.u)] * again):
+            once += price.layout(rows)
+            wire = wire.plus(price.layout_wire(rows))
+        total = total.plus(Usual(once, once, once))
+        for price, rows, steps in searches:
+            total = total.plus(steps.times(price.step(rows)))
+            wire = wire.plus(price.step_wire(rows).times(steps.middle))
+        return total, wire
+
+    def first_stages(self) -> tuple[Usual, Wire, int]:
+        """Seconds of the exact stages of few rows, what ranks send in them, and the rows of the last one."""
+        problem, priced, device = self.problem, self.priced, self.device
+        total, wire = Usual(0.0, 0.0, 0.0), Wire()
         settings = problem.stages.for_model(own_modules=problem.own_modules)
         stages = fit_stages(
             problem.u, settings, parameters=problem.parameters, scored=not problem.own_modules,
@@ -229,18 +254,11 @@ class Price:
             informations = information_seconds(priced, device, exact[0].rows)
             total = total.plus(settings.work.informations.times(informations))
         once = information_seconds(priced, device, exact[-1].rows)
-        parts = self.parts(exact[-1].rows)
-        searches = self.searches(parts)
-        again = self.work.choices - sum(rows == problem.u for _, rows, _ in searches)
-        for price, rows in (*((price, rows) for price, rows, _ in searches), *[(self, problem.u)] * again):
-            once += price.layout(rows)
-            wire = wire.plus(price.layout_wire(rows))
-        once += self.trial()
-        total = total.plus(Usual(once, once, once))
-        for price, rows, steps in searches:
-            total = total.plus(steps.times(price.step(rows)))
-            wire = wire.plus(price.step_wire(rows).times(steps.middle))
-        return total, wire
+        return total.plus(Usual(once, once, once)), wire, exact[-1].rows
+
+    def minibatches(self) -> float:
+        """Seconds of the least that a fit by minibatch steps takes, eq. (M-244); 0 where there are none."""
+        return 0.0
 
     def searches(self, parts: Sequence[int]) -> list[tuple["Price", int, Usual]]:
         """Prices, rows and evaluations of the stages after the exact ones, those of parts of the rows first."""

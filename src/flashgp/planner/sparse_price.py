@@ -69,10 +69,24 @@ class SparsePrice(Price):
     def layout_wire(self, rows: int) -> Wire:
         return points_wire(self.problem, self.sizes.inducing)
 
+    @property
+    def reading(self) -> float:
+        """Seconds of a pass that reads the rows."""
+        problem = self.problem
+        return 10.0 * 8.0 * self.of_rank(problem.n) * (problem.d + problem.outputs) / self.rates.copy_bytes
+
+    def minibatches(self) -> float:
+        work, n = self.work, self.problem.u
+        first, _, rows = self.first_stages()
+        search = sum(work.part.low * self.step(part) for part in self.parts(rows))
+        learned = min(n, work.learned_rows * self.sizes.inducing)
+        # (M-244)
+        after = search + self.reading + 2.0 * self.points(n) + work.minibatch * self.value(learned)
+        return first.low + work.slack * after
+
     def condition(self) -> float:
         problem = self.problem
-        reading = 10.0 * 8.0 * self.of_rank(problem.n) * (problem.d + problem.outputs) / self.rates.copy_bytes
-        seconds = reading + self.layout(problem.n) + self.value(problem.n)
+        seconds = self.reading + self.layout(problem.n) + self.value(problem.n)
         return seconds + survey_wire(problem, self.sample).seconds(self.rate)
 
     def condition_wire(self) -> Wire:

@@ -24,7 +24,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
+from flashgp.inference.approximate_plan import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition_on
@@ -47,7 +47,7 @@ from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.explained import nothing_explained
 from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_search
-from flashgp.inference.training.history import Recorder
+from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
@@ -123,7 +123,8 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     log = log_over(ranks, path, mark, options.settings.seconds_between_writes)
     searching = options.deadline.before(reserved_seconds(plan, options))
     recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
-    recorder.expect(plan.fit_step_seconds, problem.rows)
+    recorder.expect(exact_price(prior, counts, wanted), 3)
+    recorder.expect(power_law(plan.fit_step_seconds, problem.rows, 1), 1)
     ratio = options.settings.stochastic.part_ratio
     choices = _Choices(problem, asked, options, more=more)
     trained = LinearStages(

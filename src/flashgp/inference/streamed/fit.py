@@ -7,8 +7,11 @@ minibatches          in place of all, where the time limit allows too few passes
 """
 
 import dataclasses
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -20,11 +23,13 @@ from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, MinibatchReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximate_plan import approximate_plan, exact_price
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory, shared_event
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.over_ranks import check_alike, dealt, planned_over
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
@@ -41,39 +46,50 @@ from flashgp.inference.streamed.rows import (
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
-from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_search
-from flashgp.inference.training.history import Recorder, Run, Stage
+from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_exact, report_search
+from flashgp.inference.training.history import Recorder, Run, Stage, power_law
 from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.processes.agreement import deadline_of
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
 __all__ = ["fit_streamed"]
 
+FACTORS = 4  # matrices of a part that an exact gradient holds, at most
 MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample, and from there to all
 
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda prior, rows, asked, options: options.deterministic)
-def fit_streamed(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
-    """See `flashgp.fit`."""
+@deterministic_where(lambda prior, rows, asked, options, **_: options.deterministic)
+def fit_streamed(
+    prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions, *, by_part: bool = False
+) -> Fitted[StreamedState] | Fitted[AnyState]:
+    """See `flashgp.fit`.
+
+    Args: by_part, whether exact inference on a random part of the rows may take the place of minibatches, where that is
+        expected to leave less, eq. (M-245).
+    """
     with options.group.together() as group:
         before = group.bytes_sent
-        fitted = _fit(prior, rows, asked, options)
+        fitted = _fit(prior, rows, asked, options, by_part)
         if group.size > 1:
             for report in (fitted.report, fitted.state.report):
                 report.events.append(shared_event(group, before))
         return fitted
 
 
-def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions) -> Fitted[StreamedState]:
+def _fit(
+    prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions, by_part: bool
+) -> Fitted[StreamedState] | Fitted[AnyState]:
     began, group = time.perf_counter(), options.group
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
@@ -89,7 +105,8 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
     survey = whole.of_sample if whole.cut else whole
     asked = at_most(asked, survey.count) if whole.cut else asked
     prior, target = prior.released(), chosen_device(options.device, survey.x)
-    counts, read = RowCounts(survey.count, survey.width), not isinstance(rows, Held)
+    counts = RowCounts(survey.count, survey.width, alike=survey.sample.row_variance is None)
+    read = not isinstance(rows, Held)
     memory, limit = agreed_memory(options.memory, target, group), options.deadline.limit
     wanted = dataclasses.replace(plan_settings(options, target), memory=memory)
     plan = planned_over(group, lambda one: approximate_plan(prior, counts, one, wanted, limit, read=read), asked)
@@ -107,7 +124,9 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
     if chosen is not None:
         searching = options.deadline.share(options.settings.minibatches.share)
     recorder = Recorder(log, options.progress, searching, began=began)
-    recorder.expect(plan.fit_step_seconds, survey.count)
+    price = exact_price(prior, counts, wanted)
+    recorder.expect(price, 3)
+    recorder.expect(power_law(plan.fit_step_seconds, survey.count, 1), 1)
 
     sample, deadline = survey.of_sample, deadline_of(group, options.deadline)
 
@@ -130,7 +149,37 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
         return steps.run(theta, _points(problem, survey, theta, asked, options))
 
     last = None if chosen is None else by_minibatches
-    stages = LinearStages(problem, survey.count, parts, objective, options, recorder, comparable=True, last=last)
+    window = options.settings.minibatches.window_rows(plan.inducing)
+    part = 0
+
+    def choose(theta: numpy.ndarray) -> int:
+        """Fewer inducing points where these suffice; the rows of an exact part that is expected to leave less."""
+        nonlocal asked, part
+        points = _points(problem, survey, theta, asked, options)
+        learned, exact = survey.count, 0
+        if chosen is not None:
+            learned = min(learned, ApproximateWork().learned_rows * len(points))
+            exact = _rows_of_part(problem, plan, options, price) if by_part else 0
+            if searching.passed(recorder.seconds_of(exact, 3)):  # as measured, which may be more than planned
+                exact = 0
+        trial = Trial.of(problem, points, learned, exact, options.seed)
+        if trial is None:
+            return 0
+        if exact:
+            recorder.note(trial.event)
+        fewer = trial.suffice
+        if trial.part_is_better:
+            part = exact
+        elif fewer is not None:
+            asked = asked.with_points(fewer.fields["kept"])
+            recorder.note(fewer)
+        return part
+
+    choosing = limit is not None and asked.leaves_points and group.size == 1
+    stages = LinearStages(
+        problem, survey.count, parts, objective, options, recorder, comparable=True, last=last, last_rows=window,
+        choose=choose if choosing else None,
+    )  # fmt: skip
     trained = stages.run()
     points = sums = None
     if isinstance(stages.best, StreamedLogJoint):
@@ -146,23 +195,55 @@ def _fit(prior: Prior, rows: RowSource, asked: Approximation, options: FitOption
         "gp.condition(rows, inducing=...) goes on from there"
     )
     with last_pass(group, message, row_variances_back(prior, rows), recorder):
-        if chosen is None:
+        whole_learned = True
+        state: AnyState | StreamedState
+        if part:
+            state = _of_part(prior, survey, part, settings)
+        elif chosen is None:
             state = condition_on(prior, whole, asked, settings, points, sums)
         else:
             points = _points(problem, survey, trained.theta, asked, options)
             state, said = _learned(prior, survey, points, steps, settings)
             report.events += [chosen, said]
-    report_answer(report, recorder, state, plan, direct.workspace)
-    if chosen is None:
+            whole_learned = said.fields["whole"]
+    if isinstance(state, StreamedState):
+        report_answer(report, recorder, state, plan, direct.workspace)
+    elif state.plan is not None:
+        report_exact(report, recorder, state, state.plan, direct.workspace)
+    if isinstance(state, StreamedState) and chosen is None:
         report.events.append(state.bound.event)
-    else:
-        report.predicted_seconds = min(plan.fit_seconds, options.deadline.limit or plan.fit_seconds)
+    elif limit is not None:
+        report.predicted_seconds = min(plan.fit_seconds, limit)
+    if trained.stop is StopReason.GOAL and whole_learned and limit is not None and not options.deadline.passed():
+        by_steps = (chosen is not None and not part) or None
+        report.events.append(Event(EventKind.FIT_ENDED, left=options.deadline.left, limit=limit, steps=by_steps))
     objective_found = trained.objective
     assert isinstance(objective_found, LogJoint)
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
     log_prior = objective_found.log_prior(trained.theta)
     interrupted = trained.stop is not StopReason.GOAL
-    return Fitted(row_variances_back(prior, rows), state, recorder.history, report, interrupted, in_force, log_prior)
+    prior = row_variances_back(prior, rows)
+    return Fitted[Any](prior, state, recorder.history, report, interrupted, in_force, log_prior)
+
+
+def _rows_of_part(problem: Problem, plan: ApproximatePlan, options: FitOptions, price: Callable[[int], float]) -> int:
+    """Rows that an exact search finishes in its share of the time limit, of those of the sample; 0 for too few."""
+    assert options.deadline.limit is not None
+    search = options.stages.work.of_scoring(ParameterVector(problem.prior, problem.roles).size).middle
+    memory = math.isqrt(plan.available_bytes // (8 * FACTORS))
+    seconds, most = options.settings.minibatches.share * options.deadline.limit, int((1.0 - TEST_SHARE) * problem.rows)
+    return largest_part(price, search, seconds, options.stages.first_rows, min(memory, most))
+
+
+def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSettings) -> AnyState:
+    """The exact posterior of random rows of the sample, with an event and a warning."""
+    order = torch.randperm(len(survey.x), generator=torch.Generator().manual_seed(settings.solve.seed))
+    index = order[:rows].sort().values
+    state = condition(prior, survey.x[index].to(survey.dtype), survey.y[index].to(survey.dtype), settings)
+    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=survey.count, limit=settings.deadline.limit)
+    warn(str(event))
+    state.report.events.append(event)
+    return state
 
 
 def minibatches_chosen(

@@ -48,7 +48,7 @@ from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.explained import nothing_explained
-from flashgp.inference.training.history import HistoryEntry, Recorder
+from flashgp.inference.training.history import HistoryEntry, Recorder, power_law
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
@@ -59,7 +59,16 @@ from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan, allowed_bytes
 from flashgp.processes.group import Group
 
-__all__ = ["Fitted", "fit_prior", "interrupted_message", "last_pass", "mark_of", "problem_of", "report_search"]
+__all__ = [
+    "Fitted",
+    "fit_prior",
+    "interrupted_message",
+    "last_pass",
+    "mark_of",
+    "problem_of",
+    "report_exact",
+    "report_search",
+]
 
 S = TypeVar("S")  # a state of any kind
 
@@ -115,7 +124,8 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     searching = deadline.before(settings.time.reserved(plan, deadline.left))
     log = log_over(ranks, path, mark, settings.seconds_between_writes)
     recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
-    recorder.expect(plan.fit_step_seconds, problem.rows)
+    power = 3 if plan.training == "exact" else 2
+    recorder.expect(power_law(plan.fit_step_seconds, problem.rows, power), power)
     estimate = None
     if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
         estimate = EstimateOptions(
@@ -147,7 +157,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         state = condition(prior, x, y, conditioning)
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
-    _report_answer(report, recorder, state, plan, problem.direct.workspace)
+    report_exact(report, recorder, state, plan, problem.direct.workspace)
     if not prior.is_batch(x, y) and evidence_is_known(state):
         report.events += [e for e in [nothing_explained(float(log_evidence(state)), prior, y)] if e is not None]
     objective = trained.objective
@@ -281,11 +291,13 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
         report.events.append(Event(EventKind.FIT_INTERRUPTED))
     if trained.stop is StopReason.TIME:
         rows = trained.objective.rows
-        how_far: dict[str, int | bool] = {}
+        how_far: dict[str, float] = {}
         if not recorder.history:
             how_far = {"unfitted": True}
         elif recorder.rows < rows:
             how_far = {"fitted": recorder.rows, "rows": rows}
+        if recorder.next_seconds is not None:
+            how_far["next_seconds"], how_far["left_seconds"] = recorder.next_seconds
         report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.deadline.limit, **how_far))
     try:
         recorder.evaluations.write()
@@ -314,7 +326,7 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
         report.events.append(Event(EventKind.ON_BOUND, parameter=name, bound=bound))
 
 
-def _report_answer(report: Report, recorder: Recorder, state: AnyState, plan: Plan, workspace: Workspace) -> None:
+def report_exact(report: Report, recorder: Recorder, state: AnyState, plan: Plan, workspace: Workspace) -> None:
     """Fill the report from the state and the counts of the search."""
     conditioning = state.report
     for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):

@@ -18,7 +18,7 @@ from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Solving", "Stage", "TimeUp"]
+__all__ = ["HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Solving", "Stage", "TimeUp", "power_law", "work"]
 
 log = logging.getLogger("flashgp.fit")
 Measure = Literal["log joint", "gain"]
@@ -122,22 +122,28 @@ class Progress:
 
 
 class TimeUp(Exception):  # noqa: N818 - not an error
-    """The time limit of a fit has passed: the best so far is its answer."""
+    """There is no time for what would come next: the best so far is the answer."""
+
+
+def power_law(seconds: float, rows: int, power: int) -> Callable[[int], float]:
+    """Seconds of any number of rows, given those of one."""
+    return lambda other: seconds * (other / rows) ** power
 
 
 @dataclass
 class Recorder:
     """Counts, logs and reports evaluations of all stages.
 
-    Fields: expected, evaluations by their rows, roughly; best, (value, vector) of each run; counts, evaluations of each
-    run; failures, vectors without one; phase; rows, of the stage that runs; reached, where the last finished stage
-    ended; events, for the report; group, whose ranks search together.
+    Fields: expected, evaluations of each stage by its rows, roughly, and what one costs, in any unit; best, (value,
+    vector) of each run; counts, evaluations of each run; failures, vectors without one; phase; rows, of the stage that
+    runs; reached, where the last finished stage ended; events, for the report; group, whose ranks search together;
+    next_seconds, what work would have taken that did not begin, and what was left, where the time was not up yet.
     """
 
     evaluations: EvaluationLog
     progress: Callable[[Progress], None] | None = None
     deadline: Deadline = NO_DEADLINE
-    expected: dict[int, int] = field(default_factory=dict)
+    expected: dict[int, tuple[float, float]] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     history: list[HistoryEntry] = field(default_factory=list)
     best: dict[Run, tuple[float, numpy.ndarray]] = field(default_factory=dict)
@@ -147,12 +153,13 @@ class Recorder:
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
     group: Group = ALONE
+    next_seconds: tuple[float, float] | None = field(init=False, default=None)
     free_cores: FreeCores = field(init=False)
     rows: int = field(init=False, default=0)
     _work: float = field(init=False, default=0.0)  # of all evaluations so far
-    # Seconds and rows of the last evaluation whose cost grows with that power of the rows.
+    # Of evaluations whose cost grows with that power of the rows: seconds and rows of the last, and what a plan says.
     _pace: dict[int, tuple[float, int]] = field(init=False, default_factory=dict)
-    _planned: tuple[float, int] | None = field(init=False, default=None)  # the same of all rows, until one is known
+    _prices: dict[int, Callable[[int], float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.free_cores = FreeCores(self.note)
@@ -161,9 +168,21 @@ class Recorder:
         """A stage of so many rows."""
         self.rows, self.phase = rows, f"fitting {rows:,} rows"
 
-    def expect(self, seconds: float, rows: int) -> None:
-        """What a plan says about an evaluation of all rows, for the first one."""
-        self._planned = seconds, rows
+    def expect(self, price: Callable[[int], float], power: int) -> None:
+        """What a plan says about an evaluation of so many rows, whose cost grows with that power of them."""
+        self._prices[power] = price
+
+    def seconds_of(self, rows: int, power: int) -> float:
+        """What an evaluation of so many rows takes, (M-243): by the plan until one like it was measured, then as that
+        one, times what the plan says of their rows, or else the power of them; 0 where nothing is known."""
+        price, pace = self._prices.get(power), self._pace.get(power)
+        if price is not None:
+            seconds = price(rows)
+            if pace is None or price(pace[1]) <= 0.0:
+                return seconds
+            return pace[0] * max(1.0, seconds / price(pace[1]))
+        pace = pace or next(iter(self._pace.values()), None)
+        return 0.0 if pace is None else pace[0] * max(1.0, rows / pace[1]) ** power
 
     def evaluate(
         self,
@@ -187,14 +206,11 @@ class Recorder:
         return evaluation
 
     def require(self, rows: int, power: int = 3, evaluations: float = 1.0) -> None:
-        """Time for work of so many evaluations: as the last one took, times the power of the rows. Raises: TimeUp."""
-        seconds = 0.0
-        if self._pace:
-            seconds, last = self._pace.get(power) or next(iter(self._pace.values()))
-            seconds *= max(1.0, rows / last) ** power
-        elif self._planned is not None:
-            seconds = self._planned[0] * (rows / self._planned[1]) ** power
-        if self.deadline.passed(evaluations * seconds):
+        """Time for work of so many evaluations. Raises: TimeUp."""
+        seconds = evaluations * self.seconds_of(rows, power)
+        if self.deadline.passed(seconds):
+            left = self.deadline.left
+            self.next_seconds = (seconds, left) if left > 0.0 else None
             raise TimeUp
 
     def best_of(self, stage: Stage) -> tuple[Run, float, numpy.ndarray] | None:
@@ -231,7 +247,7 @@ class Recorder:
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)
         self.counts[run] = index + 1
-        self._work += work(self.rows)
+        self._work += self._cost
         self.history.append(HistoryEntry(run, index, seconds, -value, norm, tuple(theta.tolist()), measure))
         if run not in self.best or value < self.best[run][0]:
             self.best[run] = (value, theta.copy())
@@ -240,12 +256,18 @@ class Recorder:
         if self.deadline.passed():
             raise TimeUp
 
+    @property
+    def _cost(self) -> float:
+        """Of an evaluation of the stage that runs."""
+        return self.expected[self.rows][1] if self.rows in self.expected else work(self.rows)
+
     def _report(self, run: Run, norm: float, seconds: float, measure: Measure) -> None:
         done = len(self.history)
-        fraction = self._work / max(1.0, self._work, sum(count * work(rows) for rows, count in self.expected.items()))
+        fraction = self._work / max(1.0, self._work, sum(count * cost for count, cost in self.expected.values()))
         comparable = [run] if measure == "gain" else [other for other in self.best if other.stage is run.stage]
         best = -min(self.best[other][0] for other in comparable)
-        eta = seconds * (1.0 / fraction - 1.0) if done > 2 and fraction < 1.0 else None
+        left = max(0.0, self.deadline.left)
+        eta = min(seconds * (1.0 / fraction - 1.0), left) if done > 2 and fraction < 1.0 else None
         log.debug("%s: evaluation %d, best %s %.4f, gradient %.2e", run, done, measure, best, norm)
         if self.progress is not None:
             self.progress(Progress(self.phase, done, str(run), best, norm, seconds, eta, fraction, measure))

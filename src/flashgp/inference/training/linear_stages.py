@@ -8,6 +8,7 @@ all rows             the same as it was asked for; what it is made of beside the
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -33,7 +34,8 @@ from flashgp.inference.training.period_starts import with_periods
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, best_found
 from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.fit_stages import Search, fit_stages
+from flashgp.planner.approximate_prices import ApproximateWork
+from flashgp.planner.fit_stages import FitStage, Search, fit_stages
 from flashgp.processes.agreement import deadline_of
 
 __all__ = ["LinearStages", "plan_settings", "report_answer", "reserved_seconds"]
@@ -60,7 +62,10 @@ class LinearStages:
         options, recorder: as of every fit.
         coarse: the same in a form that takes less time, of parts of the rows and of a first descent of all of them.
         comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
-        last: what takes the place of the stages of all rows: from a vector to the one found.
+        last: what takes the place of the stages of all rows, until the time is up: from a vector to the one found.
+        last_rows: that one of its evaluations goes through.
+        choose: given the optimum of the first rows, how many rows are fitted exactly in place of all that follows; 0
+            for none.
     Fields: best, the objective of all rows that had the best value, where that counts.
     """
 
@@ -73,6 +78,8 @@ class LinearStages:
     coarse: Callable[[int, numpy.ndarray], LogJoint] | None = None
     comparable: bool = False
     last: Callable[[numpy.ndarray], numpy.ndarray] | None = None
+    last_rows: int = 0
+    choose: Callable[[numpy.ndarray], int] | None = None
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
     _tried: dict[Run, LogJoint] = dataclasses.field(init=False, default_factory=dict)
@@ -86,7 +93,7 @@ class LinearStages:
         scored = not exact.has_user_modules
         stages = fit_stages(n, shape, parameters=exact.parameters.size, scored=scored, estimated=n > shape.first_rows)
         first = [stage for stage in stages if stage.search is not Search.ESTIMATED]
-        recorder.expected = {stage.rows: round(stage.evaluations.middle) for stage in stages}
+        recorder.expected = self._expected(first)
 
         def of(rows: int) -> LogJoint:
             return LogJoint(problem.subset(rows, options.seed))
@@ -107,7 +114,11 @@ class LinearStages:
             with quiet_openblas():
                 optimum = self._agreed(lambda: runs.run(weighed()))
                 recorder.reached = optimum
-                self._run_linear(optimum, of(runs.last))
+                part = 0 if self.choose is None else self.choose(optimum)
+                if part:
+                    self._run_part(optimum, of(runs.last), of(part))
+                else:
+                    self._run_linear(optimum, of(runs.last))
         except KeyboardInterrupt:
             if self.options.group.size > 1:
                 raise  # of all ranks
@@ -131,6 +142,17 @@ class LinearStages:
         exact.rows = n  # of the search that it stands for
         return Trained(theta, exact, stop, estimated=False, rough_factors=False)
 
+    def _expected(self, first: Sequence[FitStage]) -> dict[int, tuple[float, float]]:
+        """Evaluations of every stage, with their seconds; the last one of minibatches has the time that is left."""
+        recorder, work, n = self.recorder, ApproximateWork(), self.rows
+        stages = {stage.rows: (stage.evaluations.middle, recorder.seconds_of(stage.rows, 3)) for stage in first}
+        stages |= {size: (work.part.middle, recorder.seconds_of(size, 1)) for size in self.parts(first[-1].rows)}
+        if self.last is None:
+            return stages | {n: (work.all_rows_read.middle, recorder.seconds_of(n, 1))}
+        once, left = recorder.seconds_of(self.last_rows, 1), recorder.deadline.left
+        rest = left - sum(count * seconds for count, seconds in stages.values())
+        return stages | {n: (max(1.0, rest / once) if math.isfinite(rest) and once else 1.0, once)}
+
     def _agreed(self, search: Callable[[], numpy.ndarray]) -> numpy.ndarray:
         """What a search of the sample finds, which every rank does by itself: rank 0's. From here on ranks ask the
         deadline together. Raises: TimeUp on all ranks where it is up on one."""
@@ -148,6 +170,18 @@ class LinearStages:
         """Rank 0's."""
         found: numpy.ndarray = self.options.group.from_first(torch.from_numpy(theta)).numpy()
         return found
+
+    def _run_part(self, theta: numpy.ndarray, first: LogJoint, part: LogJoint) -> None:
+        """Exact inference on some of the rows, from the optimum of the first ones. Raises: NotPositiveDefiniteError."""
+        recorder, options = self.recorder, self.options
+        settings, free = options.settings.stochastic, numpy.full_like(theta, numpy.inf)
+        recorder.begin(part.rows)
+        recorder.expected = {part.rows: (8.0, 1.0)}
+        limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
+        curvature = log_joint_curvature(first, theta, part.rows, settings, options.seed)
+        search = GradientSearch(part, Run(Stage.PART, part.rows), recorder, limits, (-free, free))
+        if part.rows > first.rows:
+            recorder.reached = search.follow(Trend(theta, first.rows, settings), curvature).theta
 
     def _run_linear(self, theta: numpy.ndarray, first: LogJoint) -> None:
         """The stages of the other likelihood, from the optimum of the first rows."""

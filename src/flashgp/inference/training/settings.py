@@ -190,7 +190,7 @@ class StochasticSettings:
 
 @dataclass(frozen=True)
 class MinibatchSettings:
-    """Fits of rows whose passes take longer than the time limit (streamed/minibatch_search.py).
+    """Fits of rows whose passes take longer than the time limit (streamed/minibatch_search.py), (M-244).
 
     Args:
         min_evaluations: of all rows, a value with its gradient each, that have to fit into the time limit; where fewer
@@ -222,3 +222,7 @@ class MinibatchSettings:
     def batch_rows(self, inducing: int) -> int:
         """Rows of a batch."""
         return max(self.min_rows, self.rows_per_point * inducing)
+
+    def window_rows(self, inducing: int) -> int:
+        """Rows of a window."""
+        return self.window * self.batch_rows(inducing)

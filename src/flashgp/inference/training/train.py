@@ -13,7 +13,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.quantities import counted
 from flashgp.inference.threads import quiet_openblas
-from flashgp.inference.training.history import Recorder, Stage, TimeUp
+from flashgp.inference.training.history import Recorder, Stage, TimeUp, work
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.period_starts import with_periods
@@ -55,7 +55,7 @@ def train(
     stages = fit_stages(n, shape, parameters=objective.parameters.size, scored=scored, estimated=estimated is not None)
     exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
     parts = [stage.rows for stage in stages if stage.search is Search.ESTIMATED][:-1]
-    recorder.expected = {stage.rows: round(stage.evaluations.middle) for stage in stages}
+    recorder.expected = {stage.rows: (stage.evaluations.middle, work(stage.rows)) for stage in stages}
     double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
 
     def of(rows: int) -> Objective:
