@@ -275,7 +275,7 @@ def test_kernels_without_columns_of_their_kind() -> None:
     ],
 )
 def test_absurd_text_is_refused_cleanly(text: str) -> None:
-    with pytest.raises(DomainError, match="--kernel"):
+    with pytest.raises(DomainError, match="`kernel`"):
         parse_kernel(text)
 
 

@@ -99,10 +99,10 @@ def test_names_of_rows_are_no_input(tmp_path: Path, text: str, inputs: list[str]
 
 def test_numbers_that_are_text_are_called_that() -> None:
     model = fgp.TableModel(starts=1, kernel="RBF()").fit({"a": [1.0, 4.0, 2.0], "y": [1.0, 2.0, 3.0]}, "y")
-    with pytest.raises(fgp.DomainError, match="numbers that are written as text: convert them") as refused:
+    with pytest.raises(fgp.DomainError, match="numbers that are kept as text: convert the column") as refused:
         model.predict({"a": ["1.0", "4.0"]})
     assert "first that is not" not in str(refused.value)
-    with pytest.raises(fgp.DomainError, match="numbers that are written as text: convert them") as refused:
+    with pytest.raises(fgp.DomainError, match="numbers that are kept as text: convert the column") as refused:
         Encoding.learn(table_of({"a": [1.0, 2.0], "y": ["0", "1"]}), "y")
     assert "decimal" not in str(refused.value)
     with pytest.raises(fgp.DomainError, match="numbers with decimal commas"):

@@ -289,14 +289,12 @@ def _number_hint(table: Table, column: Column) -> str:
         return f": {differs}"
     numeric = np.array([number_of(level) is not None for level in column.levels])
     if numeric.all():
-        return ", numbers that are written as text: convert them"
+        return ", numbers that are kept as text: convert the column to numbers"
     if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels):
         return ", numbers with decimal commas" + (": read it with decimal=','" if table.first_row else "")
     given = ~np.isnan(column.values)
     is_text = np.zeros(table.rows, bool)
     is_text[given] = ~numeric[column.values[given].astype(np.int64)]
-    if not is_text.any():
-        return ", numbers that are kept as text: convert the column to numbers"
     row = int(np.argmax(is_text))
     text = quoted(column.levels[int(column.values[row])])
     if numeric.any():
