@@ -95,7 +95,7 @@ def iterative(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("iterative")
     table = write(path / "table.csv", HEAD, columns(40))
     said = run(
-        "fit", table, "-t", "y", "--drop", "site", "--solver", "cg", "--starts", 1, "--time-limit", 0.5,
+        "fit", table, "-t", "y", "--drop", "site", "--solver", "cg", "--verbose", "--starts", 1, "--time-limit", 0.5,
         "--threads", 1, "--kernel", "2 * Matern(lengthscale=1)", "-o", path / "m.safetensors",
         "--report", path / "page.html",
     )  # fmt: skip
@@ -520,7 +520,7 @@ def test_a_plan_says_what_a_fit_takes_and_how_many_rows_fit_into_a_limit(folder:
     assert json.loads(run(*common, "--json").stdout)["largest_fit"]["time_limit"] is None
     of_table = ("plan", folder / "table.csv", "--target", "y", "--time-limit", 60, "--json")
     assert json.loads(run(*of_table).stdout)["largest_fit"]["rows"] > 60
-    fitted = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--time-limit", 60).stdout
+    fitted = run("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--time-limit", 60, "-v").stdout
     assert "rows like these in 60.0 s" in fitted
     assert re.search(r"time +\S+ m?s predicted, \S+ m?s measured", fitted)
 
