@@ -118,6 +118,16 @@ def test_the_posterior_line_is_the_prediction_in_the_units_of_the_table() -> Non
     assert "95%, new observation" in texts(ax)
 
 
+def test_a_fit_is_drawn_as_far_as_its_forecast_is_wanted() -> None:
+    x = torch.linspace(0.0, 1.0, 12, dtype=torch.float64)[:, None]
+    fit = fgp.fit(fgp.GP(1.0 * fgp.kernels.RBF()), x, (4.0 * x[:, 0]).sin(), starts=1)
+    ax = plots.posterior_1d(fit, x_range=(0.5, 2.0), points=20)
+    line = next(line for line in ax.get_lines() if line.get_label() == "mean")
+    at = torch.linspace(0.5, 2.0, 20, dtype=torch.float64)[:, None]
+    assert np.allclose(line.get_ydata(), fit.posterior.predict(at).mean.numpy())
+    assert ax.get_xlim() == (0.5, 2.0)
+
+
 def test_a_slice_holds_the_other_columns_at_their_median_and_leaves_the_data_out() -> None:
     post = posterior(d=3)
     ax = plots.posterior_1d(post, column=1, points=20)
@@ -171,6 +181,9 @@ def test_the_posterior_plot_refuses_what_it_cannot_draw() -> None:
         plots.posterior_1d(gp.condition(torch.zeros(3, 1), torch.zeros(3, 2)))
     with pytest.raises(DomainError, match="`column` must be 0 to 0"):
         plots.posterior_1d(posterior(), column=1)
+    for wrong in ((2.0, 1.0), (0.0, float("inf"))):
+        with pytest.raises(DomainError, match="`x_range` must be two finite numbers"):
+            plots.posterior_1d(posterior(), x_range=wrong)
     with pytest.raises(ShapeError, match="`at`"):
         plots.posterior_1d(posterior(), at=[1.0, 2.0])
     with pytest.raises(DomainError, match="`level`"):

@@ -324,3 +324,14 @@ def test_leave_one_out_of_no_rows_has_the_dtype_of_x() -> None:
     for few in (0, 3):
         post = fgp.GP(fgp.kernels.Matern()).condition(x[:few].float(), y[:few])
         assert {part.dtype for part in vars(post.leave_one_out()).values()} == {torch.float32}
+
+
+def test_a_prediction_shows_its_first_numbers() -> None:
+    x, y = data(20)
+    p = fgp.GP(fgp.kernels.Matern(), mean=m.Zero()).condition(x, y).predict(x[:9])
+    assert f"{p.mean[0]:.4g}" in repr(p)
+    assert "std" not in repr(p), "it may take long, and was not asked for"
+    assert torch.equal(p.std, p.variance.sqrt())
+    text = repr(p)
+    assert f"std       {p.std[0]:.4g}" in text
+    assert text.count("...") == 2

@@ -1,5 +1,6 @@
 """The posterior along one input: mean, intervals, samples, and the data where there is but one input."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .axes import BLUE, GREY, INK, SKY, date_axis, legend, new_axes, note, numbe
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from flashgp.inference.fit import Fit
     from flashgp.inference.posterior import Posterior
 
 __all__ = ["posterior_1d"]
@@ -24,9 +26,10 @@ _MARGIN = 0.05  # of the data's range, on each side
 
 
 def posterior_1d(
-    posterior: "Posterior",
+    posterior: "Posterior | Fit",
     *,
     column: int = 0,
+    x_range: tuple[float, float] | None = None,
     at: Any = None,
     level: float = 0.95,
     samples: int = 3,
@@ -44,8 +47,10 @@ def posterior_1d(
     out.
 
     Args:
-        posterior: one model with one output.
+        posterior: one model with one output, or the fit of one.
         column: the column along which to look, from 0.
+        x_range: where it begins and ends, in the units of the posterior's x; beyond the data it is a forecast. About
+            the range of the data by default.
         at: values of all d columns, shape (d,), in the units of the posterior's x; the training medians by default.
         level: probability of both bands.
         samples: functions drawn from the posterior.
@@ -58,6 +63,7 @@ def posterior_1d(
 
     Raises:
         ShapeError: for a batch or several outputs.
+        DomainError: for a column, level or range that does not exist.
         BackendUnavailableError: without matplotlib.
     Cost: a prediction at `points` places; points^3 / 3 flops for the samples.
 
@@ -73,7 +79,11 @@ def posterior_1d(
     """
     import torch
 
+    from flashgp.inference.fit import Fit
+
     half_width(level)  # refuses what is no probability
+    if isinstance(posterior, Fit):
+        posterior = posterior.posterior
     kept, like = posterior.state.rows_kept, posterior.state.like[0]  # of rows that were read a sample
     if kept.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
@@ -90,7 +100,10 @@ def posterior_1d(
     low, high = (float(x.min()), float(x.max())) if len(x) else (-1.0, 1.0)
     # Beyond the data only where they are shown; a slice stays within the column's range.
     margin = (_MARGIN if d == 1 else 0.0) * (high - low) if high > low else 1.0
-    line = np.linspace(low - margin, high + margin, points)
+    first, last = (low - margin, high + margin) if x_range is None else x_range
+    if not -math.inf < first < last < math.inf:
+        raise DomainError(f"`x_range` must be two finite numbers, the smaller first, got {x_range!r}; correct them")
+    line = np.linspace(first, last, points)
     if at is not None:
         place = numbers(at, "at")
         if place.shape != (d,):

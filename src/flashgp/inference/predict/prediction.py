@@ -23,6 +23,7 @@ from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
 
 __all__ = ["Prediction"]
 
+SHOWN = 6  # numbers in a text
 LARGEST_PROBABILITY = math.nextafter(1.0, 0.0)
 
 
@@ -75,6 +76,11 @@ class Prediction:
         if self._variance is None:
             self._variance = self._predictor.variance(self._x)
         return self._given(self._variance.value)
+
+    @property
+    def std(self) -> Float[Tensor, "*shape"]:
+        """Standard deviation of f(x*), units of y; that of an observation is `observation_variance.sqrt()`."""
+        return self.variance.sqrt()
 
     @property
     def variance_standard_error(self) -> Float[Tensor, "*shape"] | None:
@@ -244,4 +250,14 @@ class Prediction:
         return factor
 
     def __repr__(self) -> str:
-        return f"Prediction at {self._x.shape[-2]:,} points\n{self.report}"
+        with torch.no_grad():
+            lines = [f"mean      {_first(self.mean)}"]
+            if self._variance is not None:  # which may take long
+                lines.append(f"std       {_first(self.std)}")
+        return "\n".join([f"Prediction at {self._x.shape[-2]:,} points", *lines, str(self.report)])
+
+
+def _first(values: Tensor) -> str:
+    """The first few numbers of one output or batch member."""
+    shown = values.reshape(-1)[:SHOWN]
+    return "  ".join(f"{float(value):.4g}" for value in shown) + ("  ..." if values.numel() > SHOWN else "")
