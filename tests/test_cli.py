@@ -641,7 +641,7 @@ def test_a_fit_of_all_rows_without_a_factor(iterative: Path) -> None:
     ("arguments", "said"),
     [
         (["fit", "{t}"], "--target"),
-        (["fit", "{t}", "-t", "y", "--split", "0", "--test-fraction", "0.1"], "not both"),
+        (["fit", "{t}", "-t", "y", "--split", "0", "--test-fraction", "0.1"], "one of --split"),
         (["fit", "{t}", "-t", "y", "--test-fraction", "1"], "between 0 and 1"),
         (["fit", "{t}", "-t", "y", "--kernel", "Mattern()"], "did you mean Matern?"),
         (["fit", "{t}", "-t", "y", "--memory", "lots"], "--memory"),
