@@ -30,6 +30,7 @@ from hunt.specs import (
     Warped,
 )
 from hunt.table_models import TableCase
+from hunt.usefulness import DateCase, DensityCase, DrawCase, LimitCase, ModeCase, PeriodCase, WeightCase
 
 __all__ = [
     "ApproximateCase",
@@ -40,17 +41,23 @@ __all__ = [
     "Coregionalization",
     "Cosine",
     "Custom",
+    "DateCase",
+    "DensityCase",
+    "DrawCase",
     "Each",
     "EstimatorCase",
     "FitCase",
     "GradientCase",
     "LikelihoodCase",
+    "LimitCase",
     "LinalgCase",
     "Linear",
     "Matern",
     "Mean",
+    "ModeCase",
     "Noise",
     "OperatorCase",
+    "PeriodCase",
     "Periodic",
     "Points",
     "Polynomial",
@@ -64,5 +71,6 @@ __all__ = [
     "Sum",
     "TableCase",
     "Warped",
+    "WeightCase",
     "torch",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import torch
 
-from hunt import specs
+from hunt import specs, usefulness
 from hunt.approximations import TABLES, ApproximateCase
 from hunt.calls import CALLS, WRONG, CallCase
 from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
@@ -17,6 +17,7 @@ from hunt.gradients import GradientCase
 from hunt.layouts import CONTEXTS, LAYOUTS, WAYS
 from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
 from hunt.table_models import FORMS, TableCase
+from hunt.usefulness import DATES, PERIODIC, ROUTES
 
 EXTRAS = (
     "log_marginal_likelihood", "leave_one_out", "representer_weights", "covariance", "joint_log_prob", "log_prob",
@@ -356,6 +357,41 @@ def table_case(seed: int) -> TableCase:
     )  # fmt: skip
 
 
+def useful_case(seed: int) -> Any:
+    r = Random(seed)
+    match seed % 3:
+        case 0:
+            n, scattered = r.integer(40, 150), r.chance(0.5)
+            period = r.log_uniform(max(0.5, (40.0 if scattered else 30.0) / n), 6.0)
+            return usefulness.PeriodCase(seed, r.of(*PERIODIC), n, period, r.of(0.05, 0.1, 0.2), scattered)
+        case 1:
+            return usefulness.DensityCase(
+                seed, r.of(*usefulness.FUNCTIONS), r.integer(20, 100), r.integer(1, 3), r.of(0.05, 0.1, 0.5),
+                r.mostly(1.0, 1e-6, 1e6), r.mostly(1.0, 1e-6, 1e6),
+            )  # fmt: skip
+    route = r.of(*ROUTES)
+    n = r.of(300, 1000, 3000) if route in ("exact", "estimator", "table") else r.of(300, 3000, 20_000)
+    return usefulness.LimitCase(seed, route, n, r.integer(1, 3), r.of(0.5, 1.0, 2.0, 4.0))
+
+
+def meaning_case(seed: int) -> Any:
+    r = Random(seed)
+    match seed % 4:
+        case 0:
+            n, d, scale, equal = r.integer(20, 60), r.integer(1, 2), r.log_uniform(1e-6, 1e6), r.chance(0.3)
+            return usefulness.WeightCase(seed, n, d, scale, equal, r.of(3.0, 10.0, 100.0))
+        case 1:
+            n, each, step, form = r.integer(12, 40), r.of(1, 2, 3), r.of(1, 7, 30, 31), r.of("dict", "frame", "csv")
+            return usefulness.DateCase(seed, r.of(*DATES), n, each, step, form)
+        case 2:
+            return usefulness.ModeCase(seed, r.integer(2, 20), r.chance(0.5), r.chance(0.5), r.chance(0.3))
+    p = Points(seed, r.integer(1, 2))
+    custom = specs.Custom(r.of(*specs.FUNCTIONS), p.real, r.log_uniform(0.5, 4.0))
+    other = Kernels(r, p).leaf()
+    kernel = specs.Scaled(r.log_uniform(0.3, 3.0), r.of(custom, specs.Sum(custom, other), specs.Product(other, custom)))
+    return usefulness.DrawCase(kernel, p, r.integer(0, 30), 6, r.log_uniform(1e-3, 1.0))
+
+
 KINDS = {
     "posterior": posterior_case,
     "operator": operator_case,
@@ -369,6 +405,8 @@ KINDS = {
     "approximate": approximate_case,
     "estimator": estimator_case,
     "table": table_case,
+    "useful": useful_case,
+    "meaning": meaning_case,
 }
 
 

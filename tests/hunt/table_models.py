@@ -50,11 +50,11 @@ class TableCase:
         model: Any = None
         with found.watched("table"), tempfile.TemporaryDirectory() as folder:
             model = fgp.TableModel(self.kernel, target_transform="none", starts=1)
-            model = model.fit(_written(table, self.form, Path(folder) / "table"), "target")
+            model = model.fit(written(table, self.form, Path(folder) / "table"), "target")
             if self.saved:
                 model.save(Path(folder) / "model.safetensors")
                 model = fgp.load(Path(folder) / "model.safetensors")
-            answer = model.predict(_written(asked, self.test_form, Path(folder) / "asked"))
+            answer = model.predict(written(asked, self.test_form, Path(folder) / "asked"))
             wanted = _dense(model.posterior.gp, x, y, x_test)
             for name, got in (("mean", answer.mean), ("std", answer.std)):
                 found.compare(name, torch.from_numpy(numpy.asarray(got)), wanted[name])
@@ -84,7 +84,7 @@ def _dense(gp: fgp.GP, x: numpy.ndarray, y: numpy.ndarray, x_test: numpy.ndarray
     }
 
 
-def _written(table: dict[str, numpy.ndarray], form: str, path: Path) -> Any:
+def written(table: dict[str, numpy.ndarray], form: str, path: Path) -> Any:
     """The table in one of FORMS; a file has every digit."""
     frame = pandas.DataFrame(table)
     match form:

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 
+import flashgp as fgp
 from hunt import specs
 from hunt.calls import CALLS, CallCase
 from hunt.cases import Noise, Points, PosteriorCase
@@ -17,6 +18,7 @@ from hunt.layouts import LAYOUTS, cast, laid_out
 from hunt.reference import Data, NotDefiniteError, Reference, cholesky, covariance, inverse, solve
 from hunt.rounding import EPS, LD, Rounded
 from hunt.shrink import shrunk
+from hunt.usefulness import DateCase, DensityCase, DrawCase, LimitCase, ModeCase, PeriodCase, WeightCase
 
 SHORT = {
     "posterior": range(16),
@@ -31,6 +33,8 @@ SHORT = {
     "approximate": range(6),
     "estimator": range(40),
     "table": range(10),
+    "useful": (2, 3, 6, 10),
+    "meaning": (1, 3, 6, 7, 8, 11, 13, 18),
 }
 
 
@@ -254,3 +258,42 @@ def test_a_difference_is_shrunk_to_what_it_takes() -> None:
     small = shrunk(case)
     assert small.check().differences.keys() == case.check().differences.keys() == {"refused in condition"}
     assert small == PosteriorCase(specs.Constant(2.0), Points(3, 2), 1, 1, options=case.options)
+
+
+# -- faults that are planted ------------------------------------------------------------------------------------------
+class AbsoluteWeights(WeightCase):
+    def means(self, x: Any, y: Any, points: Any, weight: Any) -> numpy.ndarray:
+        likelihood = fgp.likelihoods.Gaussian(1e-4, row_variance=1 / weight)
+        return fgp.GPRegressor(likelihood=likelihood, target_transform="none").fit(x, y).predict(points)
+
+
+class RandomModule(ModeCase):
+    def net(self) -> torch.nn.Sequential:
+        return torch.nn.Sequential(AlwaysDropout(), *super().net())
+
+
+class AlwaysDropout(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True)
+
+
+class TimidDraws(DrawCase):
+    def draws(self, post: fgp.Posterior, x: torch.Tensor) -> torch.Tensor:
+        return 0.8 * post.predict(x).sample(2000, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        (PeriodCase(options=(("initial", "given"), ("max_iterations", 1))), "explained variance"),
+        (DensityCase(room=-9.0), "nats a row beside scikit-learn"),
+        (DensityCase(room=-9.0), "nats a row beside a constant"),
+        (LimitCase(limit=0.5, room=-9.0), "seconds kept"),
+        (AbsoluteWeights(scale=1e4), "equal answers"),
+        (DateCase(of="%d of %m in %Y", n=12, each=3), "refused in dates"),
+        (RandomModule(), "mean again"),
+        (TimidDraws(), "least variance"),
+    ],
+)
+def test_a_planted_fault_is_found(case: Any, name: str) -> None:
+    assert name in case.check().differences
