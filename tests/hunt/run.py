@@ -9,6 +9,7 @@ Seeds go on from `--start`, all kinds in turn, so that a run is the same again. 
 import argparse
 import collections
 import json
+import shlex
 import sys
 import time
 import traceback
@@ -72,7 +73,8 @@ def tried(kind: str, seed: int, totals: "collections.Counter[str]", tries: int) 
         for name, text in found.differences.items():
             print(f"\n{kind} {seed}: {name}: {text}", flush=True)
         small = shrunk(case, tries)
-        print(f"    PYTHONPATH=src:tests python -c '{IMPORTS}; print({small!r}.check().differences)'", flush=True)
+        code = shlex.quote(f"{IMPORTS}; print({small!r}.check().differences)")
+        print(f"    PYTHONPATH=src:tests python -c {code}", flush=True)
 
 
 if __name__ == "__main__":
