@@ -365,8 +365,10 @@ def useful_case(seed: int) -> Any:
             period = r.log_uniform(max(0.5, (40.0 if scattered else 30.0) / n), 6.0)
             return usefulness.PeriodCase(seed, r.of(*PERIODIC), n, period, r.of(0.05, 0.1, 0.2), scattered)
         case 1:
+            of, d = r.of(*usefulness.FUNCTIONS), r.integer(1, 3)
+            d = 1 if of == "rough" else d  # of more columns so few rows look like noise
             return usefulness.DensityCase(
-                seed, r.of(*usefulness.FUNCTIONS), r.integer(20, 100), r.integer(1, 3), r.of(0.05, 0.1, 0.5),
+                seed, of, r.integer(20, 100), d, r.of(0.05, 0.1, 0.5),
                 r.mostly(1.0, 1e-6, 1e6), r.mostly(1.0, 1e-6, 1e6),
             )  # fmt: skip
     route = r.of(*ROUTES)

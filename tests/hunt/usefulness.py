@@ -105,6 +105,9 @@ class DensityCase:
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
         found = Findings()
+        if self.n < 15:
+            found.skipped.append("too few rows for densities")
+            return found
         rng = numpy.random.default_rng([self.seed, 13])
         x = rng.uniform(-2, 2, (self.n + 300, self.d))
         y = self.y_scale * (function_of(x, self.of) + self.noise * rng.normal(size=len(x)))
