@@ -77,7 +77,7 @@ class Noise:
     def of_rows(self, n: int, variances: Any, weights: Any) -> Rounded:
         total = self.of_new() * numpy.ones(n)
         if weights is not None:
-            total = total / weights
+            total = total / (weights / numpy.exp(numpy.log(weights).mean()))  # (M-251): relative precisions
         return total if variances is None else total + variances
 
     def of_new(self) -> Rounded:

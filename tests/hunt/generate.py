@@ -186,7 +186,8 @@ def noise_of(r: Random, y_scale: float, rows: bool) -> Noise:
         return Noise(variance if r.chance(0.95) else None)
     known = short(square * r.log_uniform(1e-2, 1.0)) if r.chance(0.7) else None
     weights = known is None or r.chance(0.4)
-    return Noise(None if known is not None and r.chance(0.3) else variance, known, weights)
+    alone = known is not None and r.chance(0.3)  # weights would divide nothing
+    return Noise(None if alone else variance, known, weights and not alone)
 
 
 def y_scale_of(r: Random, extreme: bool) -> float:

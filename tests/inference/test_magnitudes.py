@@ -20,7 +20,7 @@ from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference.predict.leave_one_out import leave_one_out
 from flashgp.inference.predict.variance_solves import precisions
 from flashgp.inference.solves import Solves
-from flashgp.solvers.contract import Goal, Solution
+from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Solution
 
 F64 = torch.float64
 N, M, NOISE = 18, 4, 0.1
@@ -199,8 +199,8 @@ class FewColumns:
     def __init__(self, solves: Solves, most: int) -> None:
         self.solves, self.system, self.most = solves, solves.system, most
 
-    def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None) -> Solution:
-        found = self.solves.solve(rhs, goal, start=start)
+    def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
+        found = self.solves.solve(rhs, goal, start=start, limits=limits)
         if rhs.shape[1] <= self.most:
             return found
         lost = torch.full_like(found.energy_bound, torch.inf)

@@ -438,7 +438,7 @@ def test_wrong_rows_leave_the_posterior_as_it_is() -> None:
     nan = torch.full((1, 2), torch.nan, dtype=F64)
     for arguments, error, message in (
         ((x[:, :1], y), ShapeError, "must have 2 columns like `x`"),
-        ((x[0], y[:1]), ShapeError, "must have shape"),
+        ((x[0], y[:1]), ShapeError, "must be a table of rows"),
         ((x[:2], y[:1]), ShapeError, "n = 2 like `x`"),
         ((x[None, :2], y[None, :2]), ShapeError, "append one table"),
         ((x[:2], y[:4].reshape(2, 2)), ShapeError, "`y` must have"),

@@ -197,7 +197,7 @@ def test_a_tolerance_beyond_float64_is_answered_with_its_bound() -> None:
     gp = model(noise=1e-3)
     found = by(gp, x, y, "recomputed", tolerance=1e-15)
     assert 1e-15 * math.sqrt(1e-3) < found.report.error_bound < 1e-8
-    assert found.report.events[-1].kind is EventKind.ROUNDING_REACHED
+    assert of_kind(found.report.events, EventKind.ROUNDING_REACHED)
 
 
 # -- methods in turn -------------------------------------------------------------------------------------------------

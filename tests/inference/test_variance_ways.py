@@ -38,8 +38,9 @@ def by(gp: fgp.GP, x: Tensor, y: Tensor, route: str, **options: object) -> fgp.P
     return gp.condition(x, y, plan=fgp.plan(gp, n=x.shape[0], d=x.shape[1], route=route), **options)
 
 
-FREE_FEATURES = VarianceSettings(features=0)
-IMPATIENT = VarianceSettings(sampled_seconds=0.0, features=0)  # no exact solve is affordable
+SMALL = (ProbeSizes(64, 64, 24),)  # of so few rows more would take longer than exact solves
+FREE_FEATURES = VarianceSettings(features=0, sizes=SMALL)
+IMPATIENT = VarianceSettings(sampled_seconds=0.0, features=0, sizes=SMALL)  # no exact solve is affordable
 LOOKED = {"correction_seconds": 0.0, "variances": IMPATIENT}  # no float32 factor is corrected without a look
 
 

@@ -63,7 +63,8 @@ def test_frequencies_come_one_after_the_other() -> None:
     for period in (1.3, 0.61):
         assert float((found.frequencies * period - 1).abs().min()) < 0.01
     apart = (found.frequencies[:, None] - found.frequencies).abs() + torch.eye(5)
-    assert float(apart.min()) >= 0.99 / float(x.max() - x.min())
+    # One over the range apart on the grid, whose steps are a fifth of that; each is moved by half a step at most.
+    assert float(apart.min()) >= 0.8 / float(x.max() - x.min())
 
 
 def test_some_hours_of_years_tell_a_day() -> None:

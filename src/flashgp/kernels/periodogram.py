@@ -87,7 +87,7 @@ def strongest_frequencies(
     """The frequencies that explain most, one after the other, each beside those before it, eq. (M-249).
 
     What has been found is fitted and taken away, so that its side lobes, or slow changes that are much larger, hide
-    nothing. Two frequencies are at least one over the range of x apart.
+    nothing. Two frequencies are about one over the range of x apart at least.
 
     Args:
         x, residual, weights, degree: as of `periodogram`.

@@ -174,13 +174,13 @@ def variance_price(problem: VarianceProblem, route: str, passes: int = PASSES, a
 
 def exact_or_sampled(problem: VarianceProblem, route: str, passes: int = PASSES, asked: str = "auto") -> VariancePrice:
     """The same where it is settled that a factor does not give them."""
+    if asked == "sampled":
+        return _from_samples(problem, route, passes, math.inf)
     return _cheaper(problem, route, passes, asked, _by_solves(problem, route, passes))
 
 
 def _cheaper(problem: VarianceProblem, route: str, passes: int, asked: str, exact: VariancePrice) -> VariancePrice:
     """Exact solves, or samples where these are quicker and exact solves take longer than `sampled_seconds`, (M-107)."""
-    if asked == "sampled":
-        return _from_samples(problem, route, passes, math.inf)
     if asked == "exact" or not problem.has_features or exact.seconds <= problem.settings.patience:
         return exact
     sampled = _from_samples(problem, route, passes, exact.seconds)

@@ -178,7 +178,7 @@ def test_values_that_are_gains_are_called_so():
 
 def test_gains_of_different_runs_are_not_compared():
     told = []
-    recorder = Recorder(EvaluationLog(None, ""), told.append, NO_DEADLINE, {220: 10})
+    recorder = Recorder(EvaluationLog(None, ""), told.append, NO_DEADLINE, {220: (10, 1.0)})
     zero = numpy.zeros(2)
     for rows, value in ((500, -9.0), (900, 0.0), (900, -1.0)):
         recorder.record(Run(Stage.PART, rows), zero, value, zero, "gain")

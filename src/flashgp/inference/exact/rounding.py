@@ -59,7 +59,7 @@ class LikelihoodRounding:
         """Args: a factor of K^ (*batch, n, n), K^-1 (y - m), (*batch, n, p), and the log likelihoods, (*batch,)."""
         if not weights.numel():
             return
-        largest = float(lower.detach().double().square().sum(-1).max())
+        largest = float(torch.linalg.vector_norm(lower.detach(), dim=-1).max()) ** 2  # without a second matrix
         nats = Rounding.of(lower.shape[-1], lower.dtype, largest, smallest_pivot(lower), weights).nats
         size = float(value.detach().abs().min())
         if nats > self.share * max(1.0, size):
