@@ -155,3 +155,13 @@ def test_kept_cells_are_those_of_the_file(tmp_path: Path) -> None:
     assert {name: cells.to_pylist() for name, cells in kept.items()} == {"id": ["007", ""], "size": ["1.50", "2"]}
     with pytest.raises(DomainError, match="`keep` must name a column"):
         read(tmp_path, text, keep=["nr"])
+
+
+def test_addresses_and_versions_tell_no_decimal_mark(tmp_path: Path) -> None:
+    """10.100.200.100 holds groups of three digits and is no number: y keeps its points."""
+    path = tmp_path / "t.tsv"
+    addresses = ("10.100.200.100", "192.168.1.2", "10.0.0.1")
+    path.write_text("ip\tx\ty\n" + "".join(f"{addresses[i % 3]}\t{i}\t1.{i:03d}\n" for i in range(30)))
+    table = read_table(str(path))
+    assert table.columns[2].values.tolist() == [1 + i / 1000 for i in range(30)]
+    assert table.columns[0].kind == "category"

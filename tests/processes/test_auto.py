@@ -34,7 +34,7 @@ def test_rows_of_all_ranks_are_counted(ranks: Ranks, kind: str) -> None:
     joined = {"plain": 0, "variances": 5}.get(kind, 7)
     assert (one.n, one.distinct or ROWS) == (ROWS, ROWS - joined)
     for counts in COUNTS:
-        expected = (ROWS, 3, ROWS - joined, 1)
+        expected = (ROWS, 3, ROWS - joined, 1, True)
         assert ranks.run(auto_jobs.counted, len(counts), kind, counts) == [expected] * len(counts)
 
 

@@ -99,8 +99,10 @@ class PairFunction:
         value = at(lambda row, *rest: self(row, row, *rest))
         if not torch.is_grad_enabled() or not x.requires_grad or is_transformed(x):
             return value
-        (slopes,) = torch.autograd.grad(value.sum(), x, retain_graph=True)
-        if bool(slopes.isfinite().all()):
+        if not value.requires_grad:  # of a function that is constant beside its jumps
+            return value
+        (slopes,) = torch.autograd.grad(value.sum(), x, retain_graph=True, allow_unused=True)
+        if slopes is None or bool(slopes.isfinite().all()):
             return value
         step = both_sides(x, x)[..., 0, :].reshape(-1, x.shape[-1])[0]
         sides = [at(lambda row, *rest, by=by: self(row + by, row, *rest)) for by in (step, -step)]

@@ -102,15 +102,15 @@ class Domain:
                 return log_sigmoids + math.log(self.upper - self.lower)
 
     def edge(self, value: float, share: float) -> float | None:
-        """The finite end that a value is at, to such a share of the interval, or of the end of a half-line; or None.
+        """The finite end that a value is at, or None: to such a share of an end that is positive, else of the interval.
 
         Zero is none: values that vanish are on their way to it from anywhere.
         """
-        width = self.upper - self.lower if self.kind == "interval" else abs(self.lower)
-        if not math.isfinite(width) or not width:
-            return None
-        ends = [end for end in (self.lower, self.upper) if abs(value - end) <= share * width]
-        return ends[0] if ends else None
+        for end in (self.lower, self.upper):
+            width = abs(end) if self.lower >= 0.0 or self.kind != "interval" else self.upper - self.lower
+            if math.isfinite(end) and width and abs(value - end) <= share * width:
+                return end
+        return None
 
     def contains(self, value: Tensor) -> bool:
         return bool(((value > self.lower) & (value < self.upper) & value.isfinite()).all())

@@ -127,9 +127,9 @@ class GroupPosterior(Posterior):
 
     @contextmanager
     def _asked(self, method: str) -> Iterator[Group]:
-        """The ranks that a method needs: none but this one where it has the factor."""
+        """The ranks that a method needs: none but this one where it has a factor that no shared solves correct."""
         parts = self.state.parts if isinstance(self.state, OutputStates) else (self.state,)
-        if all(part.factor is not None for part in parts):
+        if all(part.factor is not None and part.solves is None for part in parts):
             yield ALONE
             return
         with self.group.together(asked=method) as group:

@@ -310,7 +310,8 @@ def _decimal_comma(
     compute = pyarrow.compute
     if decimal == "." or (decimal is None and delimiter == ","):
         return False
-    decimal = decimal or decided_mark(compute, cells)
+    marks = (*MISSING, *NO_VALUE_BESIDE)
+    decimal = decimal or decided_mark(compute, [given_cells(pyarrow, one, marks)[0] for one in cells])
     if decimal == ".":
         return False
     comma_columns, ambiguous = [], ""

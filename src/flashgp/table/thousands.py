@@ -16,6 +16,7 @@ _GROUPED = {
     for mark in marks
 }
 THOUSANDS = {decimal: rf"[0-9][{''.join(marks)}][0-9]{{3}}" for decimal, marks in _BETWEEN.items()}  # of numbers
+_BY_OTHER_MARK = {".": ",", ",": "."}
 _DECIDED = {
     decimal: rf"^[+-]?[1-9][0-9]{{0,2}}(?:(?:{mark}[0-9]{{3}})+{point}[0-9]+|(?:{mark}[0-9]{{3}}){{2,}})$"
     for decimal, mark, point in ((".", ",", r"\."), (",", r"\.", ","))
@@ -38,10 +39,11 @@ def without_thousands(compute: Any, cells: Any, decimal: str) -> Any | None:
 
 def decided_mark(compute: Any, columns: Any) -> str | None:
     """The decimal mark of numbers with thousands that can be read in one way alone, such as 1,234.5 and 1,234,567; None
-    where there are none, or some for each."""
+    where there are none, or some for each. A column tells it whose given cells, Arrow text, are all such numbers."""
     found = {
         decimal
-        for decimal, column in product(_DECIDED, columns)
+        for (decimal, mark), column in product(_BY_OTHER_MARK.items(), columns)
         if compute.any(compute.match_substring_regex(column, _DECIDED[decimal]), min_count=0).as_py()
+        and compute.all(compute.match_substring_regex(column, _GROUPED[decimal, mark]), min_count=0).as_py()
     }
     return found.pop() if len(found) == 1 else None

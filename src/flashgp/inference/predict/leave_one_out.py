@@ -45,7 +45,8 @@ class LeaveOneOut:
         """A summary: the errors follow from the densities, log N(y; mean, variance)."""
         if not self.log_prob.numel():
             return "LeaveOneOut(no rows)"
-        variance, log_prob = self.variance.detach().double(), self.log_prob.detach().double()
+        known = ~self.log_prob.isnan()
+        variance, log_prob = (t.detach()[known].double() for t in (self.variance, self.log_prob))
         squares = (-2.0 * log_prob - LOG_2PI - variance.log()).clamp_min(0.0)  # of errors in standard deviations
         return (
             f"LeaveOneOut(shape {tuple(log_prob.shape)}: root mean square error "

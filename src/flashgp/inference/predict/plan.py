@@ -64,14 +64,18 @@ def price_of(
 ) -> VariancePrice:
     """Of variances at so many points, by exact solves or by samples in their place, (M-107).
 
-    Of a group, whose ranks may have other rates, by those of rank 0; all of its ranks ask.
+    Of a group, whose ranks may have other rates, by those of rank 0 where they share solves; all of its ranks ask then.
     """
     size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
     profile = BUILT_IN if deterministic else current_profile()
     problem = replace(size.variances(state.prior, n_test, state.x.device, profile), settings=settings)
     price = exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
     group = state.settings.group
-    return price if group.size == 1 else VariancePrice.from_json(group.text_of_first(price.to_json()))
+    return (
+        price
+        if group.size == 1 or state.solves is None
+        else VariancePrice.from_json(group.text_of_first(price.to_json()))
+    )
 
 
 def prices_event(state: AnyState, points: int = PRICED_POINTS) -> Event | None:

@@ -16,6 +16,7 @@ from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, check_probability
 from flashgp.foundations.report import Report
+from flashgp.foundations.transforms import is_transformed
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
@@ -250,10 +251,13 @@ class Prediction:
         return factor
 
     def __repr__(self) -> str:
-        with torch.no_grad():
-            lines = [f"mean      {_first(self.mean)}"]
-            if self._variance is not None:  # which may take long
-                lines.append(f"std       {_first(self.std)}")
+        lines = []
+        if not is_transformed(self._x):
+            with torch.no_grad():
+                if self._mean is not None:  # what is not known yet may take long
+                    lines.append(f"mean      {_first(self.mean)}")
+                if self._variance is not None:
+                    lines.append(f"std       {_first(self.std)}")
         return "\n".join([f"Prediction at {self._x.shape[-2]:,} points", *lines, str(self.report)])
 
 
