@@ -92,7 +92,8 @@ def test_a_fit_ends_in_time(route: str, limit: float, evaluation: float, posteri
     elif whole:
         assert planned <= 1.1 * limit + 2.0
     assert bool(parts) == (found.state.count < ROWS)
-    if posterior <= 0.75 * limit:
+    # The clock stands still in a solve, whose own seconds are real: some milliseconds, more beside other work.
+    if posterior <= 0.75 * limit and limit - clock.now > 0.1:
         assert whole, "a search leaves as much as the posterior takes"
     ended = of_kind(found.report.events, EventKind.FIT_TIME_UP)
     assert found.interrupted == bool(ended)
