@@ -111,7 +111,7 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
     of_ranks, of_one = ({event["kind"]: event for event in said["events"]} for said in (result, alone))
     assert of_ranks["SHARED"]["fields"]["ranks"] == 2
     assert of_ranks["STREAMED"] == of_one["STREAMED"]  # of rows that are held
-    text = command(2, *words[:-1])[1][0]
+    text = command(2, *words[:-1], "--verbose")[1][0]
     assert "2: memory and time are those of each" in text
     assert "leave-one-out, 602 rows" in text
     new = {"a": [0.1, 0.6], "city": ["Ulm", "Bonn"]}
@@ -124,7 +124,7 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
     [
         (("fit", "CSV", "--target", "nothing"), 2, "must name a column"),
         (("fit", "CSV", "--target", "y", "--approximation", "full_scale", "--starts", "1"), 0, "2 categories"),
-        (("fit", "CSV", "--target", "y", "--starts", "1"), 0, "processes 2: memory and time are those of each"),
+        (("fit", "CSV", "--target", "y", "--starts", "1", "--verbose"), 0, "processes 2: memory and time are those of each"),
         (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
         (("predict", "model", "CSV", "--out", "p.csv"), 2, "predict needs no ranks"),
         (("fit", "CSV", "--target", "y", "--starts", "0"), 2, "Invalid value"),
