@@ -416,8 +416,9 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     for name, wanted in (("mean", target.mean), ("std", target.std), ("lower", target.interval(0.9)[0])):
         np.testing.assert_allclose(found[name], wanted, rtol=1e-9)
     assert (found["lower"] > 0).all()
-    assert math.isclose(scores["scores"]["nll"], -target.log_prob(y).mean(), rel_tol=1e-9)
-    assert scores["scores"]["coverage_95"] > 0.8
+    assert scores["scores"] is None, "all rows were fitted"
+    assert math.isclose(scores["fitted_scores"]["nll"], -target.log_prob(y).mean(), rel_tol=1e-9)
+    assert scores["fitted_scores"]["coverage_95"] > 0.8
 
     more = json.loads(run("update", model_path, path, "--out", tmp_path / "n.safetensors", "--json").stdout)
     assert more["rows_now"] == 180

@@ -124,7 +124,7 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
     [
         (("fit", "CSV", "--target", "nothing"), 2, "must name a column"),
         (("fit", "CSV", "--target", "y", "--approximation", "full_scale", "--starts", "1"), 0, "2 categories"),
-        (("fit", "CSV", "--target", "y", "--starts", "1", "--verbose"), 0, "processes 2: memory and time are those of each"),
+        (("fit", "CSV", "--target", "y", "--starts", "1", "--verbose"), 0, "2: memory and time are those of each"),
         (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
         (("predict", "model", "CSV", "--out", "p.csv"), 2, "predict needs no ranks"),
         (("fit", "CSV", "--target", "y", "--starts", "0"), 2, "Invalid value"),

@@ -34,7 +34,7 @@ from flashgp.inference.gathered import (
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.exact_predictor import predict
+from flashgp.inference.predict.exact_predictor import Waiting, predict
 from flashgp.inference.predict.importance import Importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.paths import Paths
@@ -96,7 +96,7 @@ class GroupPosterior(Posterior):
                 group.compare(x_test=tensor_mark(points), options=options)
             prediction = predict(
                 self.state, x_test, variance=variance or "auto", plan=plan, memory=memory, deterministic=deterministic,
-                time_limit=time_limit, progress=progress, group=group,
+                waiting=Waiting(time_limit, progress), group=group,
             )  # fmt: skip
             if group.size > 1:
                 prediction = prediction.asking(lambda predictor: _Together(predictor, group, variance is not None))

@@ -18,7 +18,7 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import Fantasies, fantasize
 from flashgp.inference.output_states import AnyState, OutputStates
-from flashgp.inference.predict.exact_predictor import predict
+from flashgp.inference.predict.exact_predictor import Waiting, predict
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out
 from flashgp.inference.predict.paths import Paths, draw_paths
@@ -199,7 +199,7 @@ class Posterior:
         """
         return predict(
             self.state, x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic,
-            time_limit=time_limit, progress=progress,
+            waiting=Waiting(time_limit, progress),
         )  # fmt: skip
 
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> Paths:

@@ -10,7 +10,7 @@ covariance is asked for.
 import math
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from flashgp.planner.variances import VarianceSettings, check_variance
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 
-__all__ = ["ExactPredictor", "predict"]
+__all__ = ["ExactPredictor", "Waiting", "predict"]
 
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
@@ -254,6 +254,13 @@ class ExactPredictor(Predictor):
         return 8 * ((members + 3) * n * n + 3 * n * state.distinct)  # one member after the other
 
 
+class Waiting(NamedTuple):
+    """How long one waits for variances, and what is told meanwhile. Fields: time_limit, seconds; progress."""
+
+    time_limit: float | None = None
+    progress: ToldProgress = False
+
+
 def predict(
     state: AnyState,
     x_test: Any,
@@ -262,11 +269,11 @@ def predict(
     plan: ProductPlan | None,
     memory: str | int | None,
     deterministic: bool,
-    time_limit: float | None = None,
-    progress: ToldProgress = False,
+    waiting: Waiting = Waiting(),  # noqa: B008 - a value
     group: Group = ALONE,
 ) -> Prediction:
     """See `Posterior.predict`. Args: group, whose ranks all ask for what they want of the prediction."""
+    time_limit, progress = waiting
     Deadline.after(time_limit)  # refuses what is no number of seconds
     deterministic = deterministic or state.settings.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]

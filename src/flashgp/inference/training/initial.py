@@ -271,6 +271,7 @@ def _is_held(variance: float) -> bool:
 
 
 def power_of_two(scale: Tensor) -> Tensor:
+    """The nearest power of two, by which numbers are scaled without rounding."""
     return scale.log2().round().exp2()
 
 
