@@ -920,11 +920,11 @@ def test_an_end_in_the_middle_keeps_the_best(iterations: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_of_a_fork_makes_a_candidate_while_another_thread_of_its_parent_does() -> None:
-    with candidate._MAKING:  # held by this thread, as by another one when a fork happens
+    with candidate._MAKING.held:  # held by this thread, as by another one when a fork happens
         child = os.fork()
         if child == 0:
             free: list[bool] = []
-            other = threading.Thread(target=lambda: free.append(candidate._MAKING.acquire(timeout=5)))
+            other = threading.Thread(target=lambda: free.append(candidate._MAKING.held.acquire(timeout=5)))
             other.start()
             other.join()
             os._exit(0 if free == [True] else 1)
