@@ -38,6 +38,8 @@ def test_a_period_that_is_missed_is_told_by_how_little_it_explains() -> None:
 def test_outputs_and_approximations_say_so_too() -> None:
     both = torch.stack([NOISE, NOISE.flip(0)], 1)
     assert said(1.0 * RBF(), both, outputs=2)
+    both[3, 0] = both[4:20, 1] = torch.nan  # missing cells
+    assert said(1.0 * RBF(), both, outputs=2)
     assert not said(1.0 * RBF(), both + 2 * SIGNAL[:, None], outputs=2)
     assert said(1.0 * RBF(), NOISE, approximation="full_scale", inducing=8, neighbours=8)
 

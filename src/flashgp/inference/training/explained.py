@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind
@@ -20,7 +21,7 @@ def nothing_explained(evidence: float, prior: Prior, y: Tensor) -> Event | None:
 
     Args:
         evidence: log p(y), nats, of the fitted model.
-        prior: as fitted; y: its targets, (n,) or (n, outputs).
+        prior: as fitted; y: its targets, (n,) or (n, outputs), NaN where a cell is missing.
     Returns: None where it explains more, where y is constant or of a batch, and where the user says what the noise is.
     Source: Djurić (1996), A model selection rule for sinusoids in white Gaussian noise, for 1.5 log n.
     """
@@ -30,11 +31,13 @@ def nothing_explained(evidence: float, prior: Prior, y: Tensor) -> Event | None:
         return None
     if not (prior.likelihood.rows_alike and noise.parameter.trainable):
         return None
-    variances = y.reshape(n, -1).var(dim=0, correction=0)
+    columns = [column[~column.isnan()] for column in y.reshape(n, -1).unbind(-1)]
+    variances = torch.stack([column.var(correction=0) for column in columns])
     variances = variances if prior.separate else variances.mean().expand_as(variances)
     if not float(variances.min()) > 0.0:
         return None
-    constant = -0.5 * n * float((variances.log() + LOG_2PI + 1.0).sum())
+    counts = variances.new_tensor([len(column) for column in columns])
+    constant = -0.5 * float((counts * (variances.log() + LOG_2PI + 1.0)).sum())
     periods = sum(
         parameter.raw.numel()
         for leaf in prior.kernel.leaves()

@@ -11,6 +11,7 @@ turns, twice, so that two of a sum do not take one frequency. Does not do: perio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy
 import torch
@@ -49,6 +50,12 @@ class _Series:
     x: Tensor
     y: Tensor
     weights: Tensor | None
+
+    @classmethod
+    def of_observed(cls, x: Tensor, y: Tensor, weights: Tensor | None) -> Self:
+        """Of the rows whose target is there: a missing cell is NaN, eq. (M-252)."""
+        rows = ~y.isnan()
+        return cls(x[rows], y[rows], None if weights is None else weights[rows])
 
 
 def with_periods(
@@ -163,7 +170,8 @@ def _precisions(data: Problem) -> Tensor | None:
     noise = data.prior.likelihood.linear_noise()
     if noise is None or (noise.scale is None and noise.offset is None) or data.x.dim() != 2:
         return None
-    variance = 0.1 * float(data.y.detach().double().var(correction=0))
+    y = data.y.detach().double()
+    variance = 0.1 * float(y[~y.isnan()].var(correction=0))
     scale = torch.ones(data.rows) if noise.scale is None else noise.scale.cpu()
     offset = torch.zeros(data.rows) if noise.offset is None else noise.offset.cpu()
     total = scale * variance + offset
@@ -188,13 +196,13 @@ def _places(
         pairs = [(points, target) for points, of_one in zip(xs, ys, strict=True) for target in of_one.unbind(-1)]
         own = index[member].reshape(-1)
         if role == "frequency" and len(own) == d > 1:
-            yield own, [_Series(points, target, weights) for points, target in pairs]
+            yield own, [_Series.of_observed(points, target, weights) for points, target in pairs]
         elif role == "frequency":  # cos(2 pi w sum_k (x_k - x'_k))
-            yield own, [_Series(points.sum(-1, keepdim=True), target, weights) for points, target in pairs]
+            yield own, [_Series.of_observed(points.sum(-1, keepdim=True), target, weights) for points, target in pairs]
         else:
             groups = [[column] for column in range(d)] if len(own) == d else [list(range(d))]
             for entry, columns in zip(own, groups, strict=True):
-                series = [_Series(p[:, [k]], target, weights) for p, target in pairs for k in columns]
+                series = [_Series.of_observed(p[:, [k]], target, weights) for p, target in pairs for k in columns]
                 yield numpy.array([entry]), series
 
 
