@@ -45,6 +45,14 @@ def test_usual_names_are_refused_with_the_name_to_use(call: Callable[[], Any], t
         call()
 
 
+@pytest.mark.parametrize("name", ["ard_num_dims", "ARD", "ard"])
+def test_one_of_each_column_is_what_the_kernel_that_was_called_takes(name: str) -> None:
+    for called, taken in ((k.RBF, "lengthscale"), (k.Categorical, "lengthscale"), (k.Cosine, "frequency")):
+        with pytest.raises(DomainError, match=rf"{called.__name__}, which.*; {taken}=torch\.ones\(d\)"):
+            called(**{name: 2})
+        assert called(**{taken: torch.ones(2)})(X.round()).shape == (30, 30)
+
+
 def test_sums_powers_and_floats() -> None:
     one, two = k.RBF(0.5), k.Matern(1.5)
     total = sum([one, two])

@@ -81,3 +81,10 @@ def test_where_nothing_can_repeat(x: Tensor) -> None:
     assert found.frequencies.shape == found.power.shape
     assert not float(found.power.sum())
     assert len(strongest_frequencies(x, torch.ones(len(x))).frequencies) == 0
+
+
+def test_as_many_frequencies_as_are_asked_for() -> None:
+    x = random(40)
+    found = periodogram(x, noise(40), frequencies=17).frequencies
+    assert len(found) == 17
+    assert float(found[-1]) == pytest.approx(highest_frequency(x))

@@ -19,9 +19,8 @@ Result = TypeVar("Result")
 
 _LENGTHSCALE, _VARIANCE, _NOISE = ("lengthscale",), ("variance",), ("noise_variance", "likelihood")
 USUAL: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("length_scale", "length_scales", "lengthscales", "ls", "ell", "ard_num_dims", "ARD"), _LENGTHSCALE
-    ),
+    **dict.fromkeys(("length_scale", "length_scales", "lengthscales", "ls", "ell"), _LENGTHSCALE),
+    **dict.fromkeys(("ard_num_dims", "ARD", "ard"), ("lengthscale", "frequency")),
     **dict.fromkeys(("outputscale", "output_scale", "signal_variance", "amplitude", "constant_value"), _VARIANCE),
     **dict.fromkeys(("noise", "noise_level", "noise_var", "sigma_n", "obs_stddev"), _NOISE),
     **dict.fromkeys(("lr", "learning_rate", "step_size", "optimizer", "optimiser"), ("max_iterations",)),
@@ -51,13 +50,12 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 }
 # What is not merely another name.
 _HOW = {
-    "ard_num_dims": "lengthscale=torch.ones(d) is one for each column",
-    "ARD": "lengthscale=torch.ones(d) is one for each column",
     "likelihood": "pass likelihood=flashgp.likelihoods.Gaussian(noise_variance=...)",
     "max_iterations": "the search has no step size; max_iterations= and time_limit= end it",
     "batch_size": "minibatches come with approximation='sparse', inducing=...",
     "variance": "a number times a kernel, 2.0 * kernel, has that variance",
 }
+_EACH_COLUMN = ("ard_num_dims", "ARD", "ard")
 _STEPS = ("lr", "learning_rate", "step_size", "optimizer", "optimiser")
 
 
@@ -76,7 +74,8 @@ def usual_names_refused(function: Callable[Arguments, Result]) -> Callable[Argum
         unknown = next((name for name in kwargs if name not in known), None)
         if unknown is None:
             return function(*args, **kwargs)
-        name = function.__qualname__.removesuffix(".__init__")
+        made = args[0] if function.__name__ == "__init__" else None  # of the class that was called
+        name = function.__qualname__ if made is None else type(made).__name__
         taken = [p for p in parameters if p != "self"]
         raise DomainError(
             f"`{unknown}` is no argument of {name}, which takes {', '.join(taken)}; {_way(unknown, taken)}"
@@ -93,6 +92,8 @@ def _way(unknown: str, taken: list[str]) -> str:
         if close:
             return f"did you mean `{close[0]}`?"
         return _HOW["variance"] if USUAL.get(unknown) == _VARIANCE else "leave it out"
+    if unknown in _EACH_COLUMN:
+        return f"{meant}=torch.ones(d) is one for each column"
     if unknown in _HOW:
         return _HOW[unknown]
     if meant == "max_iterations" and unknown in _STEPS:

@@ -67,10 +67,9 @@ def periodogram(
     if not span > 0.0:  # nothing repeats
         grid = torch.zeros(frequencies or 0, dtype=torch.float64)
         return Periodogram(grid, grid.clone())
-    if highest is None or frequencies is None:
-        step, count = _usual_grid(x, span, highest)
-    else:
-        step, count = highest / frequencies, frequencies
+    step, count = _usual_grid(x, span, highest)
+    if frequencies is not None:
+        step, count = (highest_frequency(x) if highest is None else highest) / frequencies, frequencies
     grid = step * torch.arange(1, count + 1, dtype=torch.float64)
     return Periodogram(grid, _even_fits(x, weights, degree, step, count).power(residual))
 
