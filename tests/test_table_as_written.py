@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from flashgp.foundations.errors import DomainError
-from flashgp.table import Table, read_table
+from flashgp.table import Encoding, Table, read_table
 
 
 def read(folder: Path, text: str | bytes, **options: Any) -> Table:
@@ -81,8 +81,10 @@ def test_marks_among_text_are_levels(tmp_path: Path, mark: str) -> None:
 
 
 def test_marks_that_were_taken_for_missing_are_said(tmp_path: Path) -> None:
-    assert noted(read(tmp_path, "a,b\n1,u\n-,v\nNone,w\n"), "column 'a': cells with '-', 'None' are missing values")
-    assert not noted(read(tmp_path, "a,b\n1,u\n,v\n"), "missing values")
+    for cells, said in ((("1", "-", "None", "2"), True), (("1", "", "3", "2"), False)):
+        table = read(tmp_path, "a,y\n" + "".join(f"{cell},{row}\n" for row, cell in enumerate(cells)))
+        notes = Encoding.learn(table, "y", missing="drop").apply(table, need_target=True).notes
+        assert ("column 'a': cells with '-', 'None' are missing values." in notes) == said
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,44 @@ def test_codes_are_categories_where_they_are_named(tmp_path: Path) -> None:
         fgp.TableModel().fit(table, "y", categorical="ort")
 
 
+def applied(folder: Path, encoding: Encoding, *cells: str) -> list[float]:
+    """New cells of the column a, as the codes that they get."""
+    rows = "".join(f"{cell},{row}\n" for row, cell in enumerate(cells))
+    return encoding.apply(written(folder, f"a,y\n{rows}"), need_target=False).x[:, 0].tolist()
+
+
+def test_what_is_a_category_of_the_model_is_no_missing_value(tmp_path: Path) -> None:
+    """Whatever the other new cells are, and whatever else the same text may mean."""
+    levels = ("#N/A", "-", ".", "1", "2", "?", "NA", "None", "n.a.")
+    encoding = Encoding.from_json(
+        {"version": 1, "inputs": [{"name": "a", "kind": "category", "position": 0, "levels": list(levels)}],
+         "target": "y", "target_position": 1, "header": True, "table_columns": 2, "left_out": [], "missing": "error"}
+    )  # fmt: skip
+    for level in levels:
+        code = float(levels.index(level))
+        assert applied(tmp_path, encoding, level, "1") == [code, 3.0]
+        assert applied(tmp_path, encoding, level, level) == [code, code]
+    with pytest.raises(fgp.DomainError, match="got '--' at row 2"):
+        applied(tmp_path, encoding, "1", "--")
+    with pytest.raises(fgp.DomainError, match="must have no missing values, got 1 of 2 rows with one, the first at"):
+        applied(tmp_path, encoding, "1", "null")
+
+
+def test_codes_of_a_file_are_categories_as_they_are_written(tmp_path: Path) -> None:
+    table = written(tmp_path, "a,y\n01,1\n02,2\n10,3\n1,4\n1.50,5\n-,6\nNA,7\n0012,8\n00012,9\n")
+    encoding = Encoding.learn(table, "y", categorical=["a"])
+    assert encoding.inputs[0].levels == ("-", "00012", "0012", "01", "02", "1", "1.50", "10", "missing")
+    assert encoding.apply(table, need_target=True).x[:, 0].tolist() == [3.0, 4.0, 7.0, 5.0, 6.0, 0.0, 8.0, 2.0, 1.0]
+    assert applied(tmp_path, encoding, "1", "01", "1.0", "1.5", "NA") == [5.0, 3.0, 5.0, 6.0, 8.0]
+    for cell in ("2", "001", "12"):
+        with pytest.raises(fgp.DomainError, match=f"seen in training .* got '{cell}' at row 2"):
+            applied(tmp_path, encoding, "01", cell)
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"0{row % 3},{row % 3}\n" for row in range(12)))
+    model = fgp.TableModel(starts=1, target_transform="none").fit(tmp_path / "t.csv", "y", categorical="a")
+    assert model.encoding.inputs[0].levels == ("00", "01", "02")
+    assert np.abs(model.predict(tmp_path / "t.csv").mean - np.arange(12) % 3).max() < 0.5
+
+
 @pytest.mark.parametrize(
     ("text", "inputs"),
     [

@@ -8,6 +8,7 @@ missing.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -38,7 +39,7 @@ class Column:
         declared: whether the file or frame says that it is a category, whatever its text may look like.
         readings: values by the order of day and month, each that dates may have; empty where there is no question.
         short_years: whether the years of dates have two digits, which do not tell the century.
-        written: the same cells as categories, of text that is read as dates, percentages or times; else None.
+        cells: of text, as they are written, Arrow; None of what is stored as numbers.
         unnamed: whether the file gives it no name.
         blanks: cells such as "-" that were taken for missing values, since all others are numbers, booleans or dates.
     """
@@ -52,7 +53,7 @@ class Column:
     declared: bool = False
     readings: Mapping[Order, npt.NDArray[np.float64]] = field(default_factory=dict)
     short_years: bool = False
-    written: "Column | None" = None
+    cells: Any = None
     blanks: tuple[str, ...] = ()
     unnamed: bool = False
 
@@ -71,10 +72,25 @@ class Column:
         """The order of day and month that its dates have; None where it is no question, or an open one."""
         return None if self.undecided else next(iter(self.readings), None)
 
+    @cached_property
+    def written(self) -> "Column | None":
+        """The same cells as categories, each spelling one, marks of missing values too; None of what is no text."""
+        if self.cells is None:
+            return None
+        coded = self.cells.combine_chunks().dictionary_encode()
+        spelled = [text.strip() for text in coded.dictionary.to_pylist()]
+        levels = tuple(sorted({*spelled} - {""}))
+        place = {level: float(code) for code, level in enumerate(levels)}
+        values = np.array([place.get(text, np.nan) for text in spelled])[np.asarray(coded.indices)]
+        return replace(self, kind="category", values=values, levels=levels, inexact=None, readings={}, blanks=())
+
     def text(self, row: int) -> str | None:
         """A cell as it was written, where it has a value and that is known."""
-        source = self if self.kind == "category" else self.written
-        return None if source is None or np.isnan(source.values[row]) else source.levels[int(source.values[row])]
+        if np.isnan(self.values[row]):
+            return None
+        if self.kind == "category":
+            return self.levels[int(self.values[row])]
+        return None if self.cells is None else str(self.cells[row].as_py()).strip()
 
     def in_order(self, order: Order) -> "Column":
         """Its dates in one of the orders that they may have."""

@@ -81,12 +81,13 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
     Returns:
         A column of what all its cells are, else categories; a column without any value is a number column of NaN.
     """
-    found = _of_all_cells(pyarrow, name, *given_cells(pyarrow, cells), decimal)
+    found = replace(_of_all_cells(pyarrow, name, *given_cells(pyarrow, cells), decimal), cells=cells)
     if found.kind == "category" and {level.lower() for level in found.levels} & set(NO_VALUE_BESIDE):
         given, present = given_cells(pyarrow, cells, (*MISSING, *NO_VALUE_BESIDE))
         beside = _of_all_cells(pyarrow, name, given, present, decimal)
         if beside.kind != "category" and beside.given:
-            return replace(beside, blanks=tuple(level for level in found.levels if level.lower() in NO_VALUE_BESIDE))
+            blanks = tuple(level for level in found.levels if level.lower() in NO_VALUE_BESIDE)
+            return replace(beside, cells=cells, blanks=blanks)
     return found
 
 
@@ -134,11 +135,11 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
         coded = given.combine_chunks().dictionary_encode()
         found = _of_text(name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as=stored_as)
         if found.kind != "category" and not (declared and found.undecided):
-            return found
+            return replace(found, cells=stripped)
         present = np.asarray(compute.not_equal(stripped, ""))  # a level of a typed file may be called "NA"
         coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()
         levels, codes = coded.dictionary.to_pylist(), np.asarray(coded.indices)
-        return replace(_category(name, levels, codes, present, stored_as), declared=declared)
+        return replace(_category(name, levels, codes, present, stored_as), declared=declared, cells=stripped)
     return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
 
 
@@ -191,21 +192,20 @@ def _of_text(
     stored_as: str = "text",
 ) -> Column:
     """A column of dates, percentages or clock times where all its levels are such, in one form, else of categories."""
-    written = _category(name, levels, codes, present, stored_as)
     dates = read_dates(levels)
     if dates is not None:
         readings = {order: _spread(present, days[codes]) for order, days in dates.readings.items()}
         values = next(iter(readings.values()), None)
         values = _spread(present, dates.days[codes]) if values is None else values
-        column = Column(name, "date", values, stored_as=stored_as, readings=readings, written=written)
+        column = Column(name, "date", values, stored_as=stored_as, readings=readings)
         return replace(column, short_years=dates.short_years)
     kind: Kind = "percentage"
     values, known = percentages(levels, decimal)
     if not known[:1].all():
         kind, (values, known) = "time", clock_hours(levels)
     if not levels or not known.all():
-        return written
-    return Column(name, kind, _spread(present, values[codes]), stored_as=stored_as, written=written)
+        return _category(name, levels, codes, present, stored_as)
+    return Column(name, kind, _spread(present, values[codes]), stored_as=stored_as)
 
 
 def _category(

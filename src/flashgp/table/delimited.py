@@ -102,10 +102,6 @@ def parse_delimited(
     comma = _decimal_comma(pyarrow, columns, cells, delimiter, decimal, path, notes)
     if comma:
         columns = [column_from_text(pyarrow, name, data, ",") for name, data in zip(names, cells, strict=True)]
-    notes += [
-        f"column {quoted(column.name)}: cells with {listed(column.blanks)} are missing values." for column in columns
-        if column.blanks
-    ]  # fmt: skip
     columns[0] = replace(columns[0], unnamed=header and not sample[0][0].strip())
     marked = THOUSANDS["," if comma else "."]
     thousands = [

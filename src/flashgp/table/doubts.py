@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from .columns import Column, Table, quoted
 from .dates import clock_hours, likely_dates, shown_date
-from .numbers import DECIMAL_COMMA, number_of, percentages
+from .numbers import DECIMAL_COMMA, is_name, number_of, percentages
 
 __all__ = ["open_dates", "slip"]
 
 _MOST = 0.5  # of the cells
-_NAME = re.compile(r"0\d+", re.ASCII)  # digits after a zero are a name, as those of post codes
 
 
 def open_dates(table: Table, column: Column) -> str | None:
@@ -64,7 +63,7 @@ def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.ND
     """Which levels are what, (levels,) each."""
     levels = column.levels
     numbers = [
-        (number_of(level) is not None or re.match(DECIMAL_COMMA, level) is not None) and not _NAME.fullmatch(level)
+        (number_of(level) is not None or re.match(DECIMAL_COMMA, level) is not None) and not is_name(level)
         for level in levels
     ]
     return {

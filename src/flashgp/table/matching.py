@@ -4,7 +4,7 @@ Everything here names rows and columns of the table as read; which columns a mod
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError
 from .columns import Column, Kind, Table, listed, quoted
+from .conversion import MISSING
 from .dates import ORDERS, Order, shown_date
 from .doubts import open_dates, slip
-from .numbers import DECIMAL_COMMA, number_of
+from .numbers import DECIMAL_COMMA, is_name, number_of
 from .roles import MISSING_LEVEL
 
 __all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
@@ -191,6 +192,8 @@ def converted(
     Args: order: of day and month in the dates learned; None where it was no question.
     Raises: DomainError for another kind, dates of another order or an open one, or an unseen level under "error".
     """
+    if kind == "category" and column.written is not None:
+        return _recoded(table, column, levels, unseen, notes)
     if column.kind != "other" and np.isnan(column.values).all() and MISSING_LEVEL not in levels:
         return column
     if column.inexact is not None:
@@ -198,10 +201,10 @@ def converted(
             f"column {quoted(column.name)} of {quoted(table.path)} must hold numbers that float64 holds, got "
             f"{inexact_words(table, column)}; correct it, or subtract one number from the whole column and fit again."
         )
-    if kind == "category" and column.written is not None:
-        return _recoded(table, column.written, levels, unseen, notes)
     if kind == "category" and column.kind in ("category", "number", "boolean"):
         return _recoded(table, column, levels, unseen, notes)
+    if column.blanks:
+        notes.append(f"column {quoted(column.name)}: cells with {listed(column.blanks)} are missing values.")
     if kind == "date" and column.kind in ("date", "number"):
         column = _dates(table, column, order)
     if kind == column.kind:
@@ -235,15 +238,13 @@ def _recoded(
     table: Table, column: Column, levels: Sequence[str], unseen: Literal["error", "new"], notes: list[str]
 ) -> Column:
     known = {level: index for index, level in enumerate(levels)}
-    levels_of_column, index_of = _levels_as_text(column, known)
-    codes = np.array([known.get(level, len(levels)) for level in levels_of_column], np.float64)
-    given = ~np.isnan(column.values)
-    values = np.full(table.rows, float(known.get(MISSING_LEVEL, np.nan)))
-    values[given] = codes[index_of]
+    texts, index_of = _in_learned_spelling(column, known)
+    codes = [*(known.get(text, len(levels)) for text in texts), known.get(MISSING_LEVEL, np.nan)]
+    values = np.array(codes, np.float64)[index_of]
     new = values == len(levels)
     if new.any():
         row = int(np.argmax(new))
-        level = levels_of_column[index_of[int(np.count_nonzero(given[:row]))]]
+        level = texts[index_of[row]]
         if unseen == "error":
             raise DomainError(
                 f"column {quoted(column.name)} of {quoted(table.path)} must hold categories seen in training "
@@ -257,28 +258,49 @@ def _recoded(
     return Column(column.name, "category", values, tuple(levels), column.stored_as)
 
 
-def _levels_as_text(column: Column, known: dict[str, int]) -> tuple[Sequence[str], npt.NDArray[np.int64]]:
-    """The column's distinct values as text, in the learned spelling where one equals it, and each given row's index."""
-    given = column.values[~np.isnan(column.values)]
-    if column.kind == "category":
-        return column.levels, given.astype(np.int64)
-    distinct, index_of = np.unique(given, return_inverse=True)
-    spelling: dict[float, list[str]] = {}
-    for level in known:
-        if column.kind == "boolean" and level.casefold() in ("true", "false"):
-            spelling.setdefault(float(level.casefold() == "true"), []).append(level)
-        elif column.kind == "number" and (number := number_of(level)) is not None:
-            spelling.setdefault(number, []).append(level)
-    spelled = []
-    for value in distinct.tolist():
-        alike = spelling.get(value, [f"{value:g}" if column.kind == "number" else str(bool(value)).lower()])
+def _in_learned_spelling(column: Column, known: Mapping[str, int]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The column's distinct values as text, and each row's index among them, -1 where it has none.
+
+    Text is what is written where that is known, a mark of missing values too. Otherwise a number or boolean is the
+    learned category of the same value, but digits after a zero are a name: 01 is not 1.
+    """
+    as_written = column.written is not None
+    source = column.written or column
+    given = np.flatnonzero(~np.isnan(source.values))
+    distinct, first, inverse = np.unique(source.values[given], return_index=True, return_inverse=True)
+    texts, index_of = [], np.full(len(source.values), -1)
+    equal = _by_value(column, known)
+    for place, (value, row) in enumerate(zip(distinct.tolist(), given[first].tolist(), strict=True)):
+        text = source.levels[int(value)] if source.kind == "category" else _shown_value(column, value)
+        exact = as_written and (text in known or is_name(text))
+        alike = [] if exact else equal.get(float(column.values[row]), [])
         if len(alike) > 1:
             raise DomainError(
-                f"column {quoted(column.name)} must hold text as in training, got numbers, and {value:g} may be any of "
-                f"{listed(alike)}; spell the categories alike, or add a row with one that is no number."
+                f"column {quoted(column.name)} must hold text as in training, got {text}, which may be any of "
+                f"{listed(alike)}; write it as text, spelled as one of them."
             )
-        spelled.append(alike[0])
-    return spelled, index_of.astype(np.int64)
+        if as_written and not alike and text not in known and text.lower() in MISSING:
+            inverse = np.where(inverse == place, -1, inverse)
+        texts.append(alike[0] if alike else text)
+    index_of[given] = inverse
+    return texts, index_of
+
+
+def _by_value(column: Column, known: Mapping[str, int]) -> dict[float, list[str]]:
+    """Learned categories by what they are as a number or boolean, where the column holds such."""
+    found: dict[float, list[str]] = {}
+    for level in known:
+        if column.kind == "boolean" and level.casefold() in ("true", "false"):
+            found.setdefault(float(level.casefold() == "true"), []).append(level)
+        elif column.kind == "number" and not (column.cells is not None and is_name(level)):
+            number = number_of(level)
+            if number is not None:
+                found.setdefault(number, []).append(level)
+    return found
+
+
+def _shown_value(column: Column, value: float) -> str:
+    return f"{value:g}" if column.kind == "number" else str(bool(value)).lower()
 
 
 def _number_hint(table: Table, column: Column) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DECIMAL_COMMA", "number_of", "percentages"]
+__all__ = ["DECIMAL_COMMA", "is_name", "number_of", "percentages"]
 
 DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+_NAME = re.compile(r"0\d+", re.ASCII)
 _PERCENTAGE = re.compile(r"([+-]?[0-9.,]+)\s?%", re.ASCII)
 
 
@@ -18,6 +19,11 @@ def number_of(cell: str) -> float | None:
         return None if "_" in cell else float(cell)
     except ValueError:
         return None
+
+
+def is_name(cell: str) -> bool:
+    """Whether a cell is digits after a zero, as of post codes: 01 is another name than 1."""
+    return _NAME.fullmatch(cell) is not None
 
 
 def percentages(texts: Sequence[str], decimal: str = ".") -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:

@@ -200,16 +200,16 @@ class _Summary:
         inexact = None if self.inexact is None else (0, self.inexact)
         return _SummaryColumn(
             self.name, self.kind, values, levels, self.stored_as, inexact,  # type: ignore[arg-type]
-            readings=dict.fromkeys(self.orders or (), values), short_years=self.short_years, cells=self.given,
+            readings=dict.fromkeys(self.orders or (), values), short_years=self.short_years, count=self.given,
             calendar=self.calendar,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class _SummaryColumn(Column):
-    """Cells that stand for all. Fields: cells, how many have a value; calendar, whether all are dates as numbers."""
+    """Cells that stand for all. Fields: count, of those with a value; calendar, whether all are dates as numbers."""
 
-    cells: int = 0
+    count: int = 0
     calendar: bool = False
 
     def as_calendar(self) -> Column | None:
@@ -217,7 +217,7 @@ class _SummaryColumn(Column):
 
     @property
     def given(self) -> int:
-        return self.cells
+        return self.count
 
 
 class _SummaryTable(Table):

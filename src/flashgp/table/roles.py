@@ -7,6 +7,7 @@ import numpy as np
 
 from ..foundations.errors import DomainError
 from .columns import Column, Table, quoted
+from .conversion import MISSING
 
 __all__ = ["MISSING_LEVEL", "names_rows", "with_categories", "with_missing_level"]
 
@@ -45,8 +46,10 @@ def with_categories(table: Table, columns: Sequence[int]) -> Table:
 
 def _category(column: Column) -> Column:
     """Raises: DomainError."""
-    if column.kind == "category" or column.written is not None:
-        return replace(column if column.written is None else column.written, declared=True)
+    if column.kind == "category":
+        return replace(column, declared=True)
+    if column.written is not None:
+        return _without_marks(replace(column.written, declared=True))
     if column.kind not in ("number", "boolean"):
         raise DomainError(
             f"`categorical` must name columns of numbers, booleans or text, got {quoted(column.name)}, stored as "
@@ -60,6 +63,15 @@ def _category(column: Column) -> Column:
     values = np.full(len(given), np.nan)
     values[given] = places[codes]
     return replace(column, kind="category", values=values, levels=levels, declared=True)
+
+
+def _without_marks(column: Column) -> Column:
+    """Categories of which those that mark a missing value are none."""
+    levels = tuple(level for level in column.levels if level.lower() not in MISSING)
+    places = {level: float(place) for place, level in enumerate(levels)}
+    codes = np.array([*(places.get(level, np.nan) for level in column.levels), np.nan])
+    values = codes[np.where(np.isnan(column.values), len(column.levels), column.values).astype(np.int64)]
+    return replace(column, values=values, levels=levels)
 
 
 def _text(value: float, *, boolean: bool) -> str:

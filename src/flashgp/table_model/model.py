@@ -235,6 +235,7 @@ class TableModel:
         encoding = Encoding.learn(source, target, drop, self.settings.missing, dates, categorical)
         data = encoding.apply(source, need_target=True)
         prepared = prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
+        del source  # whose text is not needed any more
         for note in prepared.notes:
             _LOGGER.info(note)
         with shown_progress(False if progress is None and ranks.rank else progress) as callback:
