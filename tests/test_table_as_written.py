@@ -108,6 +108,24 @@ def test_a_header_of_numbers_that_count_up(tmp_path: Path, text: str, header: bo
 
 
 @pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("08:00,09:00\n1,2\n3,4\n", True),
+        ("5%,10%\n1.5,2\n2.5,3\n", True),
+        ("2020-01,2020-02\n1,2\n3,4\n", True),
+        ("01.01.2020;02.01.2020\n1,5;2,5\n3,5;4,5\n", True),
+        ("station,2020-01-01,2020-01-02\nUlm,1,2\nBonn,2,3\n", True),
+        ("day,08:00\n2020-01-01,5%\n2020-01-02,6%\n", True),
+        ("08:00,2020-01-01,5%\n09:00,2020-01-02,6%\n", False),
+        ("2020-01-01,1\n,2\n,3\n", False),
+        ("0,2020-01-01\n1,2020-01-02\n", False),
+    ],
+)
+def test_a_header_of_another_kind_than_the_cells_below(tmp_path: Path, text: str, header: bool) -> None:
+    assert read(tmp_path, text).header is header
+
+
+@pytest.mark.parametrize(
     ("text", "options", "names", "rows"),
     [
         ("# made by hand\n# twice\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
@@ -132,6 +150,22 @@ def test_comments_are_said_and_lines_are_those_of_the_file(tmp_path: Path) -> No
     assert table.where(0) == "row 1 (line 4)"
     with pytest.raises(DomainError, match="`comment` must be what begins a comment line"):
         read(tmp_path, "a\n1\n", comment=" ")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stored_as"),
+    [
+        ("utf-8", "utf-8"),
+        ("UTF8", "utf-8"),
+        ("utf-16-le", "utf-16-le"),
+        ("utf-16-be", "utf-16-be"),
+        ("cp1252", "utf-8"),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path, encoding: str, stored_as: str) -> None:
+    for first in ("a", '"a"'):
+        data = f"\ufeff{first},y\n1,2\n".encode(stored_as)
+        assert read(tmp_path, data, encoding=encoding).names == ("a", "y")
 
 
 def test_encodings(tmp_path: Path) -> None:

@@ -229,23 +229,29 @@ def _sniffed_delimiter(text: str, notes: list[str]) -> str:
 
 
 def _has_header(pyarrow: Any, sample: Sequence[list[str]], notes: list[str]) -> bool:
-    """Vote by column: text above numbers (or dates, booleans) speaks for a header, a number above numbers against."""
+    """Vote by column: above numbers (or dates, booleans, ...) text or another kind speaks for it, a number against."""
 
-    def is_text(cells: list[str]) -> bool:
+    def typed(cells: list[str]) -> Column:
         data = pyarrow.chunked_array([pyarrow.array(cells, pyarrow.large_string())])
-        return all(column_from_text(pyarrow, "", data, mark).kind == "category" for mark in ".,")
+        found = [column_from_text(pyarrow, "", data, mark) for mark in ".,"]
+        return next((column for column in found if column.kind != "category"), found[0])
 
     first, below = sample[0], [record for record in sample[1:] if len(record) == len(sample[0])]
     if not below:
-        header = any(is_text([cell]) for cell in first)
+        header = any(typed([cell]).kind == "category" for cell in first)
         if not header:
             notes.append("one row of numbers: taken as data without a header; pass header=True if it is a header.")
         return header
     columns = [list(cells) for cells in zip(*below, strict=True)]
-    votes = [
-        is_text([cell])
+    pairs = [
+        (typed([cell]), typed(cells))
         for cell, cells in zip(first, columns, strict=True)
-        if cell.strip().lower() not in (*MISSING, *NO_VALUE_BESIDE) and not is_text(cells)
+        if cell.strip().lower() not in (*MISSING, *NO_VALUE_BESIDE)
+    ]
+    votes = [
+        head.kind == "category" or (others.given > 0 and head.kind not in ("number", others.kind))
+        for head, others in pairs
+        if others.kind != "category"
     ]
     # Where every column is text: names of columns differ, and do not come back as values.
     named = len(set(first)) == len(first) and all(cell not in cells for cell, cells in zip(first, columns, strict=True))

@@ -3,6 +3,7 @@
 Reading decides types and says what it decided; what a model makes of the columns is `encoding`'s matter.
 """
 
+import codecs
 import gzip
 import os
 import sys
@@ -163,6 +164,7 @@ def _decoded(data: bytes, name: str, encoding: str | None) -> str:
         encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
     try:
         text = data.decode(encoding)
+        mark = codecs.BOM_UTF8.decode(encoding, "ignore") if data.startswith(codecs.BOM_UTF8) else "\ufeff"
     except LookupError:
         raise DomainError(
             f"`encoding` must be one that Python knows, got {encoding!r}; for example 'cp1252' or 'utf-16'."
@@ -176,6 +178,7 @@ def _decoded(data: bytes, name: str, encoding: str | None) -> str:
             f"at line {line} (byte {start} of the file); name its encoding, encoding='cp1252' (--encoding cp1252) for "
             "one of older Windows, or check that it is a table."
         ) from None
+    text = text.removeprefix(mark)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise DomainError(f"{quoted(name)} must be text, got a zero byte at line {line}; check that it is a table.")
