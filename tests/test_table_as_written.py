@@ -50,6 +50,47 @@ def test_plain_decimals_have_no_thousands(tmp_path: Path, text: str) -> None:
     assert not noted(table, "thousands")
 
 
+def test_groups_between_points_do_not_decide_what_other_points_are(tmp_path: Path) -> None:
+    codes = ["1.234.567", "1.234.568", "-"]
+    text = "a;y\n" + "".join(
+        f"{code};{number}\n" for code, number in zip(codes, ("1.000", "1.001", "2.500"), strict=True)
+    )
+    with pytest.raises(
+        DomainError, match=r"'1.000' in column 'y', decimals or thousands beside '1.234.567' in column 'a'"
+    ):
+        read(tmp_path, text)
+    assert read(tmp_path, text, decimal=",").columns[1].values.tolist() == [1000.0, 1001.0, 2500.0]
+    assert read(tmp_path, text, decimal=".").columns[1].values.tolist() == [1.0, 1.001, 2.5]
+    decimals = read(tmp_path, text.replace("2.500", "2.5"))
+    assert decimals.columns[1].values.tolist() == [1.0, 1.001, 2.5]
+    assert decimals.columns[0].kind == "category"
+    assert read(tmp_path, "a;y\n1.234.567;1\n12.345;2\n").columns[0].values.tolist() == [1234567.0, 12345.0]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["+41 123 456", "+49 123 457"], ["555 123 456", "544 123 456"], ["12\u00a0345", "12\u00a0346"], ["+1 234", "5"]],
+)
+def test_codes_in_groups_of_digits_are_asked_for(tmp_path: Path, cells: list[str]) -> None:
+    table = read(tmp_path, "a;y\n" + "".join(f"{cell};{row}\n" for row, cell in enumerate(cells * 3)))
+    with pytest.raises(
+        DomainError, match=r"codes, or numbers with spaces .* at row 1.*spaces, or .*\(--categorical a\)"
+    ):
+        Encoding.learn(table, "y")
+    with pytest.raises(DomainError, match="write numbers without spaces\\)"):
+        Encoding.learn(table, "a")
+    assert set(Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels) == set(cells)
+
+
+@pytest.mark.parametrize("cells", [["1 234 567", "999"], ["12 345", "145 000"], ["1 234.5", "7 500.25"]])
+def test_thousands_of_numbers_that_differ_in_size_are_numbers(tmp_path: Path, cells: list[str]) -> None:
+    table = read(tmp_path, "a;y\n" + "".join(f"{cell};{row}\n" for row, cell in enumerate(cells * 3)))
+    encoding = Encoding.learn(table, "y")
+    assert encoding.inputs[0].kind == "number"
+    one = read(tmp_path, f"a;y\n{cells[0]};1\n")
+    assert encoding.apply(one, need_target=False).x.item() == float(cells[0].replace(" ", ""))
+
+
 def test_what_has_two_readings_is_refused_with_a_way_out(tmp_path: Path) -> None:
     text = "a;b\n1.234;1,5\n2.000;2,5\n3.001;2,5\n"
     with pytest.raises(DomainError, match="pass decimal=',' if these are thousands"):

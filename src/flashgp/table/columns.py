@@ -17,9 +17,10 @@ import numpy.typing as npt
 from ..foundations.errors import DomainError, ShapeError
 from .dates import Order, calendar_days
 
-__all__ = ["Column", "Kind", "Table", "checked_names", "listed", "quoted"]
+__all__ = ["Column", "Doubt", "Kind", "Table", "checked_names", "listed", "quoted"]
 
 Kind = Literal["number", "percentage", "boolean", "date", "time", "category", "other"]
+Doubt = Literal["codes"]
 
 _POSITION = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _SHOWN_CHARACTERS = 40
@@ -41,6 +42,7 @@ class Column:
         short_years: whether the years of dates have two digits, which do not tell the century.
         cells: of text, as they are written, Arrow; None of what is stored as numbers.
         unnamed: whether the file gives it no name.
+        doubt: what else than its kind all its cells may be, which only a user knows: "codes" in groups of digits.
         blanks: cells such as "-" that were taken for missing values, since all others are numbers, booleans or dates.
     """
 
@@ -56,6 +58,7 @@ class Column:
     cells: Any = None
     blanks: tuple[str, ...] = ()
     unnamed: bool = False
+    doubt: Doubt | None = None
 
     @property
     def given(self) -> int:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from ..foundations.errors import BackendUnavailableError, ShapeError
 from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
-from .columns import Column, Kind, Table, checked_names, quoted
+from .columns import Column, Doubt, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
 from .numbers import DECIMAL_COMMA, number_of, percentages
-from .thousands import without_thousands
+from .thousands import may_be_codes, without_thousands
 
 __all__ = [
     "DECIMAL_COMMA",
@@ -97,7 +97,8 @@ def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.b
     if numbers is not None:
         inexact = _inexact_text(given, numbers)
         place = None if inexact is None else (int(np.flatnonzero(present)[inexact[0]]), inexact[1])
-        return Column(name, "number", _spread(present, numbers), inexact=place)
+        doubt: Doubt | None = "codes" if may_be_codes(pyarrow.compute, given) else None
+        return Column(name, "number", _spread(present, numbers), inexact=place, doubt=doubt)
     coded = given.combine_chunks().dictionary_encode()
     codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
     if {level.lower() for level in levels} <= {"true", "false"}:

@@ -21,7 +21,7 @@ from ..foundations.errors import DomainError, ShapeError
 from .columns import Column, Table, checked_names, listed, quoted
 from .comments import without_comments
 from .conversion import MISSING, NO_VALUE_BESIDE, column_from_text, given_cells, number_of
-from .thousands import THOUSANDS, decided_mark
+from .thousands import THOUSANDS, decided_mark, groups_of_points
 
 __all__ = ["parse_delimited"]
 
@@ -30,7 +30,7 @@ _SHOWN = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", " ": "space"}
 _SAMPLE_RECORDS = 1000
 _SAMPLE_CHARACTERS = 2**22
 _BLOCK_BYTES = 2**26  # the longest row
-_THOUSANDS = r"^[+-]?[1-9][0-9]{0,2},[0-9]{3}$"  # 12,345 may also be twelve thousand
+_THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}$"  # 12,345 may also be twelve thousand
 _FIRST_YEAR, _LAST_YEAR = 1500, 2200  # that a header may be of
 _MIN_COUNTED = 3  # columns called 0, 1, 2: two of these are as likely a row
 
@@ -106,7 +106,8 @@ def parse_delimited(
     marked = THOUSANDS["," if comma else "."]
     thousands = [
         column.name for column, data in zip(columns, cells, strict=True)
-        if column.kind == "number" and pyarrow.compute.any(pyarrow.compute.match_substring_regex(data, marked)).as_py()
+        if column.kind == "number" and column.doubt is None
+        and pyarrow.compute.any(pyarrow.compute.match_substring_regex(data, marked)).as_py()
     ]  # fmt: skip
     if thousands:
         notes.append(f"marks between thousands in {listed(thousands)}: left out.")
@@ -327,7 +328,7 @@ def _decimal_comma(
             if not thousands:
                 break
     if decimal is None and not comma_columns:
-        return False
+        return _points_are_thousands(pyarrow, columns, cells, path)
     if decimal is None and ambiguous != "no":
         raise DomainError(
             f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(ambiguous)} in column "
@@ -346,4 +347,32 @@ def _decimal_comma(
             )
     if comma_columns:
         notes.append(f"decimal comma in {quoted(comma_columns[-1])}.")
+    return True
+
+
+def _points_are_thousands(pyarrow: Any, columns: Sequence[Column], cells: Sequence[Any], path: str) -> bool:
+    """Whether a column has groups between points, as 1.234.567, and no other one decimal points, without any commas.
+
+    Raises: DomainError where another column may have either.
+    """
+    compute = pyarrow.compute
+    given = [given_cells(pyarrow, one, (*MISSING, *NO_VALUE_BESIDE))[0] for one in cells]
+    grouped = [index for index, one in enumerate(given) if groups_of_points(compute, one)]
+    if not grouped:
+        return False
+    pointed = {
+        column.name: one.filter(compute.match_substring(one, ".")) for column, one in zip(columns, given, strict=True)
+        if column.kind == "number"
+    }  # fmt: skip
+    pointed = {name: one for name, one in pointed.items() if len(one)}
+    if any(not compute.all(compute.match_substring_regex(one, _THOUSANDS)).as_py() for one in pointed.values()):
+        return False
+    if pointed:
+        (name, one), codes = next(iter(pointed.items())), columns[grouped[0]].name
+        code = given[grouped[0]].filter(compute.match_substring_regex(given[grouped[0]], r"\..*\."))[0].as_py()
+        raise DomainError(
+            f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(one[0].as_py())} in column "
+            f"{quoted(name)}, decimals or thousands beside {quoted(code)} in column {quoted(codes)}; "
+            "pass decimal=',' (--decimal ,) for thousands, or decimal='.' for decimals."
+        )
     return True

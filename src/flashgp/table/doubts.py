@@ -6,17 +6,41 @@ would take the order of all others away.
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from .columns import Column, Table, quoted
+from .columns import Column, Doubt, Table, quoted
 from .dates import clock_hours, likely_dates, shown_date
 from .numbers import DECIMAL_COMMA, is_name, number_of, percentages
 
-__all__ = ["open_dates", "slip"]
+__all__ = ["open_dates", "open_reading", "slip"]
 
+_DOUBTS: dict[Doubt, tuple[str, str]] = {
+    "codes": ("codes, or numbers with spaces between thousands", "write numbers without spaces"),
+}
 _MOST = 0.5  # of the cells
+
+
+def open_reading(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
+    """What a user has to say of all cells of a column before it can be learned; None where nothing is open."""
+    if column.doubt is None or np.ptp(column.values[~np.isnan(column.values)]) == 0:
+        return open_dates(table, column)
+    row = int(np.argmax(~np.isnan(column.values)))
+    what, otherwise = _DOUBTS[column.doubt]
+    text = column.text(row)
+    example = "" if text is None else f", {quoted(text)} at {table.where(row)}"
+    return f"{what}{example}: {otherwise}{categories_by(table, column) if role == 'input' else ''}"
+
+
+def categories_by(table: Table, column: Column) -> str:
+    """How a user says that each value of an input is a category, to go on with."""
+    name = column.name
+    return (
+        f", or take them as categories by categorical={[name]!r} (--categorical {name})" if table.first_row
+        else ", or give them a type of categories"
+    )  # fmt: skip
 
 
 def open_dates(table: Table, column: Column) -> str | None:

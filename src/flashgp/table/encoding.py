@@ -113,7 +113,7 @@ class Encoding:
                 f"`drop` must not contain the target, got {quoted(table.names[target_index])}; choose another target."
             )
         goal = table.columns[target_index]
-        if goal.kind not in _TARGET_KINDS or goal.inexact is not None:
+        if goal.kind not in _TARGET_KINDS or goal.inexact is not None or goal.doubt is not None:
             raise DomainError(
                 f"`target` must be a numeric column, got {quoted(goal.name)} "
                 f"({unusable_reason(table, goal, 'target') or goal.kind}); choose another column or correct its values."

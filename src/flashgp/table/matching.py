@@ -15,7 +15,7 @@ from ..foundations.errors import DomainError
 from .columns import Column, Kind, Table, listed, quoted
 from .conversion import MISSING
 from .dates import ORDERS, Order, shown_date
-from .doubts import open_dates, slip
+from .doubts import open_dates, open_reading, slip
 from .numbers import DECIMAL_COMMA, is_name, number_of
 from .roles import MISSING_LEVEL
 
@@ -36,8 +36,8 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
         return f"{inexact_words(table, column)}: subtract one number from the whole column"
     if role == "target" and column.kind in ("date", "time"):
         return "dates" if column.kind == "date" else "clock times"
-    if (open_order := open_dates(table, column)) is not None:
-        return open_order
+    if (open_for_now := open_reading(table, column, role)) is not None:
+        return open_for_now
     if column.kind == "boolean" and role == "target":
         return f"true or false, {CLASSIFICATION}"
     if column.kind != "category":

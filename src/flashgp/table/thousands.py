@@ -4,10 +4,11 @@ import re
 from itertools import product
 from typing import Any
 
-__all__ = ["THOUSANDS", "decided_mark", "without_thousands"]
+__all__ = ["THOUSANDS", "decided_mark", "groups_of_points", "may_be_codes", "without_thousands"]
 
-_SPACES = ("'", "\u2019", " ", "\u00a0", "\u202f")
-_BETWEEN = {".": (",", *_SPACES), ",": (".", *_SPACES)}  # by the decimal mark
+_SPACES = " \u00a0\u202f"
+_OTHERS = ("'", "\u2019", *_SPACES)
+_BETWEEN = {".": (",", *_OTHERS), ",": (".", *_OTHERS)}  # by the decimal mark
 _GROUPED = {
     (decimal, mark): (
         rf"^[+-]?(?:[0-9]+|[1-9][0-9]{{0,2}}(?:{re.escape(mark)}[0-9]{{3}})+)(?:{re.escape(decimal)}[0-9]*)?$"
@@ -18,9 +19,11 @@ _GROUPED = {
 THOUSANDS = {decimal: rf"[0-9][{''.join(marks)}][0-9]{{3}}" for decimal, marks in _BETWEEN.items()}  # of numbers
 _BY_OTHER_MARK = {".": ",", ",": "."}
 _DECIDED = {
-    decimal: rf"^[+-]?[1-9][0-9]{{0,2}}(?:(?:{mark}[0-9]{{3}})+{point}[0-9]+|(?:{mark}[0-9]{{3}}){{2,}})$"
+    decimal: rf"^[+-]?[1-9][0-9]{{0,2}}(?:{mark}[0-9]{{3}})+{point}[0-9]+$"
     for decimal, mark, point in ((".", ",", r"\."), (",", r"\.", ","))
 }
+_GROUPS_OF_POINTS = r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}$"
+_SPACED = rf"[0-9][{_SPACES}][0-9]"
 
 
 def without_thousands(compute: Any, cells: Any, decimal: str) -> Any | None:
@@ -38,8 +41,8 @@ def without_thousands(compute: Any, cells: Any, decimal: str) -> Any | None:
 
 
 def decided_mark(compute: Any, columns: Any) -> str | None:
-    """The decimal mark of numbers with thousands that can be read in one way alone, such as 1,234.5 and 1,234,567; None
-    where there are none, or some for each. A column tells it whose given cells, Arrow text, are all such numbers."""
+    """The decimal mark of numbers that have it after thousands, such as 1,234.5; None where there are none, or some for
+    each. A column tells it whose given cells, Arrow text, are all numbers with such thousands."""
     found = {
         decimal
         for (decimal, mark), column in product(_BY_OTHER_MARK.items(), columns)
@@ -47,3 +50,24 @@ def decided_mark(compute: Any, columns: Any) -> str | None:
         and compute.all(compute.match_substring_regex(column, _GROUPED[decimal, mark]), min_count=0).as_py()
     }
     return found.pop() if len(found) == 1 else None
+
+
+def groups_of_points(compute: Any, cells: Any) -> bool:
+    """Whether cells have no decimal comma and all thousands between points, of which some have two: 1.234.567. That
+    tells what points are in this column, but not in others, as it may hold the numbers of articles."""
+    grouped = compute.match_substring_regex(cells, _GROUPED[",", "."])
+    some = compute.any(compute.match_substring_regex(cells, _GROUPS_OF_POINTS), min_count=0).as_py()
+    return bool(some and compute.all(grouped, min_count=0).as_py())
+
+
+def may_be_codes(compute: Any, cells: Any) -> bool:
+    """Whether numbers with spaces between groups of digits may as well be codes, such as those of telephones: with a
+    plus before one, or equally many groups in all, without decimals, and as many digits where there is one space."""
+    if not compute.any(compute.match_substring_regex(cells, _SPACED), min_count=0).as_py():
+        return False
+    if compute.any(compute.starts_with(cells, "+"), min_count=0).as_py():
+        return True
+    spaces = compute.count_substring_regex(cells, f"[{_SPACES}]")
+    alike = [spaces] if spaces[0].as_py() > 1 else [spaces, compute.utf8_length(cells)]
+    decimals = compute.any(compute.match_substring_regex(cells, "[.,]"), min_count=0).as_py()
+    return not decimals and all(compute.count_distinct(one).as_py() == 1 for one in alike)
