@@ -85,7 +85,9 @@ class Column:
         levels = tuple(sorted({*spelled} - {""}))
         place = {level: float(code) for code, level in enumerate(levels)}
         values = np.array([place.get(text, np.nan) for text in spelled])[np.asarray(coded.indices)]
-        return replace(self, kind="category", values=values, levels=levels, inexact=None, readings={}, blanks=())
+        return replace(
+            self, kind="category", values=values, levels=levels, inexact=None, readings={}, blanks=(), doubt=None
+        )
 
     def text(self, row: int) -> str | None:
         """A cell as it was written, where it has a value and that is known."""
