@@ -1,6 +1,7 @@
 """Where variances without a float64 factor come from: exact solves while these are quick, else samples, (M-107)."""
 
 import dataclasses
+import time
 import warnings
 
 import pytest
@@ -245,6 +246,66 @@ def test_a_time_limit_of_variances() -> None:
         short.variance  # noqa: B018
     with pytest.raises(fgp.DomainError, match="`time_limit` must be 0 or more seconds, got -1"):
         posterior.predict(x_test, time_limit=-1)
+
+
+def test_exact_solves_end_with_the_time() -> None:
+    """Variances of points that the time does not reach are never too small, and a warning counts them. Seen red: all
+    solves went on to their end."""
+    x, y, x_test = data(120)
+    posterior = by(model(), x, y, "recomputed")
+    wanted = model().condition(x, y).predict(x_test).variance
+    prior = model().condition(x[:0], y[:0]).predict(x_test).variance
+    slow = posterior.predict(x_test, variance="exact", time_limit=0.5, progress=lambda _: time.sleep(0.6))
+    with pytest.warns(fgp.FlashGPWarning, match="The time limit ended the solves of variances at 200 of 200 points"):
+        found = slow.variance
+    assert bool((found >= wanted * (1 - 1e-9)).all())
+    assert torch.equal(found[64:], prior[64:])
+    (event,) = of_kind(slow.report.events, EventKind.VARIANCE_TOO_LARGE)
+    assert event.fields["points"] == 200
+    assert torch.allclose(posterior.predict(x_test, variance="exact").variance, wanted, rtol=0.01)
+
+
+def test_unfinished_samples_go_on_where_there_is_more_time() -> None:
+    x, y, x_test = data(120)
+    posterior = by(model(), x, y, "recomputed")
+
+    def unfinished(seconds: float) -> bool | None:
+        limited = VarianceSettings(
+            sampled_seconds=0.0, limit_seconds=seconds, sizes=(ProbeSizes(8, 0, 64),), features=0
+        )
+        prediction = predicted(posterior, x_test, variances=limited)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fgp.FlashGPWarning)
+            prediction.variance  # noqa: B018
+        (event,) = of_kind(prediction.report.events, EventKind.VARIANCE_BY_SAMPLES)
+        return event.fields["unfinished"]
+
+    assert unfinished(0.0) is True
+    assert unfinished(60.0) is None
+    assert unfinished(0.0) is None, "kept"
+
+
+def test_outputs_share_the_time() -> None:
+    x, y, x_test = data(120)
+    gp = fgp.GP(1.0 * fgp.kernels.RBF([1.0, 1.0]), outputs=2)
+    posterior = by(gp, x, torch.stack([y, y], dim=-1), "recomputed")
+    least = price_of(posterior.state.parts[0], 200, "exact", True).least_seconds
+    for share, refused in ((1.5, True), (2.5, False)):
+        prediction = posterior.predict(x_test, variance="exact", time_limit=share * least, deterministic=True)
+        with pytest.raises(fgp.DomainError, match="`time_limit`") if refused else warnings.catch_warnings():
+            warnings.simplefilter("ignore", fgp.FlashGPWarning)
+            prediction.variance  # noqa: B018
+
+
+def test_points_of_an_approximation_that_take_too_long_are_refused() -> None:
+    x, y, x_test = data(120)
+    for options in ({"approximation": "full_scale"}, {"approximation": "sparse", "inducing": 20}):
+        posterior = model().condition(x, y, **options)
+        assert posterior.predict(x_test, time_limit=1e6).variance.shape == (200,)
+        with pytest.raises(fgp.DomainError, match=r"`time_limit` must be at least about .* for 200 points"):
+            posterior.predict(x_test, time_limit=1e-9)
+        with pytest.raises(fgp.DomainError, match="`time_limit` must be 0 or more seconds, got -1"):
+            posterior.predict(x_test, time_limit=-1)
 
 
 def test_prices_of_predictions_are_said_where_they_are_not_small() -> None:

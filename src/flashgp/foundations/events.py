@@ -311,6 +311,10 @@ class EventKind(Enum):
         "[; {instead} at all of them]."
     )
     VARIANCE_BY_SOLVES = "Variance by solves, too large by at most {share:.1e} of itself."
+    VARIANCE_TOO_LARGE = (
+        "The time limit ended the solves of variances at {points:,} of {of:n point}: these are too large, up to the "
+        "prior variance, and never too small. Allow more time, or ask for fewer points."
+    )
     VARIANCE_BY_SAMPLES = (
         "Variance from {samples} samples, the largest standard error {share:.1e} of it[{unfinished:if}; their solves "
         "ended with the time, which is in it]."

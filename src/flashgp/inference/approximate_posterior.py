@@ -5,7 +5,9 @@ from typing import Any, NoReturn
 from jaxtyping import Float64
 from torch import Tensor
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.full_scale.append import append
 from flashgp.inference.full_scale.left_out import leave_one_out, lost, representer_weights
 from flashgp.inference.full_scale.predictor import FullScalePaths, draw_paths, predict
@@ -68,12 +70,14 @@ class ApproximatePosterior(Posterior):
         time_limit: float | None = None,
         progress: ToldProgress = None,
     ) -> Prediction:
-        """As `Posterior.predict`, each point from its own nearest rows, eq. (M-154); variances are never sampled.
+        """As `Posterior.predict`, each point from its own nearest rows, eq. (M-154); variances are never sampled, and
+        points that would take longer than `time_limit` by the plan are refused.
 
         Raises: DomainError beside that for a plan, or for variance="sampled".
         Cost: for each point, with q neighbours and m inducing points, q^2 (2 m + q / 3) flops.
         """
         self._check_exact_only(variance, plan)
+        self._check_time(x_test, time_limit)
         return predict(self.state, x_test, deterministic=deterministic)
 
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> FullScalePaths:  # type: ignore[override]
@@ -135,6 +139,19 @@ class ApproximatePosterior(Posterior):
             raise DomainError(
                 "`variance` and `plan` are of exact posteriors; an approximate one computes every variance, without a "
                 f"plan, got variance={variance!r}, plan={plan!r}; leave them out"
+            )
+
+    def _check_time(self, x_test: Any, time_limit: float | None) -> None:
+        """Raises: DomainError for what is no time, or less than the points take by the plan."""
+        plan, limit = self.state.report.plan, Deadline.after(time_limit).limit
+        if limit is None or plan is None:
+            return
+        count = self.state.checked_points(x_test, "x_test").shape[:-1].numel()
+        needed = count * plan.predict_seconds
+        if needed > limit:
+            raise DomainError(
+                f"`time_limit` must be at least about {readable_seconds(needed)} for {count:,} points, got "
+                f"{limit:g} s; ask for {int(limit / plan.predict_seconds):,} at a time, or pass more"
             )
 
     def _refuse(self, name: str) -> NoReturn:

@@ -189,8 +189,9 @@ class Posterior:
             deterministic: the same bits whatever the number of threads, as `GP.condition` says; a posterior conditioned
                 so predicts so.
             time_limit: seconds that variances may take, from when they are asked for, in place of the minute: exact
-                solves where they keep to it, else samples, whose solves end with it. What that leaves uncertain is in
-                `p.variance_standard_error`, (M-263). Means and factors, which are quick, do not ask it.
+                solves where they keep to it, else samples; the solves of both end with it. Exact ones are too large
+                then, with a warning; what samples leave uncertain is in `p.variance_standard_error`, (M-263). Means
+                and factors, which are quick, do not ask it.
             progress: called after every iteration of a solve for variances, with a `PredictionProgress`; False for
                 nothing. None for a bar after a second, where a terminal or a notebook shows it.
         Raises: ShapeError, DomainError for points, a plan or a variance that do not fit; where the result is asked for,

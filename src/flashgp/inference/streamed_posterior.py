@@ -126,6 +126,7 @@ class StreamedPosterior(ApproximatePosterior):
         Cost: for each point m evaluations and 2 m^2 flops.
         """
         self._check_exact_only(variance, plan)
+        self._check_time(x_test, time_limit)
         return predict(self.state, x_test, deterministic=deterministic)
 
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> StreamedPaths:  # type: ignore[override]

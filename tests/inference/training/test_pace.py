@@ -7,9 +7,16 @@ import torch
 import flashgp as fgp
 from clocks import Clock
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.events import EventKind, StopReason, of_kind
+from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.history import Progress, Recorder, Run, Stage, TimeUp, power_law
+from flashgp.inference.training.initial import DataFacts, role_starts
+from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.inference.training.settings import StochasticSettings
+from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.plain_gp import data, model
 
 THETA = numpy.zeros(1)
@@ -98,3 +105,20 @@ def test_an_event_says_what_the_next_evaluation_would_have_taken() -> None:
     ))  # fmt: skip
     assert said.endswith("The next evaluation would have taken about 6.0 s of the 2.0 s that the search still had.")
     assert torch.is_tensor(limited.posterior.predict(x).mean)
+
+
+def test_no_objective_is_made_that_would_end_after_the_deadline() -> None:
+    """Seen red: choosing points and neighbours of all rows passed a limit of 30 s by 13."""
+    x, y = data(1200)
+    clock, made = Clock(), []
+    options = FitOptions(starts=1, settings=FitSettings(stochastic=StochasticSettings(first_rows=100)))
+    problem = Problem(model(), x, y, DirectSettings(TorchTiles()), role_starts(model(), DataFacts.of(x, y, None)))
+
+    def objective(size: int, theta: numpy.ndarray) -> LogJoint:
+        made.append(size)
+        clock.now += 4.0
+        return LogJoint(problem.subset(size, 0))
+
+    stages = LinearStages(problem, 1200, lambda first: [600], objective, options, recorder(10.0, clock))
+    assert stages.run().stop is StopReason.TIME
+    assert made == [600], "all rows would take 8 s of 6"

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
+from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -26,12 +28,14 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join, joined_event
 from flashgp.inference.settings import ConditionSettings
 from flashgp.planner.approximate import ApproximatePlan
-from flashgp.processes.agreement import deadline_of
+from flashgp.processes.agreement import deadline_of, smallest
 from flashgp.processes.group import ALONE
 
 __all__ = ["ROUTE", "condition", "condition_on", "layout_events"]
 
 ROUTE = "full scale"
+PILOT_ROWS = 2000  # that are conditioned on first, for a look at what all of them take
+ROOM = 3.0  # times the planned seconds: with more time than that nothing is looked at
 
 
 def layout_events(layout: Layout, sums: Sums) -> list[Event]:
@@ -97,6 +101,9 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
         rows_prior, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
     plan = planned_over(ranks, lambda one: _plan(prior, x, len(points), one, settings), asked)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
+    if (part := _of_part(prior, x, y, asked, settings, plan)) is not None:
+        part.report.events[:0] = [event for event in events if event not in part.report.events]
+        return part
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
     check_rows(rows, "x")
     check_extent(prior.kernel.form, rows, "x")
@@ -132,6 +139,44 @@ def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: C
     )  # fmt: skip
     if ranks.size == 1:
         state.__dict__["basis"] = factor.basis  # which predictions ask for
+    return state
+
+
+def _of_part(
+    prior: Prior, x: Tensor, y: Tensor, asked: Approximation, settings: ConditionSettings, plan: ApproximatePlan
+) -> FullScaleState | None:
+    """The state of as many random rows as there is time for; None where there is time for all of them.
+
+    Where the plan does not leave the time limit much room, some rows are conditioned on first, and what these take
+    counts: the work is linear in the rows.
+    """
+    deadline, time_settings, n = settings.deadline, settings.time, len(x)
+    group, first = settings.solve.group, min(PILOT_ROWS, n // 2)
+    if deadline.limit is None or first < time_settings.min_rows:
+        return None
+    if smallest(group, deadline.left) > ROOM * plan.seconds:
+        return None
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
+
+    def of_rows(rows: int) -> FullScaleState:
+        index = order[:rows].sort().values.to(x.device)
+        part = prior.with_likelihood(prior.likelihood.rows(index))
+        return condition_on(part, x[index], y[index], asked, replace(settings, deadline=NO_DEADLINE))
+
+    began = deadline.clock()
+    state = of_rows(first)
+    once = deadline.clock() - began
+    rows = first
+    if not time_settings.late(deadline, once):
+        rows = min(n, int(first * max(1.0, deadline.left / once)))
+    rows = int(smallest(group, rows))
+    if rows == n:
+        return None
+    if rows > first:
+        state = of_rows(rows)
+    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
+    warn(str(event))
+    state.report.events.insert(0, event)
     return state
 
 

@@ -134,8 +134,9 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     report = Report(events=promoted)
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory
-    )
+        SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory,
+        deadline=options.deadline, time=options.settings.time,
+    )  # fmt: skip
     message = (
         "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
         "gp.condition(x, y, approximation=...) goes on from there"

@@ -283,6 +283,8 @@ def predict(
         x_test = contiguous_copy(x_test) if deterministic else x_test.clone()
     variance = check_variance(variance)
     parts = state.parts if isinstance(state, OutputStates) else (state,)
+    if time_limit is not None:
+        time_limit /= len(parts)  # one output after the other
     planners = planners_of(state, x_test, plan, memory, deterministic, time_limit)
     variances = VarianceSettings(time_limit=time_limit)
     options = (

@@ -9,6 +9,7 @@ where c.(C y) is the best predictor of f(x*) from few numbers C y (a low-rank fa
 error v_C >= v is known exactly. Two independent estimates of one v: the one that is certain wins, point by point.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,7 @@ LARGEST = ProbeSizes()
 SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well
 DRAWN_ROWS = 2048  # of a prior draw at once: their features stay in the cache
+MORE_TIME = 1.5  # times the seconds that solves had: with as much again they go on
 LEVEL = 0.95  # the probability of the interval
 BISECTIONS = 60  # halve the range of a log odds, 80 wide, to rounding
 FURTHEST_ODDS = 40.0  # v / v_C is looked for between e^-40 and 1 - e^-40
@@ -70,7 +72,7 @@ class VarianceProbes:
 
     Fields: state; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); residuals,
     theirs, (n, S), where the solves ended before their goal; actions, C, (k, n), with orthonormal rows; images,
-    K C', (n, k); neighbours, how many near rows join C.
+    K C', (n, k); neighbours, how many near rows join C; seconds, which the solves were given.
     """
 
     state: State
@@ -81,6 +83,7 @@ class VarianceProbes:
     actions: Tensor
     images: Tensor
     neighbours: int
+    seconds: float = math.inf
 
     @outside_inference_mode
     @autocast_disabled
@@ -176,7 +179,7 @@ def widened(found: SampledVariance, lack: Tensor) -> SampledVariance:
 
 def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIMITS) -> VarianceProbes:
     """What variances of a state are sampled from, from a stream of its own beside that of the solves: made once, and
-    again where more samples are wanted.
+    again where more samples are wanted. Solves that the time ended go on where there is more time than they had.
 
     Args: sizes, of those that are made; limits, of their solves.
     Raises: ShapeError, DomainError as `variance_probes`.
@@ -184,7 +187,11 @@ def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIM
     made: VarianceProbes | None = state.cache.variance_probes
     if made is None or made.noisy.shape[1] < sizes.samples:
         made = variance_probes(state, sizes, limits=limits, seed=state.settings.seed + SAMPLED_SEED)
-        state.cache.variance_probes = made
+    elif made.residuals is not None and limits.deadline.left > MORE_TIME * made.seconds:
+        seconds = made.seconds + limits.deadline.left
+        solutions, residuals = _solved_draws(state, made.noisy, limits, made.solutions)
+        made = replace(made, solutions=solutions, residuals=residuals, seconds=seconds)
+    state.cache.variance_probes = made
     return made
 
 
@@ -225,7 +232,7 @@ def variance_probes(
         raise DomainError(
             "`posterior` must have data and a kernel with random features; use predict(x_test).variance, which is exact"
         )
-    generator = torch.Generator().manual_seed(draw_seed(seed))
+    generator, seconds = torch.Generator().manual_seed(draw_seed(seed)), limits.deadline.left
     draws = [_draw(state, features, generator) for _ in range(samples)]
     noise = state.noise.expand(state.distinct)
     errors = torch.randn(state.distinct, samples, generator=generator, dtype=torch.float64).to(state.x.device)
@@ -248,14 +255,16 @@ def variance_probes(
     if len(actions):  # a pass over the pairs
         images = images + state.prior_covariance(state.rows) @ actions.mT
     near = max(0, min(sizes.neighbours, state.distinct - actions.shape[0]))
-    return VarianceProbes(state, draws, noisy, solutions, residuals, actions, images, near)
+    return VarianceProbes(state, draws, noisy, solutions, residuals, actions, images, near, seconds)
 
 
-def _solved_draws(state: State, noisy: Tensor, limits: Limits) -> tuple[Tensor, Tensor | None]:
-    """(u, r): K^-1 y, (n, S), and its residual where the solve ended before its goal."""
+def _solved_draws(
+    state: State, noisy: Tensor, limits: Limits, start: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """(u, r): K^-1 y, (n, S), and its residual where the solve ended before its goal. Args: start, of the solve."""
     if state.solves is None:
         return representers(state, noisy, TOLERANCE)[0], None
-    solution = state.solves.solve(noisy, mean_goal(state.solves.system, TOLERANCE).goal, limits=limits)
+    solution = state.solves.solve(noisy, mean_goal(state.solves.system, TOLERANCE).goal, start=start, limits=limits)
     finished = solution.stopped is StopReason.GOAL
     return solution.value, None if finished else solution.residual
 

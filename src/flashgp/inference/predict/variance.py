@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
@@ -29,7 +29,6 @@ from flashgp.inference.predict.variance_solves import (
     FLOOR,
     SHARE,
     Explained,
-    Told,
     explained,
     explained_jointly,
     strips,
@@ -264,12 +263,12 @@ class PosteriorVariance:
 
     # -- by exact solves -------------------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def _telling(self, price: VariancePrice) -> Iterator[Callable[[int], Told]]:
+    def _telling(self, price: VariancePrice) -> Iterator[Callable[[int], Callable[[Step], None] | None]]:
         """What tells whoever looks what solves have come to, for a number of points that are done."""
         began, of, sampled = time.perf_counter(), self.x.shape[:-1].numel(), price.way == "samples"
         with shown_progress(self.options.progress) as show:
 
-            def telling(points: int) -> Told:
+            def telling(points: int) -> Callable[[Step], None] | None:
                 def tell(step: Step) -> None:
                     assert show is not None
                     seconds = time.perf_counter() - began
@@ -280,19 +279,37 @@ class PosteriorVariance:
             yield telling
 
     def _explained_by_solves(self, solves: Solves, rows: Rows, prior: Tensor, price: VariancePrice) -> Tensor:
-        """(n_test,), so many points at a time, eq. (M-101)."""
+        """(n_test,), so many points at a time, eq. (M-101). Points that the time does not reach keep the prior
+        variance, which is never too small."""
+        deadline, parts = self._deadline(self.options.variances.time_limit), []
+        late = 0
         with solves.charged_to(self.workspace, self.limit), self._telling(price) as tell:
-            parts = [
-                explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop], tell(start))
-                for start, stop in strips(rows.count)
-            ]
+            for start, stop in strips(rows.count):
+                if deadline.passed():
+                    late = rows.count - start
+                    rest = prior[start:]
+                    parts.append(Explained(torch.zeros_like(rest), rest.detach()))
+                    break
+                limits = Limits(deadline.share((stop - start) / (rows.count - start)), callback=tell(start))
+                parts.append(explained(solves, self._cross_to(rows.part(start, stop)), prior[start:stop], limits))
         whole = Explained(torch.cat([part.value for part in parts]), torch.cat([part.error for part in parts]))
-        self._note_shortfall(whole, prior.detach(), whole.value.detach())
+        unfinished = late + sum(len(part.value) for part in parts if not part.in_time)
+        self._note_shortfall(whole, prior.detach(), whole.value.detach(), unfinished)
         return whole.value
 
-    def _note_shortfall(self, part: Explained, prior: Tensor, value: Tensor) -> None:
+    def _deadline(self, limit: float | None) -> Deadline:
+        """From now; none over ranks, which would come to the end of theirs at different iterations."""
+        alone = self.state.settings.group.size == 1
+        return Deadline.after(limit) if alone and limit is not None and limit < math.inf else NO_DEADLINE
+
+    def _note_shortfall(self, part: Explained, prior: Tensor, value: Tensor, unfinished: int = 0) -> None:
         """How far variances by solves may be off: an event, and a warning where that is more than it should be."""
         share = float((part.error / (prior - value - part.error).clamp_min(FLOOR * prior)).max())
+        if unfinished and share > SHARE:
+            event = Event(EventKind.VARIANCE_TOO_LARGE, points=unfinished, of=len(value))
+            self._note(event)
+            warn(str(event))
+            return
         self._note(Event(EventKind.VARIANCE_BY_SOLVES, share=share))
         if share > SHARE:
             warn(
@@ -313,9 +330,7 @@ class PosteriorVariance:
                 '`variance` must be "auto" or "exact" where gradients are wanted, got "sampled", which has none; '
                 "leave it out"
             )
-        limit = self.options.variances.limit(self.asked)
-        alone = state.settings.group.size == 1  # ranks would come to the end of theirs at different iterations
-        deadline = Deadline.after(limit if alone and limit < math.inf else None).before(price.after_seconds)
+        deadline = self._deadline(self.options.variances.limit(self.asked)).before(price.after_seconds)
         solves = state.solves
         with contextlib.nullcontext() if solves is None else solves.charged_to(self.workspace, self.limit):
             with self._telling(price) as tell:

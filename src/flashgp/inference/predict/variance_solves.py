@@ -15,24 +15,24 @@ from torch import Tensor
 from flashgp.foundations.events import StopReason
 from flashgp.inference.solves import Solves
 from flashgp.planner.variances import SOLVED_POINTS
-from flashgp.solvers.contract import Goal, Limits, Step
+from flashgp.solvers.contract import NO_LIMITS, Goal, Limits
 
-__all__ = ["FLOOR", "SHARE", "Explained", "Told", "explained", "explained_jointly", "precisions", "strips"]
+__all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "precisions", "strips"]
 
 SHARE = 0.01  # of a variance, that its error may be
 FIRST_SHARE = 1e-3  # of the prior variance, that the first solve may be off by, while the variance is not known
 PRECISION_SHARE = 1e-3  # of an entry of the diagonal of A^-1, that its error may be
 ROUNDS = 4
 FLOOR = 1e-12  # of the prior variance: below that, a variance is rounding
-Told = Callable[[Step], None] | None  # after every iteration
 log = logging.getLogger("flashgp.predict")
 
 
 class Explained:
-    """Some columns. Fields: value, differentiable in the covariances; error, bounds of what it falls short by."""
+    """Some columns. Fields: value, differentiable in the covariances; error, bounds of what it falls short by;
+    in_time, False where the time ended their solves."""
 
-    def __init__(self, value: Tensor, error: Tensor) -> None:
-        self.value, self.error = value, error
+    def __init__(self, value: Tensor, error: Tensor, *, in_time: bool = True) -> None:
+        self.value, self.error, self.in_time = value, error, in_time
 
 
 def strips(count: int) -> Iterator[tuple[int, int]]:
@@ -44,10 +44,10 @@ def strips(count: int) -> Iterator[tuple[int, int]]:
         yield start, stop
 
 
-def explained(solves: Solves, cross: Tensor, prior: Tensor, told: Told = None) -> Explained:
+def explained(solves: Solves, cross: Tensor, prior: Tensor, limits: Limits = NO_LIMITS) -> Explained:
     """diag(C^T A^-1 C), (m,), for C = K(x, x_*) of shape (n, m), float64, and the prior variances (m,), eq. (M-101)."""
-    z, product, error = _solved_for_variance(solves, cross.detach(), prior.detach(), told)
-    return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)
+    z, product, error = _solved_for_variance(solves, cross.detach(), prior.detach(), limits)
+    return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error, in_time=not limits.out_of_time())
 
 
 def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
@@ -84,7 +84,7 @@ def precisions(solves: Solves, rows: Tensor, guess: Tensor) -> Explained:
 
 
 def _solved_for_variance(
-    solves: Solves, cross: Tensor, prior: Tensor, told: Told = None
+    solves: Solves, cross: Tensor, prior: Tensor, limits: Limits = NO_LIMITS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Until what the columns explain of the prior variances is certain to SHARE of what is left."""
     largest = float(prior.max())
@@ -92,11 +92,11 @@ def _solved_for_variance(
     def allowed(value: Tensor, error: Tensor) -> Tensor:
         return SHARE * (prior - value - error).clamp_min(FLOOR * largest)
 
-    return _solved(solves, cross, FIRST_SHARE * largest, allowed, told)
+    return _solved(solves, cross, FIRST_SHARE * largest, allowed, limits)
 
 
 def _solved(
-    solves: Solves, cross: Tensor, first: float, allowed: Callable[[Tensor, Tensor], Tensor], told: Told = None
+    solves: Solves, cross: Tensor, first: float, allowed: Callable[[Tensor, Tensor], Tensor], limits: Limits = NO_LIMITS
 ) -> tuple[Tensor, Tensor, Tensor]:
     """z ~ A^-1 C, A z, and bounds of the shortfall of each column: solved again while they exceed what is allowed.
 
@@ -104,7 +104,7 @@ def _solved(
     """
     share, start = first, None
     for last in range(ROUNDS - 1, -1, -1):
-        solution = solves.solve(cross, Goal(FLOOR, math.sqrt(share)), start=start, limits=Limits(callback=told))
+        solution = solves.solve(cross, Goal(FLOOR, math.sqrt(share)), start=start, limits=limits)
         z, error = solution.value, solution.energy_bound.square()
         product = solves.system.multiply(z)
         most = allowed(2.0 * (cross * z).sum(0) - (z * product).sum(0), error)

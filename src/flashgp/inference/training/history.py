@@ -205,9 +205,9 @@ class Recorder:
         self._pace[power] = max(0.0, self.deadline.clock() - began - once), rows
         return evaluation
 
-    def require(self, rows: int, power: int = 3, evaluations: float = 1.0) -> None:
-        """Time for work of so many evaluations. Raises: TimeUp."""
-        seconds = evaluations * self.seconds_of(rows, power)
+    def require(self, rows: int, power: int = 3, evaluations: float = 1.0, *, beside: float = 0.0) -> None:
+        """Time for work of so many evaluations, and so many seconds beside. Raises: TimeUp."""
+        seconds = beside + evaluations * self.seconds_of(rows, power)
         if self.deadline.passed(seconds):
             left = self.deadline.left
             self.next_seconds = (seconds, left) if left > 0.0 else None

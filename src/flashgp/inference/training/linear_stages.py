@@ -40,6 +40,7 @@ from flashgp.processes.agreement import deadline_of
 
 __all__ = ["LinearStages", "plan_settings", "report_answer", "reserved_seconds"]
 
+AFTER_COARSE = 3.0  # times as long as a coarse objective takes the first other one to make, which tries fewer points
 ROUNDS = 3  # choices of points and neighbours for all rows, at most
 
 
@@ -82,6 +83,7 @@ class LinearStages:
     choose: Callable[[numpy.ndarray], int] | None = None
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
+    _making: tuple[float, int, bool] = dataclasses.field(init=False, default=(0.0, 1, True))  # seconds, rows, coarse
     _tried: dict[Run, LogJoint] = dataclasses.field(init=False, default_factory=dict)
 
     def run(self) -> Trained:
@@ -202,8 +204,8 @@ class LinearStages:
             last = size == n and number and sizes[number - 1] == n
             part = Stage.PART if self.last is None else Stage.MINIBATCHES
             run = Run(Stage.APPROXIMATE, number) if size == n else Run(part, size)
-            make = self.coarse if self.coarse is not None and number < begun else self.objective
-            objective = self._tried[run] = make(size, trend.theta)
+            coarse = self.coarse is not None and number < begun
+            objective = self._tried[run] = self._made(size, trend.theta, coarse=coarse)
             search = GradientSearch(objective, run, recorder, limits, (-free, free))
             try:
                 descent = search.run(trend.theta, curvature) if last else search.follow(trend, curvature)
@@ -219,6 +221,19 @@ class LinearStages:
             curvature, recorder.reached = descent.curvature, descent.theta
         if self.last is not None:
             recorder.reached = self.last(trend.theta)
+
+    def _made(self, size: int, theta: numpy.ndarray, *, coarse: bool) -> LogJoint:
+        """The objective of so many rows, unless making it, which takes about as long as the last one for a row, and an
+        evaluation would end after the deadline. Raises: TimeUp."""
+        recorder, clock = self.recorder, self.recorder.deadline.clock
+        seconds, rows, was_coarse = self._making
+        more = AFTER_COARSE if was_coarse and not coarse else 1.0
+        recorder.require(size, 1, beside=more * seconds * max(1.0, size / rows))
+        began = clock()
+        make = self.coarse if coarse and self.coarse is not None else self.objective
+        made = make(size, theta)
+        self._making = clock() - began, size, coarse
+        return made
 
     def _with_noise_reset(self, search: GradientSearch, theta: numpy.ndarray, descent: Descent) -> Descent:
         """A descent from the same vector with a noise of nothing reset, if it ends better. Few rows may have no noise

@@ -1,0 +1,66 @@
+"""Conditioning and fits by the full-scale approximation keep to a time limit, by some of the rows."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.full_scale.condition import PILOT_ROWS, condition
+from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.settings import ConditionSettings, SolveSettings
+from inference.plain_gp import data, model
+
+ROWS = 2 * PILOT_ROWS
+
+
+def ticking(seconds: float) -> Callable[[], float]:
+    """A clock that goes on by so much whenever it is looked at."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += seconds
+        return now[0]
+
+    return clock
+
+
+def state_in(limit: float, tick: float, **likelihood: torch.Tensor) -> FullScaleState:
+    x, y = data(ROWS)
+    gp = model()
+    if likelihood:
+        gp.likelihood = fgp.likelihoods.Gaussian(0.1, **likelihood)
+    settings = ConditionSettings(SolveSettings(), deadline=Deadline(limit, limit, ticking(tick)))
+    return condition(gp, x, y, Approximation("full_scale", 16, 16), settings)
+
+
+@pytest.mark.parametrize(("tick", "rows"), [(0.02, PILOT_ROWS), (0.0075, 3333)])
+def test_a_posterior_of_as_many_rows_as_there_is_time_for(tick: float, rows: int) -> None:
+    with pytest.warns(fgp.FlashGPWarning, match=f"of {rows:,} random ones"):
+        state = state_in(0.05, tick)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.settings.seed))
+    x, y = data(ROWS)
+    index = order[: len(state.x)].sort().values
+    assert abs(len(state.x) - rows) <= 1  # the clock's own rounding
+    assert torch.equal(state.x, x[index])
+    assert torch.equal(state.y, y[index])
+    assert [event.fields["of"] for event in of_kind(state.report.events, EventKind.POSTERIOR_OF_PART)] == [ROWS]
+
+
+def test_what_is_of_rows_goes_with_them() -> None:
+    variance = torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64)
+    with pytest.warns(fgp.FlashGPWarning, match="random ones"):
+        state = state_in(0.05, 0.02, row_variance=variance)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.settings.seed))
+    index = order[: len(state.x)].sort().values
+    assert torch.equal(state.prior.likelihood.row_variance, variance[index])
+
+
+@pytest.mark.parametrize(("limit", "tick"), [(1e4, 0.0), (0.05, 0.001)])
+def test_with_time_all_rows_count(limit: float, tick: float) -> None:
+    state = state_in(limit, tick)
+    assert len(state.x) == ROWS
+    assert not of_kind(state.report.events, EventKind.POSTERIOR_OF_PART)
