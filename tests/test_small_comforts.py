@@ -1,5 +1,6 @@
 """Names and operations that users of other libraries try first."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,13 @@ def test_texts_show_the_prior_and_a_summary() -> None:
     left = fgp.GP(k.RBF(0.5), likelihood=fgp.likelihoods.Gaussian(0.1)).condition(X, Y).leave_one_out()
     error = float((left.mean - Y).square().mean().sqrt())
     assert f"root mean square error {error:.4g}" in repr(left)
+    asked = fgp.GP(k.RBF(0.5)).condition(X, Y).predict(X)
+    assert "; ask for mean, std, quantile(q) or sample(count)" in repr(asked)
+    for call in re.findall(r"(\w+)(?:\((?:q|count)\))?(?:,| or |$)", repr(asked).splitlines()[0].split("ask for ")[1]):
+        given = {"quantile": 0.5, "sample": 2}.get(call)
+        value = getattr(asked, call) if given is None else getattr(asked, call)(given)
+        assert value.shape[-1] == 30
+    assert "ask for" not in repr(asked)
     assert len(str(left)) < 300
 
 

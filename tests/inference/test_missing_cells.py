@@ -1,5 +1,7 @@
 """Missing cells of several outputs, eq. (M-252): each output has the rows that it was observed in."""
 
+import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +118,26 @@ def test_the_objective_is_the_sum_over_outputs(small: bool) -> None:
 def test_what_needs_common_rows_names_the_way_out(tmp_path: Path) -> None:
     x, y = table()
     post = prior().condition(x, y)
-    ways = {"paths": lambda one: one.paths(2, seed=0)(x), "importance": lambda one: one.importance()}
-    for name, way in ways.items():
-        with pytest.raises(DomainError, match=rf"`{name}` needs outputs that .* post.by_output\[j\].{name}"):
-            way(post)
-        way(post.by_output[1])
-    with pytest.raises(DomainError, match=r"missing cells of y; ask each output: post\.by_output"):
-        _ = post.representer_weights
+    calls = {"paths": lambda ask: ask(2, seed=0)(x), "importance": lambda ask: ask()}
+    state = [f"state.{name}" for name in dir(type(post.state)) if not name.startswith("_")]
+    refused = set()
+    for name in [*(name for name in dir(fgp.Posterior) if not name.startswith("_")), *state]:
+        way = calls.get(name, lambda value: value)
+        try:
+            way(attrgetter(name)(post))
+        except DomainError as error:
+            message = str(error)
+        else:
+            continue
+        asked = re.search(r"(?:ask each output:|take) post\.by_output\[j\]\.([\w.]+)$", message)
+        assert asked, message
+        refused.add(asked[1])
+        for one in post.by_output:
+            calls.get(asked[1], lambda value: value)(attrgetter(asked[1])(one))
+    assert refused >= {"paths", "importance", "representer_weights", "noise", "state.rows"}
+    with pytest.raises(fgp.ShapeError, match="plot one at a time"):
+        fgp.plots.posterior_1d(post)
+    fgp.plots.posterior_1d(post.by_output[0])
     with pytest.raises(DomainError, match=r"save each output: fgp.save\(post.by_output\[j\], path\)"):
         fgp.save(post, tmp_path / "both.safetensors")
     fgp.save(post.by_output[1], tmp_path / "one.safetensors")

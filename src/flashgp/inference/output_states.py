@@ -38,7 +38,10 @@ class OutputStates:
     table: tuple[Tensor, Tensor] | None = None
 
     def common(self, name: str) -> State:
-        """The state of the first output, for what is the same of every one. Raises: DomainError where cells miss."""
+        """The state of the first output, for what is the same of every one.
+
+        Args: name, of what is asked, as a posterior has it. Raises: DomainError where cells miss.
+        """
         if self.table is not None:
             raise DomainError(
                 f"`{name}` needs outputs that were observed in the same rows, got missing cells of y; ask each output: "
@@ -74,7 +77,7 @@ class OutputStates:
 
     @property
     def rows(self) -> Rows:
-        return self.common("rows").rows
+        return self.common("state.rows").rows
 
     @property
     def theta(self) -> tuple[Tensor, ...]:

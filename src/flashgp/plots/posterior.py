@@ -84,12 +84,13 @@ def posterior_1d(
     half_width(level)  # refuses what is no probability
     if isinstance(posterior, Fit):
         posterior = posterior.posterior
-    kept, like = posterior.state.rows_kept, posterior.state.like[0]  # of rows that were read a sample
-    if kept.x.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
+    like = posterior.state.like[0]
+    if like.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
         raise ShapeError(
-            f"`posterior` must be of one model with one output, got x of shape {tuple(kept.x.shape)} and outputs "
+            f"`posterior` must be of one model with one output, got x of shape {tuple(like.shape)} and outputs "
             f"{posterior.gp.outputs}; plot one at a time"
         )
+    kept = posterior.state.rows_kept  # of rows that were read a sample
     d = like.shape[-1]
     if not 0 <= column < d or points < 2 or samples < 0:
         raise DomainError(

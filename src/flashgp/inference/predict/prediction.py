@@ -258,7 +258,8 @@ class Prediction:
                     lines.append(f"mean      {_first(self.mean)}")
                 if self._variance is not None:
                     lines.append(f"std       {_first(self.std)}")
-        return "\n".join([f"Prediction at {self._x.shape[-2]:,} points", *lines, str(self.report)])
+        ask = "; ask for mean, std, quantile(q) or sample(count)" if self._mean is self._variance is None else ""
+        return "\n".join([f"Prediction at {self._x.shape[-2]:,} points{ask}", *lines, str(self.report)])
 
 
 def _first(values: Tensor) -> str:
