@@ -258,7 +258,9 @@ class Prediction:
                     lines.append(f"mean      {_first(self.mean)}")
                 if self._variance is not None:
                     lines.append(f"std       {_first(self.std)}")
-        ask = "; ask for mean, std, quantile(q) or sample(count)" if self._mean is self._variance is None else ""
+        ask = (
+            "; ask for mean, std, quantile(q) or sample(count)" if self._mean is None and self._variance is None else ""
+        )
         return "\n".join([f"Prediction at {self._x.shape[-2]:,} points{ask}", *lines, str(self.report)])
 
 
