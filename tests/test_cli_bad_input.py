@@ -70,7 +70,7 @@ FITS = {
     "a target of dates": ("size,price\n1,2020-01-01\n2,2020-01-02\n", "'price' (dates)"),
     "a target of booleans": ("size,price\n1,true\n2,false\n3,true\n", "'price' (true or false, which looks like"),
     "identifiers": ("size,price\n100000000000000001,1\n100000000000000002,2\n", "'size' (100000000000000001 at row 1"),
-    "a ragged row": ("size,price\n1,2\n3\n", "got 1 in row 3 of the file"),
+    "a ragged row": ("size,price\n1,2\n3\n", "got 1 at line 3"),
     "two columns of a name": ("size,size,price\n1,2,3\n", "column names"),
     "no target": ("size,cost\n1,2\n2,3\n", "`target` must name a column"),
 }

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.table import Encoding, Table, read_table
 
 
@@ -175,6 +175,10 @@ def test_a_header_of_another_kind_than_the_cells_below(tmp_path: Path, text: str
         ("a,b\n1,2\n% pause\n3,4\n", {"comment": "%"}, ("a", "b"), 2),
         ("#id,b\n1,2\n3,4\n", {}, ("#id", "b"), 2),
         ('a,b\n1,"x\n# inside"\n3,y\n', {"comment": "#"}, ("a", "b"), 2),
+        ("# one\u2028two\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("#a,b\n#red,1\n#blue,2\n", {}, ("#a", "b"), 2),
+        ("#ff0000,1\n#00ff00,2\n", {}, ("column_1", "column_2"), 2),
+        ("# colours\n\na,b\n#red,1\n#blue,2\n", {}, ("a", "b"), 2),
     ],
 )
 def test_comment_lines(tmp_path: Path, text: str, options: Any, names: Any, rows: int) -> None:
@@ -189,8 +193,22 @@ def test_comments_are_said_and_lines_are_those_of_the_file(tmp_path: Path) -> No
     table = read(tmp_path, "# one\n# two\na,b\n1,2\n3,4\n")
     assert noted(table, "2 lines that begin with '#' are comments")
     assert table.where(0) == "row 1 (line 4)"
+    assert noted(read(tmp_path, "# one\na,b\n1,2\n"), "1 line that begins with '#' is a comment: left out.")
+    with pytest.raises(ShapeError, match=r"a header row alone \('a', 'b'\) and 1 line of comments"):
+        read(tmp_path, "a,b\n#1,2\n", comment="#")
     with pytest.raises(DomainError, match="`comment` must be what begins a comment line"):
         read(tmp_path, "a\n1\n", comment=" ")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_errors_name_lines_of_the_file(tmp_path: Path, end: str) -> None:
+    """Whatever comments, blank lines and cells of several lines are before them."""
+    text = '# one\n\na,b\n1,2\n# two\n"3\n4",5\n\n   \n'.replace("\n", end)
+    assert read(tmp_path, f"{text}6,inf{end}").where(2) == "row 3 (line 10)"
+    with pytest.raises(ShapeError, match="got 3 at line 10, '7,8,9'"):
+        read(tmp_path, f"{text}7,8,9{end}")
+    with pytest.raises(DomainError, match="in the record that begins at line 10"):
+        read(tmp_path, f'{text}7,"8{end}')
 
 
 @pytest.mark.parametrize(

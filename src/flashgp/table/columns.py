@@ -122,7 +122,7 @@ class Table:
         columns: in file order.
         rows: the number of data rows.
         header: whether the file names its columns.
-        first_line: the file's line (from 1) of the first row, where every row is one line; else None.
+        lines: of the file, from 1, on which each row begins; None where that is not known.
         notes: sentences for the user.
         first_row: what the first row is called: 1 in a file, 0 in a frame, more in a part of a file.
         part: whether it is some of the rows of a table.
@@ -133,7 +133,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: int
     header: bool
-    first_line: int | None
+    lines: Sequence[int] | npt.NDArray[np.int64] | None
     notes: tuple[str, ...]
     first_row: int = 1
     part: bool = False
@@ -186,7 +186,7 @@ class Table:
     def where(self, row: int) -> str:
         """Name a row (from 0 here, as the table counts in the text) and its line in the file."""
         name = f"row {row + self.first_row}"
-        return name if self.first_line is None else f"{name} (line {self.first_line + row})"
+        return name if self.lines is None else f"{name} (line {self.lines[row]})"
 
 
 def quoted(text: str) -> str:

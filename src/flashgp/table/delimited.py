@@ -16,11 +16,13 @@ from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Column, Table, checked_names, listed, quoted
-from .comments import without_comments
+from .comments import DETECTED, without_comments
 from .conversion import MISSING, NO_VALUE_BESIDE, column_from_text, given_cells, number_of
+from .records import numbered_records
 from .thousands import THOUSANDS, decided_mark, groups_of_points
 
 __all__ = ["parse_delimited"]
@@ -64,15 +66,18 @@ def parse_delimited(
     """
     notes: list[str] = []
     text = text if text.endswith(("\n", "\r")) else text + "\n"
-    text, before = without_comments(text, comment, delimiter, notes)
+    text, comments = without_comments(text, comment, delimiter)
+    if comments:
+        are = "line that begins with {} is a comment" if comments == 1 else "lines that begin with {} are comments"
+        notes.append(f"{comments:,} {are.format(quoted(comment or DETECTED))}: left out.")
     if delimiter is None:
         delimiter = _sniffed_delimiter(text, notes)
     _check_quotes(text, path, delimiter)
     sample = _sample(text, delimiter)
     if not sample:
         raise ShapeError(
-            f"{quoted(path)} must have at least one row, got only empty cells, or a first cell of more than "
-            f"{csv.field_size_limit()} characters; check that it is the file you meant."
+            f"{quoted(path)} must have at least one row, got only empty cells{_and(comments)}, or a first cell "
+            f"of more than {csv.field_size_limit()} characters; check that it is the file you meant."
         )
     if header is not False and _lacks_a_name(sample):  # as R writes the names of rows
         start = len(text) - len(text.lstrip())
@@ -94,8 +99,8 @@ def parse_delimited(
     rows = len(cells[0]) - above
     if rows == 0:
         raise ShapeError(
-            f"{quoted(path)} must have at least one row of data, got a header row alone ({listed(names)}); "
-            "add rows, or read it with header=False if that row is data."
+            f"{quoted(path)} must have at least one row of data, got a header row alone ({listed(names)})"
+            f"{_and(comments)}; add rows, or read it with header=False if that row is data."
         )
     cells = [column.slice(above) for column in cells]
     columns = [column_from_text(pyarrow, name, data) for name, data in zip(names, cells, strict=True)]
@@ -111,9 +116,23 @@ def parse_delimited(
     ]  # fmt: skip
     if thousands:
         notes.append(f"marks between thousands in {listed(thousands)}: left out.")
-    a_line_each = (text.count("\n") or text.count("\r")) == rows + above
-    table = Table(path, tuple(columns), rows, header, 1 + before + above if a_line_each else None, tuple(notes))
+    lines = _lines(text, delimiter, width, rows + above)
+    table = Table(path, tuple(columns), rows, header, None if lines is None else lines[above:], tuple(notes))
     return table.keeping(cells, keep)
+
+
+def _and(comments: int) -> str:
+    return f" and {comments:,} line{'s' * (comments > 1)} of comments" if comments else ""
+
+
+def _lines(text: str, delimiter: str, width: int, rows: int) -> Sequence[int] | npt.NDArray[np.int64] | None:
+    """The line of each row, from 1; None where a cell is too long to tell."""
+    if (text.count("\n") or text.count("\r")) == rows:  # a line each
+        return range(1, rows + 1)
+    with contextlib.suppress(csv.Error):
+        lines = np.fromiter((line for line, _ in numbered_records(text, delimiter, width)), np.int64)
+        return lines if len(lines) == rows else None
+    return None
 
 
 def _cells(pyarrow: Any, text: str, path: str, delimiter: str, width: int) -> list[Any]:
@@ -145,10 +164,13 @@ def _cells(pyarrow: Any, text: str, path: str, delimiter: str, width: int) -> li
                 f"{quoted(path)} must be delimited text with matching quotes, got {quoted(str(error))}; close every "
                 "quote and double those inside a quoted cell."
             ) from None
-        row = ragged[0]
+        row, line = ragged[0], None
+        with contextlib.suppress(csv.Error):
+            records = numbered_records(text, delimiter, width)
+            line = next((line for line, record in records if len(record) != width), None)
         raise ShapeError(
             f"every row of {quoted(path)} must have {row.expected_columns} cells like the first, got "
-            f"{row.actual_columns} in row {row.number} of the file, {quoted(row.text)} (delimiter: "
+            f"{row.actual_columns}{'' if line is None else f' at line {line}'}, {quoted(row.text)} (delimiter: "
             f"{_SHOWN.get(delimiter, repr(delimiter))}); quote cells that contain the delimiter, or pass the right "
             "delimiter."
         ) from None
