@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -164,9 +165,9 @@ def test_a_target_of_percentages_stays_one(tmp_path):
     ("good", "bad", "what"),
     [
         (["2000-01-05", "2000-02-05"], "soon", "dates"),
-        (["2000-01-05", "2000-02-05"], "05.01.2000", "dates"),
-        (["2000-01-05 10:00", "2000-02-05 10:00"], "2000-01-05 10:00Z", "dates"),
-        (["13.01.2000", "14.01.2000"], "01.15.2000", "dates"),
+        (["2000-01-05", "2000-02-05"], "05.01.2000", "dates written alike"),
+        (["2000-01-05 10:00", "2000-02-05 10:00"], "2000-01-05 10:00Z", "dates written alike"),
+        (["13.01.2000", "14.01.2000"], "01.15.2000", "dates written alike"),
         (["2000-02-28", "2000-02-29"], "2000-02-30", "dates"),
         (["Jan-00", "Feb-00"], "winter", "dates"),
         (["45%", "50%"], "half", "percentages"),
@@ -195,6 +196,68 @@ def test_a_slip_among_them_is_no_category(tmp_path, how, good, bad, what):
 )  # fmt: skip
 def test_what_only_looks_like_a_date_is_a_category(tmp_path, how, cells):
     assert Encoding.learn(table(cells, tmp_path, how, 4), "y").inputs[0].kind == "category"
+
+
+def season(year: int, mark: str = "-") -> str:
+    return f"{year}{mark}{(year + 1) % 100:02d}"
+
+
+@pytest.mark.parametrize("how", ["csv", "pandas", "parquet"])
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ([season(year) for year in range(2000, 2011)], "seasons of two years, or months, '2000-01' at"),
+        ([season(year, "/") for year in (2005, 2006, 2006)], "seasons of two years, or months, '2005/06' at"),
+        ([season(year) for year in range(1996, 2006)], "all are seasons of two years, the first '1996-97' at"),
+        (["2012\u201313", "2013\u201314"], "all are seasons of two years, the first '2012\u201313' at"),
+        (
+            ["2005-06", "2006-07", "2007-08", "summer"],
+            "6 are seasons of two years, the first that is not is 'summer' at",
+        ),
+        (["10 May", "11 Jun", "31 July"], "all are days without a year, the first '10 May' at"),
+        (["10-May", "29-Feb", "1st-Jul"], "all are days without a year"),
+        (["May 5", "May 10"], "all are days without a year"),
+        (["May 10", "Jun 11"], "days without a year, or months of years of two digits, 'May 10' at"),
+        (["5/13", "6/1"], "all are days without a year"),
+        (["13.5.", "1.6."], "all are days without a year"),
+        (
+            ["2000-01-05", "25.1.2000", "5 Feb 2000"],
+            "2 are dates written alike, the first that is not is '25.1.2000' at",
+        ),
+        (["2000-01-05 10:00", "2000-01-05 10:00Z"], "2 are dates written alike, the first that is not is"),
+    ],
+)
+def test_dates_of_which_something_is_open_are_asked_for(tmp_path, how, cells, why):
+    read = table(cells, tmp_path, how, 2)
+    for dates in (None, "dmy"):
+        with pytest.raises(DomainError, match=rf"{re.escape(why)}.*: .*(?:YYYY-MM|one year)"):
+            Encoding.learn(read, "y", dates=dates)
+    assert Encoding.learn(read, "y", categorical=["day"]).inputs[0].levels == tuple(sorted({*cells}))
+
+
+@pytest.mark.parametrize("cells", [["2005-06", "2005-07", "2006-07"], ["2005-06", "2006-05"], ["2005M06", "2006M07"]])
+def test_months_are_no_seasons(tmp_path, cells):
+    learned = Encoding.learn(table(cells, tmp_path, "csv", 2), "y")
+    assert learned.inputs[0].kind == "date"
+    one = table(["2005-06"], tmp_path, "csv")
+    assert learned.apply(one, need_target=False).x[0, 0] == 12935.0
+
+
+def test_parts_are_seasons_where_all_are(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    from flashgp.data.table_parts import ParquetParts
+    from flashgp.table.parts import learn_encoding
+
+    for last in ("2007-08", "2007-09"):
+        for at, days in enumerate((["2005-06", "2006-07"], ["2006-07", last])):
+            pyarrow.parquet.write_table(pyarrow.table({"day": days, "y": [1.0, 2.0]}), tmp_path / f"part-{at}.parquet")
+        parts = ParquetParts(str(tmp_path / "part-*.parquet"))
+        if last == "2007-09":
+            assert learn_encoding(parts, "y", (), "error")[0].inputs[0].kind == "date"
+            continue
+        with pytest.raises(DomainError, match="seasons of two years, or months"):
+            learn_encoding(parts, "y", (), "error")
 
 
 def test_names_of_digits_stay_what_they_are():
@@ -292,7 +355,9 @@ def test_the_keyword_reaches_models_and_estimators(tmp_path):
 
 def test_the_form_that_most_cells_have():
     texts = ["2000-01-05", "5.1.2000", "6.1.2000", "13.13.2000"]
-    assert likely_dates(texts, np.array([2, 1, 2, 9])).tolist() == [False, True, True, False]
+    dates, alike = likely_dates(texts, np.array([2, 1, 2, 9]))
+    assert dates.tolist() == [True, True, True, False]
+    assert alike.tolist() == [False, True, True, False]
     hours, known = clock_hours(["24:00", "24:01", "12:00 am", "13:00 pm", "7:05"])
     assert known.tolist() == [True, False, True, False, True]
     assert hours[known] == pytest.approx([24.0, 0.0, 7 + 1 / 12])

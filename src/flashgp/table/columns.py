@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
-from .dates import Order, calendar_days
+from .dates import DateDoubt, Order, calendar_days
 
 __all__ = ["Column", "Doubt", "Kind", "Table", "checked_names", "listed", "quoted"]
 
 Kind = Literal["number", "percentage", "boolean", "date", "time", "category", "other"]
-Doubt = Literal["codes"]
+Doubt = Literal["codes"] | DateDoubt
 
 _POSITION = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _SHOWN_CHARACTERS = 40
@@ -42,7 +42,8 @@ class Column:
         short_years: whether the years of dates have two digits, which do not tell the century.
         cells: of text, as they are written, Arrow; None of what is stored as numbers.
         unnamed: whether the file gives it no name.
-        doubt: what else than its kind all its cells may be, which only a user knows: "codes" in groups of digits.
+        doubt: what else than its kind all its cells may be, which only a user knows: "codes" in groups of digits,
+            "seasons", two years each, or "days" without a year.
         blanks: cells such as "-" that were taken for missing values, since all others are numbers, booleans or dates.
     """
 
@@ -86,7 +87,15 @@ class Column:
         place = {level: float(code) for code, level in enumerate(levels)}
         values = np.array([place.get(text, np.nan) for text in spelled])[np.asarray(coded.indices)]
         return replace(
-            self, kind="category", values=values, levels=levels, inexact=None, readings={}, blanks=(), doubt=None
+            self,
+            kind="category",
+            values=values,
+            levels=levels,
+            inexact=None,
+            readings={},
+            short_years=False,
+            blanks=(),
+            doubt=None,
         )
 
     def text(self, row: int) -> str | None:

@@ -199,7 +199,7 @@ def _of_text(
         values = next(iter(readings.values()), None)
         values = _spread(present, dates.days[codes]) if values is None else values
         column = Column(name, "date", values, stored_as=stored_as, readings=readings)
-        return replace(column, short_years=dates.short_years)
+        return replace(column, short_years=dates.short_years, doubt=dates.doubt)
     kind: Kind = "percentage"
     values, known = percentages(levels, decimal)
     if not known[:1].all():

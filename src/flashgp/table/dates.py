@@ -7,23 +7,37 @@ English. Nothing here guesses: text of another form is none of a date.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ORDERS", "Dates", "Order", "calendar_days", "clock_hours", "likely_dates", "read_dates", "shown_date"]
+__all__ = [
+    "ORDERS",
+    "DateDoubt",
+    "Dates",
+    "Order",
+    "calendar_days",
+    "clock_hours",
+    "days_without_year",
+    "is_season",
+    "likely_dates",
+    "read_dates",
+    "shown_date",
+]
 
 Order = Literal["dmy", "mdy"]
 ORDERS: tuple[Order, ...] = get_args(Order)
+DateDoubt = Literal["seasons", "days"]
 
 Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
-_SHORTEST, _LONGEST = 5, 64  # characters of a date
+_SHORTEST, _LONGEST = 3, 64  # characters of a date
+_LEAP_YEAR = 2000  # of days without a year
 _FIRST_SHORT_YEAR = 69  # two digits are 1969 to 2068, as POSIX has them
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -58,6 +72,12 @@ _DATES = (
     rf"{_NAME}{_GAP}{_NTH}{_APART}{_YY}",  # Jan 5, 00
     rf"{_NAME}[-/.,' ]{{0,2}}{_YY}",  # Jan-00
 )  # fmt: skip
+_WITHOUT_YEAR = (
+    rf"{_NTH}{_GAP}{_NAME}\.?",  # 5 January, 05-Jan
+    rf"{_NAME}{_GAP}{_NTH}",  # Jan 5
+    r"(?P<a>\d\d?)/(?P<b>\d\d?)",  # 5/13
+    r"(?P<a>\d\d?)\. ?(?P<b>\d\d?)\.",  # 13.5.
+)
 _WEEKDAY = r"(?:(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?[.,]{0,2} +)?"
 _HALF = r"(?: ?(?P<half>[ap])\.?m\.?)"
 _CLOCK = rf"(?P<hour>\d\d?):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d{{1,9}}))?)?{_HALF}?"
@@ -66,7 +86,10 @@ _ZONE = r"(?P<zone> ?(?:Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))"
 _FLAGS = re.ASCII | re.IGNORECASE
 
 FORMS = tuple(re.compile(rf"{_WEEKDAY}{date}(?:(?:T|,? +){_TIME}{_ZONE}?)?", _FLAGS) for date in _DATES)
+_DAYS = tuple(re.compile(rf"{_WEEKDAY}{day}(?:,? +\d\d?:\d\d(?::\d\d)?)?", _FLAGS) for day in _WITHOUT_YEAR)
 _CLOCK_TIME = re.compile(_CLOCK, _FLAGS)
+_SEASON = re.compile(r"(\d{4})[-/\u2013](\d\d)", re.ASCII)
+_OF_YEARS = re.compile(r"[-/']")  # between a month and a year of two digits, as spreadsheets write them
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +101,13 @@ class Dates:
         readings: the same by the order of day and month, every order that all the texts allow; empty where the form
             leaves no question.
         short_years: whether years have two digits; they are then read as 1969 to 2068.
+        doubt: what else all the texts may be: "seasons", two years each, or "days" without a year.
     """
 
     days: Array
     readings: dict[Order, Array]
     short_years: bool = False
+    doubt: DateDoubt | None = None
 
 
 def read_dates(texts: Sequence[str]) -> Dates | None:
@@ -111,32 +136,50 @@ def read_dates(texts: Sequence[str]) -> Dates | None:
     first = next(iter(readings.values()))
     if "a" in form.groupindex:
         return Dates(first, readings, "yy" in form.groupindex)
-    return Dates(first, dict.fromkeys(ORDERS, first), True) if "yy" in form.groupindex else Dates(first, {})
+    if "yy" in form.groupindex:
+        spaced = not any(map(_OF_YEARS.search, texts)) and days_without_year(texts).all()
+        return Dates(first, dict.fromkeys(ORDERS, first), True, "days" if spaced else None)
+    return Dates(first, {}, doubt="seasons" if all(map(is_season, texts)) else None)
 
 
-def likely_dates(texts: Sequence[str], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which texts are dates of the form, offset and order that most cells have, (texts,).
+def likely_dates(
+    texts: Sequence[str], counts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which texts are dates, (texts,), and which of them are of the form, offset and order that most cells have.
 
     Args: counts: the cells that each text stands in.
     """
-    alike: dict[tuple[re.Pattern[str], bool], list[int]] = {}
-    for row, text in enumerate(texts):
-        form = _form_of(text)
-        if form is not None:
-            match = form.fullmatch(text)
-            assert match is not None
-            alike.setdefault((form, match["zone"] is None), []).append(row)
-    best, most = np.zeros(len(texts), bool), 0
-    for (form, _), rows in alike.items():
-        matches = [match for row in rows if (match := form.fullmatch(texts[row]))]
+    dates, alike, most = np.zeros(len(texts), bool), np.zeros(len(texts), bool), 0
+    for form, rows, matches in _by_form(texts, FORMS):
         _, clock = _time_of_day(matches)
         for order in _orders(form):
             _, calendar = _days(form, matches, order)
-            found = np.array(rows)[clock & calendar]
+            found = rows[clock & calendar]
+            dates[found] = True
             if (cells := int(counts[found].sum())) > most:
-                best, most = np.zeros(len(texts), bool), cells
-                best[found] = True
-    return best
+                alike, most = np.zeros(len(texts), bool), cells
+                alike[found] = True
+    return dates, alike
+
+
+def days_without_year(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which texts are a day and a month without a year, such as 5 Jan, (texts,). Of numbers, such as 5/13, all are or
+    none: where all are, in one order, and some are above 12, since they may be shares or counts too."""
+    days = np.zeros(len(texts), bool)
+    for form, rows, matches in _by_form(texts, _DAYS):
+        for order in _orders(form):
+            _, calendar = _days(form, matches, order)
+            if "a" in form.groupindex:
+                above = np.maximum(_whole(matches, "a"), _whole(matches, "b")) > len(_MONTHS)
+                calendar &= len(matches) == len(texts) and calendar.all() and above.any()
+            days[rows[calendar]] = True
+    return days
+
+
+def is_season(text: str) -> bool:
+    """Whether text is a year and the last two digits of the year after, such as 2005-06 and 1999-00."""
+    match = _SEASON.fullmatch(text)
+    return match is not None and (int(match[1]) + 1) % 100 == int(match[2])
 
 
 def clock_hours(texts: Sequence[str]) -> tuple[Array, npt.NDArray[np.bool_]]:
@@ -168,11 +211,24 @@ def shown_date(days: float, *, time: bool = True) -> str:
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
-def _form_of(text: str) -> re.Pattern[str] | None:
+def _form_of(text: str, forms: Sequence[re.Pattern[str]] = FORMS) -> re.Pattern[str] | None:
     """The first form that a text has; None for text that is no date, whatever its numbers."""
     if not _SHORTEST <= len(text) <= _LONGEST:
         return None
-    return next((form for form in FORMS if form.fullmatch(text)), None)
+    return next((form for form in forms if form.fullmatch(text)), None)
+
+
+def _by_form(
+    texts: Sequence[str], forms: Sequence[re.Pattern[str]]
+) -> Iterator[tuple[re.Pattern[str], Whole, list[re.Match[str]]]]:
+    """Each form that texts have, with or without an offset from UTC, their places and their matches."""
+    alike: dict[tuple[re.Pattern[str], bool], list[int]] = {}
+    for row, text in enumerate(texts):
+        form = _form_of(text, forms)
+        if form is not None and (match := form.fullmatch(text)):
+            alike.setdefault((form, match.groupdict().get("zone") is None), []).append(row)
+    for (form, _), rows in alike.items():
+        yield form, np.array(rows), [match for row in rows if (match := form.fullmatch(texts[row]))]
 
 
 def _orders(form: re.Pattern[str]) -> tuple[Order, ...]:
@@ -183,12 +239,12 @@ def _orders(form: re.Pattern[str]) -> tuple[Order, ...]:
 def _days(form: re.Pattern[str], matches: Sequence[re.Match[str]], order: Order) -> tuple[Whole, npt.NDArray[np.bool_]]:
     """Whole days since 1970-01-01 of matches of a form, and which of them are in the calendar."""
     names = form.groupindex
+    one = np.ones(len(matches), np.int64)
     if "yy" in names:
         short = _whole(matches, "yy")
         year = short + np.where(short < _FIRST_SHORT_YEAR, 2000, 1900)
     else:
-        year = _whole(matches, "y")
-    one = np.ones(len(matches), np.int64)
+        year = _whole(matches, "y") if "y" in names else _LEAP_YEAR * one
     if "week" in names:
         return _week_days(year, _whole(matches, "week"), _whole(matches, "weekday", 1))
     if "a" in names:

@@ -12,13 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from .columns import Column, Doubt, Table, quoted
-from .dates import clock_hours, likely_dates, shown_date
+from .dates import clock_hours, days_without_year, is_season, likely_dates, shown_date
 from .numbers import DECIMAL_COMMA, is_name, number_of, percentages
 
 __all__ = ["open_dates", "open_reading", "slip"]
 
 _DOUBTS: dict[Doubt, tuple[str, str]] = {
     "codes": ("codes, or numbers with spaces between thousands", "write numbers without spaces"),
+    "seasons": ("seasons of two years, or months", "write seasons as one year, months as YYYY-MM-01"),
+    "days": ("days without a year, or months of years of two digits", "write them as YYYY-MM-DD, months as YYYY-MM"),
+}
+_WAYS_OUT = {
+    "dates written alike": "write all in one form, such as YYYY-MM-DD",
+    "seasons of two years": "write them as one year",
+    "days without a year": "add the year, as YYYY-MM-DD",
 }
 _MOST = 0.5  # of the cells
 
@@ -63,8 +70,9 @@ def open_dates(table: Table, column: Column) -> str | None:
     return f"{why}{example}: say which by {orders}, or write them as YYYY-MM-DD"
 
 
-def slip(table: Table, column: Column) -> str | None:
-    """The first cell that differs from what most cells of a column of text are; None for what is one of categories."""
+def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
+    """What most cells of a column of text are, the first one that differs, and what to do where it takes more than to
+    correct that one; None for what is one of categories."""
     if column.kind != "category" or column.declared:
         return None
     codes = column.values[~np.isnan(column.values)].astype(np.int64)
@@ -76,11 +84,15 @@ def slip(table: Table, column: Column) -> str | None:
     if counts[known].sum() <= _MOST * counts.sum():
         return None
     what = max(found, key=lambda name: int(counts[found[name]].sum()))
-    row = int(np.argmax(np.isin(column.values, np.flatnonzero(~found[what]))))
-    return (
-        f"{counts[found[what]].sum()} are {what}, the first that is not is "
-        f"{quoted(str(column.text(row)))} at {table.where(row)}"
-    )
+    these = found[what]
+    if what == "dates" and these.all():
+        what, these = "dates written alike", likely_dates(column.levels, counts)[1]
+    row = int(np.argmax(np.isin(column.values, np.flatnonzero(~these if not these.all() else these))))
+    text = f"{quoted(str(column.text(row)))} at {table.where(row)}"
+    ways = f": {_WAYS_OUT[what]}{categories_by(table, column) if role == 'input' else ''}" if what in _WAYS_OUT else ""
+    if these.all():
+        return f"all are {what}, the first {text}{ways}"
+    return f"{counts[these].sum()} are {what}, the first that is not is {text}{ways}"
 
 
 def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.bool_]]:
@@ -91,7 +103,9 @@ def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.ND
         for level in levels
     ]
     return {
-        "dates": likely_dates(levels, counts),
+        "seasons of two years": np.array([is_season(level) for level in levels], bool),
+        "dates": likely_dates(levels, counts)[0],
+        "days without a year": days_without_year(levels),
         "percentages": percentages(levels)[1] | percentages(levels, ",")[1],
         "clock times": clock_hours(levels)[1],
         "numbers": np.array(numbers, bool),

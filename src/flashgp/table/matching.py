@@ -42,7 +42,7 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
         return f"true or false, {CLASSIFICATION}"
     if column.kind != "category":
         return None
-    if role == "input" and (differs := slip(table, column)) is not None:
+    if role == "input" and (differs := slip(table, column, role)) is not None:
         return f"text of which {differs}"
     given = column.given
     if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
@@ -307,7 +307,7 @@ def _number_hint(table: Table, column: Column) -> str:
     """Point at what makes an almost numeric column text."""
     if column.kind != "category":
         return ""
-    if (differs := slip(table, column)) is not None:
+    if (differs := slip(table, column, "target")) is not None:
         return f": {differs}"
     numeric = np.array([number_of(level) is not None for level in column.levels])
     if numeric.all():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
 from ..processes.group import ALONE, Group
-from .columns import Column, Table, listed, quoted
+from .columns import Column, Doubt, Table, listed, quoted
 from .dates import ORDERS, Order
 from .encoding import Encoding, Missing
 from .matching import complete, is_constant
@@ -97,7 +97,7 @@ class _Summary:
     """Of one column. Fields: kind and stored_as; levels of a category; given, cells with a value; missing, without;
     low and high, its range; inexact, as of a `Column`, the number alone; first, the file that said what it is; capped,
     whether there are more levels than a category may have; orders of day and month that all its dates allow, None where
-    that is no question, and short_years, as of a `Column`; calendar, whether all its numbers are dates.
+    that is no question, short_years and doubt, as of a `Column`; calendar, whether all its numbers are dates.
     """
 
     name: str
@@ -113,6 +113,7 @@ class _Summary:
     capped: bool = False
     orders: list[Order] | None = None
     short_years: bool = False
+    doubt: Doubt | None = None
     calendar: bool = True
 
     def add(self, column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> None:
@@ -128,6 +129,7 @@ class _Summary:
             self._refuse(column.kind, column.stored_as, path)
         if not len(given):
             return
+        self.doubt = column.doubt if column.doubt == self.doubt or not self.given else None
         self.given += len(given)
         if column.inexact is not None and self.inexact is None:
             self.inexact = column.inexact[1]
@@ -157,6 +159,8 @@ class _Summary:
             self.kind, self.stored_as, self.first = other.kind, other.stored_as, other.first
         if other.given and other.kind != self.kind and "other" not in (self.kind, other.kind):
             self._refuse(other.kind, other.stored_as, other.first)
+        if other.given:
+            self.doubt = other.doubt if other.doubt == self.doubt or not self.given else None
         self.given += other.given
         self.inexact = other.inexact if self.inexact is None else self.inexact
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
@@ -200,8 +204,8 @@ class _Summary:
         inexact = None if self.inexact is None else (0, self.inexact)
         return _SummaryColumn(
             self.name, self.kind, values, levels, self.stored_as, inexact,  # type: ignore[arg-type]
-            readings=dict.fromkeys(self.orders or (), values), short_years=self.short_years, count=self.given,
-            calendar=self.calendar,
+            readings=dict.fromkeys(self.orders or (), values), short_years=self.short_years, doubt=self.doubt,
+            count=self.given, calendar=self.calendar,
         )  # fmt: skip
 
 
