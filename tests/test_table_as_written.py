@@ -50,6 +50,38 @@ def test_plain_decimals_have_no_thousands(tmp_path: Path, text: str) -> None:
     assert not noted(table, "thousands")
 
 
+@pytest.mark.parametrize(
+    ("cells", "beside", "wanted"),
+    [
+        (["45\u00a0%", "50 %", "60\u202f%"], "1", [45.0, 50.0, 60.0]),
+        (["1,5%", "2,5 %", "3%"], "1", [1.5, 2.5, 3.0]),
+        (["1,5%", "-2,25\u00a0%", "3%"], "0,5", [1.5, -2.25, 3.0]),
+        (["1,234.5%", "2.5%", "3%"], "0.5", [1234.5, 2.5, 3.0]),
+        (["1.234,5 %", "2%", "3%"], "1", [1234.5, 2.0, 3.0]),
+        (["1'234%", "2%", "3%"], "0.5", [1234.0, 2.0, 3.0]),
+    ],
+)
+def test_percentages_are_read_as_numbers_are(
+    tmp_path: Path, cells: list[str], beside: str, wanted: list[float]
+) -> None:
+    table = read(tmp_path, "a;b\n" + "".join(f"{cell};{beside}\n" for cell in cells))
+    assert table.columns[0].kind == "percentage"
+    assert table.columns[0].values.tolist() == wanted
+    assert table.columns[1].values[0] == float(beside.replace(",", "."))
+
+
+def test_marks_of_percentages_are_refused_as_those_of_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DomainError, match="decimal commas in column 'a' and decimal points in column 'b'"):
+        read(tmp_path, "a;b\n1,5%;0.5\n2%;1.5\n")
+    with pytest.raises(DomainError, match="'1,234' in column 'a', decimals or thousands"):
+        read(tmp_path, "a;b\n1,234%;1\n2%;1\n")
+    mixed = read(tmp_path, "a;b\n1.5%;1\n1.5%;2\n2,5%;3\n")
+    with pytest.raises(
+        DomainError, match="2 are percentages with a decimal point, the first that is not is '2,5%' at row 3"
+    ):
+        Encoding.learn(mixed, "b")
+
+
 def test_groups_between_points_do_not_decide_what_other_points_are(tmp_path: Path) -> None:
     codes = ["1.234.567", "1.234.568", "-"]
     text = "a;y\n" + "".join(

@@ -18,7 +18,7 @@ from ..foundations.errors import BackendUnavailableError, ShapeError
 from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Doubt, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
-from .numbers import DECIMAL_COMMA, number_of, percentages
+from .numbers import DECIMAL_COMMA, before_percent, number_of
 from .thousands import may_be_codes, without_thousands
 
 __all__ = [
@@ -103,7 +103,7 @@ def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.b
     codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
     if {level.lower() for level in levels} <= {"true", "false"}:
         return Column(name, "boolean", _spread(present, np.array([lv.lower() == "true" for lv in levels])[codes]))
-    return _of_text(name, levels, codes, present, decimal)
+    return _of_text(pyarrow, name, levels, codes, present, decimal)
 
 
 def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
@@ -134,7 +134,9 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
         stripped = compute.fill_null(compute.utf8_trim_whitespace(data), "")
         given, present = given_cells(pyarrow, stripped)
         coded = given.combine_chunks().dictionary_encode()
-        found = _of_text(name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as=stored_as)
+        found = _of_text(
+            pyarrow, name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as=stored_as
+        )
         if found.kind != "category" and not (declared and found.undecided):
             return replace(found, cells=stripped)
         present = np.asarray(compute.not_equal(stripped, ""))  # a level of a typed file may be called "NA"
@@ -185,6 +187,7 @@ def _numbers(pyarrow: Any, given: Any, decimal: str) -> Array | None:
 
 
 def _of_text(
+    pyarrow: Any,
     name: str,
     levels: Sequence[str],
     codes: Any,
@@ -201,12 +204,20 @@ def _of_text(
         column = Column(name, "date", values, stored_as=stored_as, readings=readings)
         return replace(column, short_years=dates.short_years, doubt=dates.doubt)
     kind: Kind = "percentage"
-    values, known = percentages(levels, decimal)
-    if not known[:1].all():
+    values = _percentages(pyarrow, levels, decimal)
+    if values is None:
         kind, (values, known) = "time", clock_hours(levels)
-    if not levels or not known.all():
-        return _category(name, levels, codes, present, stored_as)
+        if not levels or not known.all():
+            return _category(name, levels, codes, present, stored_as)
     return Column(name, kind, _spread(present, values[codes]), stored_as=stored_as)
+
+
+def _percentages(pyarrow: Any, texts: Sequence[str], decimal: str) -> Array | None:
+    """Percentages as the numbers before their signs; None unless all texts are such."""
+    bare = [before_percent(text) for text in texts]
+    if not bare or None in bare:
+        return None
+    return _numbers(pyarrow, pyarrow.chunked_array([pyarrow.array(bare, pyarrow.large_string())]), decimal)
 
 
 def _category(

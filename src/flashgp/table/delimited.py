@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
-from .columns import Column, Table, checked_names, listed, quoted
+from .columns import Column, Kind, Table, checked_names, listed, quoted
 from .comments import DETECTED, without_comments
 from .conversion import MISSING, NO_VALUE_BESIDE, column_from_text, given_cells, number_of
 from .records import numbered_records
@@ -33,6 +33,8 @@ _SAMPLE_RECORDS = 1000
 _SAMPLE_CHARACTERS = 2**22
 _BLOCK_BYTES = 2**26  # the longest row
 _THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}$"  # 12,345 may also be twelve thousand
+_NUMERIC: tuple[Kind, ...] = ("number", "percentage")
+_PERCENT_SIGN = r"[\s\x{a0}\x{202f}]*%$"
 _FIRST_YEAR, _LAST_YEAR = 1500, 2200  # that a header may be of
 _MIN_COUNTED = 3  # columns called 0, 1, 2: two of these are as likely a row
 
@@ -111,7 +113,7 @@ def parse_delimited(
     marked = THOUSANDS["," if comma else "."]
     thousands = [
         column.name for column, data in zip(columns, cells, strict=True)
-        if column.kind == "number" and column.doubt is None
+        if column.kind in _NUMERIC and column.doubt is None
         and pyarrow.compute.any(pyarrow.compute.match_substring_regex(data, marked)).as_py()
     ]  # fmt: skip
     if thousands:
@@ -336,29 +338,29 @@ def _decimal_comma(
     if decimal == "." or (decimal is None and delimiter == ","):
         return False
     marks = (*MISSING, *NO_VALUE_BESIDE)
-    decimal = decimal or decided_mark(compute, [given_cells(pyarrow, one, marks)[0] for one in cells])
+    given = [compute.replace_substring_regex(given_cells(pyarrow, one, marks)[0], _PERCENT_SIGN, "") for one in cells]
+    decimal = decimal or decided_mark(compute, given)
     if decimal == ".":
         return False
     comma_columns, ambiguous = [], ""
-    for column, data in zip(columns, cells, strict=True):
-        given, _ = given_cells(pyarrow, data)
-        comma = given.filter(compute.match_substring(given, ","))
-        if len(comma) and column_from_text(pyarrow, "", given, ",").kind == "number":
+    for column, numbers in zip(columns, given, strict=True):
+        comma = numbers.filter(compute.match_substring(numbers, ","))
+        if len(comma) and column_from_text(pyarrow, "", numbers, ",").kind == "number":
             comma_columns.append(column.name)
             thousands = compute.all(compute.match_substring_regex(comma, _THOUSANDS)).as_py()
             ambiguous = (ambiguous or comma[0].as_py()) if thousands else "no"
             if not thousands:
                 break
     if decimal is None and not comma_columns:
-        return _points_are_thousands(pyarrow, columns, cells, path)
+        return _points_are_thousands(compute, columns, given, path)
     if decimal is None and ambiguous != "no":
         raise DomainError(
             f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(ambiguous)} in column "
             f"{quoted(comma_columns[0])}, decimals or thousands; pass decimal=',' or remove them."
         )
-    for column, data in zip(columns, cells, strict=True):
-        if column.kind == "number" and np.any(column.values[np.isfinite(column.values)] % 1):
-            grouped = column_from_text(pyarrow, "", data, ",").kind == "number"
+    for column, numbers in zip(columns, given, strict=True):
+        if column.kind in _NUMERIC and np.any(column.values[np.isfinite(column.values)] % 1):
+            grouped = column_from_text(pyarrow, "", numbers, ",").kind == "number"
             if grouped and decimal is not None:
                 continue
             other = f"decimal commas in column {quoted(comma_columns[0])}" if comma_columns else "decimal=','"
@@ -372,19 +374,17 @@ def _decimal_comma(
     return True
 
 
-def _points_are_thousands(pyarrow: Any, columns: Sequence[Column], cells: Sequence[Any], path: str) -> bool:
+def _points_are_thousands(compute: Any, columns: Sequence[Column], given: Sequence[Any], path: str) -> bool:
     """Whether a column has groups between points, as 1.234.567, and no other one decimal points, without any commas.
 
     Raises: DomainError where another column may have either.
     """
-    compute = pyarrow.compute
-    given = [given_cells(pyarrow, one, (*MISSING, *NO_VALUE_BESIDE))[0] for one in cells]
     grouped = [index for index, one in enumerate(given) if groups_of_points(compute, one)]
     if not grouped:
         return False
     pointed = {
         column.name: one.filter(compute.match_substring(one, ".")) for column, one in zip(columns, given, strict=True)
-        if column.kind == "number"
+        if column.kind in _NUMERIC
     }  # fmt: skip
     pointed = {name: one for name, one in pointed.items() if len(one)}
     if any(not compute.all(compute.match_substring_regex(one, _THOUSANDS)).as_py() for one in pointed.values()):

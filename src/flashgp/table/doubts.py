@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .columns import Column, Doubt, Table, quoted
 from .dates import clock_hours, days_without_year, is_season, likely_dates, shown_date
-from .numbers import DECIMAL_COMMA, is_name, number_of, percentages
+from .numbers import DECIMAL_COMMA, before_percent, is_name, number_of
 
 __all__ = ["open_dates", "open_reading", "slip"]
 
@@ -24,6 +24,7 @@ _DOUBTS: dict[Doubt, tuple[str, str]] = {
 }
 _WAYS_OUT = {
     "dates written alike": "write all in one form, such as YYYY-MM-DD",
+    "percentages with a decimal point": "write all with one",
     "seasons of two years": "write them as one year",
     "days without a year": "add the year, as YYYY-MM-DD",
 }
@@ -87,6 +88,9 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
     these = found[what]
     if what == "dates" and these.all():
         what, these = "dates written alike", likely_dates(column.levels, counts)[1]
+    if what == "percentages" and these.all():
+        what = "percentages with a decimal point"
+        these = np.array([_is_number(before_percent(level), ".") for level in column.levels], bool)
     row = int(np.argmax(np.isin(column.values, np.flatnonzero(~these if not these.all() else these))))
     text = f"{quoted(str(column.text(row)))} at {table.where(row)}"
     ways = f": {_WAYS_OUT[what]}{categories_by(table, column) if role == 'input' else ''}" if what in _WAYS_OUT else ""
@@ -98,15 +102,16 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
 def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.bool_]]:
     """Which levels are what, (levels,) each."""
     levels = column.levels
-    numbers = [
-        (number_of(level) is not None or re.match(DECIMAL_COMMA, level) is not None) and not is_name(level)
-        for level in levels
-    ]
     return {
         "seasons of two years": np.array([is_season(level) for level in levels], bool),
         "dates": likely_dates(levels, counts)[0],
         "days without a year": days_without_year(levels),
-        "percentages": percentages(levels)[1] | percentages(levels, ",")[1],
+        "percentages": np.array([_is_number(before_percent(level)) for level in levels], bool),
         "clock times": clock_hours(levels)[1],
-        "numbers": np.array(numbers, bool),
+        "numbers": np.array([_is_number(level) and not is_name(level) for level in levels], bool),
     }
+
+
+def _is_number(text: str | None, marks: str = ".,") -> bool:
+    """Whether text is a number with one of these decimal marks."""
+    return text is not None and (number_of(text) is not None or ("," in marks and bool(re.match(DECIMAL_COMMA, text))))
