@@ -12,6 +12,8 @@ def require_writable(path: str, argument: str) -> None:
     """Raises: DomainError unless a file of this name can be written: its folder exists and permits it."""
     folder = os.path.dirname(os.path.realpath(path))
     reason = None
+    if path == "-":
+        raise DomainError(f"`{argument}` must be a file, got '-', and is not written to standard output; name a file")
     if os.path.isdir(path):
         reason = "it is a folder"
     elif not os.path.isdir(folder):
