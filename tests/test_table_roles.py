@@ -112,6 +112,25 @@ def test_codes_of_a_file_are_categories_as_they_are_written(tmp_path: Path) -> N
     assert np.abs(model.predict(tmp_path / "t.csv").mean - np.arange(12) % 3).max() < 0.5
 
 
+@pytest.mark.parametrize("texts", [[f"s{row}" for row in range(40)], [*range(40)]])
+def test_categories_that_are_asked_for_may_be_many_but_not_one_each_row(texts: list[str | int]) -> None:
+    table = table_of({"a": [*texts[:-1], texts[0]], "y": [*range(40)]})
+    assert len(Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels) == 39
+    alone = table_of({"a": texts, "y": [*range(40)]})
+    advice = "have it as numbers, not as categories" if texts[0] == 0 else "each in one alone, which says nothing"
+    with pytest.raises(fgp.DomainError, match=rf"'a' \(40 categories in 40 rows.*{advice}.*leave out 'a'"):
+        Encoding.learn(alone, "y", categorical=["a"])
+    if texts[0] == 0:
+        assert Encoding.learn(alone, "y").inputs[0].kind == "number"
+
+
+def test_many_categories_of_a_typed_file_are_the_same_by_parts(tmp_path: Path) -> None:
+    texts = pyarrow.array([*(f"s{row}" for row in range(39)), "s0"]).dictionary_encode()
+    pyarrow.parquet.write_table(pyarrow.table({"a": texts, "y": [*range(40)]}), tmp_path / "t.parquet")
+    encoding, _ = learn_encoding(ParquetParts(str(tmp_path / "t.parquet")), "y", (), "error")
+    assert encoding.inputs == Encoding.learn(read_table(tmp_path / "t.parquet"), "y").inputs
+
+
 @pytest.mark.parametrize(
     ("text", "inputs"),
     [

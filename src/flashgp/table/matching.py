@@ -21,7 +21,8 @@ from .roles import MISSING_LEVEL
 
 __all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
 
-# Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose.
+# Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose, unless
+# somebody says that it is a category.
 _FEW_LEVELS = 20
 _DISTINCT_SHARE = 0.5
 _ORDER_WORDS: dict[Order, str] = {"dmy": "the day before the month", "mdy": "the month before the day"}
@@ -45,8 +46,15 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
     if role == "input" and (differs := slip(table, column, role)) is not None:
         return f"text of which {differs}"
     given = column.given
-    if role == "input" and (len(column.levels) <= _FEW_LEVELS or len(column.levels) <= _DISTINCT_SHARE * given):
-        return None
+    if role == "input":
+        if len(column.levels) <= max(_FEW_LEVELS, given - 1 if column.declared else _DISTINCT_SHARE * given):
+            return None
+        if column.declared:
+            numbers = all(number_of(level) is not None for level in column.levels)
+            return (
+                f"{len(column.levels)} categories in {given} rows, each in one alone, which says nothing of another row"
+                f"{': have it as numbers, not as categories' if numbers else ''}"
+            )
     labels = f", {CLASSIFICATION}" if role == "target" and len(column.levels) <= _FEW_LEVELS else ""
     return f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}{labels}"
 

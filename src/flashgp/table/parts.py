@@ -97,7 +97,7 @@ class _Summary:
     """Of one column. Fields: kind and stored_as; levels of a category; given, cells with a value; missing, without;
     low and high, its range; inexact, as of a `Column`, the number alone; first, the file that said what it is; capped,
     whether there are more levels than a category may have; orders of day and month that all its dates allow, None where
-    that is no question, short_years and doubt, as of a `Column`; calendar, whether all its numbers are dates.
+    that is no question, short_years, doubt and declared, as of a `Column`; calendar, whether all its numbers are dates.
     """
 
     name: str
@@ -114,6 +114,7 @@ class _Summary:
     orders: list[Order] | None = None
     short_years: bool = False
     doubt: Doubt | None = None
+    declared: bool = False
     calendar: bool = True
 
     def add(self, column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> None:
@@ -131,6 +132,7 @@ class _Summary:
             return
         self.doubt = column.doubt if column.doubt == self.doubt or not self.given else None
         self.given += len(given)
+        self.declared |= column.declared
         if column.inexact is not None and self.inexact is None:
             self.inexact = column.inexact[1]
         self._add_orders([*column.readings] or None, column.short_years, path)
@@ -162,6 +164,7 @@ class _Summary:
         if other.given:
             self.doubt = other.doubt if other.doubt == self.doubt or not self.given else None
         self.given += other.given
+        self.declared |= other.declared
         self.inexact = other.inexact if self.inexact is None else self.inexact
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.levels.update(other.levels)
@@ -205,7 +208,7 @@ class _Summary:
         return _SummaryColumn(
             self.name, self.kind, values, levels, self.stored_as, inexact,  # type: ignore[arg-type]
             readings=dict.fromkeys(self.orders or (), values), short_years=self.short_years, doubt=self.doubt,
-            count=self.given, calendar=self.calendar,
+            declared=self.declared, count=self.given, calendar=self.calendar,
         )  # fmt: skip
 
 

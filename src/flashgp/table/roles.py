@@ -30,8 +30,9 @@ def with_missing_level(column: Column) -> Column:
     if column.kind != "category" or not empty.any() or empty.all():
         return column
     levels = tuple(sorted({*column.levels, MISSING_LEVEL}))
-    places = np.array([levels.index(level) for level in column.levels], np.float64)
-    values = np.full(len(empty), float(levels.index(MISSING_LEVEL)))
+    place = {level: float(code) for code, level in enumerate(levels)}
+    places = np.array([place[level] for level in column.levels])
+    values = np.full(len(empty), place[MISSING_LEVEL])
     values[~empty] = places[column.values[~empty].astype(np.int64)]
     return replace(column, values=values, levels=levels, declared=True)  # which was looked at before
 
@@ -59,9 +60,9 @@ def _category(column: Column) -> Column:
     distinct, codes = np.unique(column.values[given], return_inverse=True)
     names = [_text(value, boolean=column.kind == "boolean") for value in distinct.tolist()]
     levels = tuple(sorted(names))
-    places = np.array([levels.index(name) for name in names], np.float64)
+    place = {level: float(code) for code, level in enumerate(levels)}
     values = np.full(len(given), np.nan)
-    values[given] = places[codes]
+    values[given] = np.array([place[name] for name in names])[codes]
     return replace(column, kind="category", values=values, levels=levels, declared=True)
 
 
