@@ -122,7 +122,11 @@ def test_the_order_holds_for_new_rows_and_in_files(tmp_path):
         again.apply(table(["01/13/2000"], tmp_path, "csv"), need_target=False)
     plain = Encoding.learn(table([str(day) for day in DAYS], tmp_path, "csv"), "y")
     assert "order" not in plain.to_json()["inputs"][0]  # as files of older versions have it
-    with pytest.raises(DomainError, match="read in one way, got dates of which day and month are open"):
+    with pytest.raises(
+        DomainError,
+        match=r"in one way, got dates of which day and month are open.*by mdy; the dates that the model was fitted to "
+        r"do not tell: write them as YYYY-MM-DD$",  # and no option to say it by, which these commands have not
+    ):
         plain.apply(table(["05/01/2000", "06/01/2000"], tmp_path, "csv"), need_target=False)
     with pytest.raises(DomainError, match=r"kind date as in training.*2 are dates.*'soon'"):
         plain.apply(table(["2000-01-05", "2000-01-06", "soon"], tmp_path, "csv"), need_target=False)

@@ -34,7 +34,9 @@ _MOST = 0.5  # of the cells
 def open_reading(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
     """What a user has to say of all cells of a column before it can be learned; None where nothing is open."""
     if column.doubt is None or np.ptp(column.values[~np.isnan(column.values)]) == 0:
-        return open_dates(table, column)
+        orders = " or ".join(f"dates={order!r} (--dates {order})" for order in column.readings)
+        what = open_dates(table, column)
+        return what and f"{what}: say which by {orders}, or write them as YYYY-MM-DD"
     row = int(np.argmax(~np.isnan(column.values)))
     what, otherwise = _DOUBTS[column.doubt]
     text = column.text(row)
@@ -52,7 +54,7 @@ def categories_by(table: Table, column: Column) -> str:
 
 
 def open_dates(table: Table, column: Column) -> str | None:
-    """What a user has to say of dates: the order of day and month, or the century; None where nothing is open."""
+    """What is open of dates: the order of day and month, or the century; None where nothing is."""
     if not column.undecided:
         return None
     given, days = ~np.isnan(column.values), [*column.readings.values()]
@@ -67,8 +69,7 @@ def open_dates(table: Table, column: Column) -> str | None:
         + " or ".join(f"{day} by {order}" for order, day in each.items())
     )
     why = "dates with years of two digits" if column.short_years else "dates of which day and month are open"
-    orders = " or ".join(f"dates={order!r} (--dates {order})" for order in each)
-    return f"{why}{example}: say which by {orders}, or write them as YYYY-MM-DD"
+    return f"{why}{example}"
 
 
 def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:

@@ -237,7 +237,7 @@ def _dates(table: Table, column: Column, order: Order | None) -> Column:
     if (open_order := open_dates(table, column)) is not None:
         raise DomainError(
             f"column {quoted(column.name)} of {quoted(table.path)} must hold dates that are read in one way, got "
-            f"{open_order}"
+            f"{open_order}; the dates that the model was fitted to do not tell: write them as YYYY-MM-DD"
         )
     return column
 
