@@ -291,8 +291,9 @@ def test_numbers_that_are_all_dates_are_dates_in_tables_and_numbers_to_the_estim
 def test_declared_categories_are_not_read_for_slips():
     pyarrow = pytest.importorskip("pyarrow")
     for cells, kind in ((["1", "2", "3+"], "category"), (["01/02/2000", "03/04/2000", "02/02/2000"], "category"),
+                        (["2005-06", "2006-07", "2007-08"], "category"), (["May 10", "Jun 11"] , "category"),
                         (["2000-01-05", "2000-01-06", "2000-01-07"], "date")):  # fmt: skip
-        frame = table_of(pyarrow.table({"a": pyarrow.array(cells).dictionary_encode(), "y": [1.0, 2, 4]}))
+        frame = table_of(pyarrow.table({"a": pyarrow.array(cells).dictionary_encode(), "y": [1.0, 2, 4][: len(cells)]}))
         assert Encoding.learn(frame, "y").inputs[0].kind == kind
 
 

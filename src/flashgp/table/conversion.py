@@ -137,7 +137,7 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
         found = _of_text(
             pyarrow, name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as=stored_as
         )
-        if found.kind != "category" and not (declared and found.undecided):
+        if found.kind != "category" and not (declared and (found.undecided or found.doubt)):
             return replace(found, cells=stripped)
         present = np.asarray(compute.not_equal(stripped, ""))  # a level of a typed file may be called "NA"
         coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()

@@ -1,4 +1,4 @@
-"""What stands in the way of a column of text: dates of which day and month are open, and slips in what is no category.
+"""What stands in the way of a column of text: cells that may be read in several ways, and slips in what is no category.
 
 Text that most cells make dates, percentages, clock times or numbers is none of categories: one cell that is different
 would take the order of all others away.
