@@ -147,6 +147,21 @@ def test_the_same_seed_and_a_copy_draw_the_same() -> None:
     assert not torch.equal(post.paths(3, seed=8)(points), g(points))
 
 
+def test_the_order_of_rows_does_not_matter_and_that_of_calls_does() -> None:
+    post, points = posterior(brownian(), 20, 1, 0.01), table(6, 1, seed=5)
+    f, g, h = (post.paths(3, seed=7) for _ in range(3))
+    order = torch.tensor([4, 0, 5, 1, 3, 2])
+    torch.testing.assert_close(g(points[order]), f(points)[:, order], rtol=1e-12, atol=1e-12)
+    h(points[3:])
+    assert not torch.allclose(h(points), f(points))
+    assert f(points[:0]).shape == (3, 0)
+    slopes = []
+    for rows in (torch.arange(6), order):
+        asked = points[rows].requires_grad_()
+        slopes.append(torch.autograd.grad(post.paths(3, seed=7)(asked).sum(), asked)[0][rows.argsort()])
+    torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-9)
+
+
 def test_differentiable_in_parameters() -> None:
     gp = fgp.GP(K.Custom(lambda a, b, s: torch.exp(-s * (a - b).abs().sum()), columns=1, s=0.7))
     x, points, raw = table(6, 1), table(3, 1, seed=5), next(gp.kernel.parameters())

@@ -15,8 +15,6 @@ from flashgp.foundations.errors import DomainError, FlashGPError, RankMismatchEr
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import CHOICE, forget_profiles, keep_profile
-from flashgp.inference.predict.growing_draws import GrowingDraws
-from flashgp.inference.predict.prior_draws import prior_draws
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
@@ -179,12 +177,16 @@ def variances(process_group: Any, folder: str) -> dict[str, Any]:
     return {"variance": variance.numpy(), "sampled": sampled}
 
 
-def drawn_points(process_group: Any) -> int:
-    """At how many points a prior may be drawn whose rank 1 has less free memory."""
-    group = Group.of(process_group)
-    x = table(60)[0]
-    prior = fgp.GP(fgp.kernels.Custom(lambda a, b: torch.exp(-(a - b).square().sum())))
-    generator = torch.Generator().manual_seed(0)
-    draws = prior_draws(prior, x, torch.Size(), 2, 16, generator, group, free=24 * (20 - 8 * group.rank) ** 2)
-    assert isinstance(draws, GrowingDraws)
-    return draws.limit
+def drawn_as_asked(process_group: Any, options: dict[str, Any]) -> tuple[str, Any]:
+    """What functions without features answer over ranks, and samples, which its message advises."""
+    x, y, _, z = table(60)
+    part = Shares((40, 20)).slice(torch.distributed.get_rank(process_group))
+    rough = fgp.kernels.Custom(lambda a, b: torch.exp(-(a - b).abs().sum()), columns=3)
+    gp = fgp.GP(rough, likelihood=fgp.likelihoods.Gaussian(0.1))
+    post = gp.condition(x[part], y[part], group=process_group, **options)
+    refused = ""
+    try:
+        post.paths(2, seed=0)
+    except DomainError as error:
+        refused = str(error)
+    return refused, post.predict(z).sample(2, seed=0).numpy()

@@ -105,6 +105,11 @@ def test_rank_0_says_for_all_whether_variances_are_sampled(ranks: Ranks, tmp_pat
     check([found[1] | {"route": ""}], found[0] | {"route": ""}, 0.0, ("variance",))
 
 
-def test_the_least_room_of_any_rank_decides_at_how_many_points_a_prior_is_drawn(ranks: Ranks) -> None:
-    """Of kernels without random features: else paths of ranks with other memory would differ."""
-    assert ranks.run(condition_jobs.drawn_points, 2) == [12, 12]
+@pytest.mark.parametrize("options", [{}, {"approximation": "full_scale", "inducing": 8, "neighbours": 8}])
+def test_functions_without_features_are_refused_over_ranks(ranks: Ranks, options: dict) -> None:
+    """They depend on what each rank asks; samples at points that all give are the same on all."""
+    (first, values), (second, others) = ranks.run(condition_jobs.drawn_as_asked, 2, options)
+    assert first == second
+    assert "over 2 ranks, which is drawn where each of them asks" in first
+    assert first.endswith("post.predict(x).sample(count, seed=0)")
+    numpy.testing.assert_array_equal(values, others)

@@ -209,12 +209,14 @@ class Posterior:
         Args:
             count: how many; each output has independent ones.
             features: of the draw of the prior, per term of the expanded kernel; its error is `f.prior_error` and stands
-                in `f.report`. A kernel without random features is drawn exactly, where `f` is called, (M-255): the
-                same seed gives the same values to the same calls, and all calls are of the same functions.
+                in `f.report`. A kernel without random features is drawn exactly, where `f` is called, (M-255): all
+                calls are of the same functions, and which these are depends on the seed and on what was asked before,
+                points and slopes; the same calls in the same order give the same values, whatever the order of rows.
             seed: of all randomness; without one a single integer is drawn from torch's default generator.
         Returns: a function of points (*batch, n_test, d), with values (count, *batch, n_test[, outputs]).
-        Raises: DomainError for counts that are none; MemoryBudgetError where so many solves at once do not fit in what
-            is free or, without features, the factor of the rows and the points asked for does not.
+        Raises: DomainError for counts that are none, or without features over several ranks; MemoryBudgetError where so
+            many solves at once do not fit in what is free or, without features, the factor of the rows and the points
+            asked for does not.
         Cost: one solve with count outputs right-hand sides; then n (d + count outputs) per point. Without features
             s^2 flops more of a point, for s rows and points asked for before, and 24 s^2 bytes; where its slope is
             wanted, of d + 1 points.

@@ -274,7 +274,7 @@ def draw_paths(state: FullScaleState, count: int, features: int, seed: int | Non
     count = check_count(count, "count", 0)
     generator = torch.Generator().manual_seed(draw_seed(seed))
     (n, p), function, device = state.residual.shape, state.function, state.x.device
-    prior = prior_draws(state.prior, state.points, torch.Size(), count * p, features, generator)
+    prior = prior_draws(state.prior, state.points, torch.Size(), count * p, features, generator, state.ranks)
     report = Report(route=state.report.route, device=str(device), dtype="float64")
     if prior.error is not None:
         report.events.append(prior.event)

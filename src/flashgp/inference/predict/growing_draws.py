@@ -10,6 +10,7 @@ beside x join as well, so that the slope is one that the function has, (M-256).
 import math
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -51,7 +52,8 @@ class _Knots:
 class GrowingDraws(PriorDraws):
     """f0 at any points, jointly normal with the covariance of the prior whatever is asked for and in which order.
 
-    The same seed gives the same values where the same is asked for in the same order.
+    The same seed gives the same values where the same calls come in the same order; that of the points of a call does
+    not matter. Other calls are of other functions, with the same law.
 
     Args: prior; x, points of its columns and place, of which none is drawn yet; batch, of the draws; columns, functions
         per model; generator, on the CPU; free, bytes, of which the factor takes what it needs.
@@ -98,7 +100,7 @@ class GrowingDraws(PriorDraws):
         inside = torch._C._functorch.peek_interpreter_stack() is not None  # slopes are then those of what is drawn
         slopes = torch.is_grad_enabled() and x.requires_grad and not inside
         with torch.no_grad():
-            points = _side_by_side(_plain(x), self._batch)
+            points = _in_own_order(_side_by_side(_plain(x), self._batch))
             self._join(points)
             if slopes and points.shape[-2]:
                 self._join(_beside(self._prior, points, self._knots.points))
@@ -188,6 +190,16 @@ def _largest(prior: Prior, first: Tensor, others: Tensor) -> int:
     rise = own + prior_covariance(prior, there).diagonal() - 2.0 * shared
     found = _over_batch(rise <= RISE * own).all(0).nonzero()
     return int(found[0]) if len(found) else HALVINGS - 1
+
+
+def _in_own_order(x: Tensor) -> Tensor:
+    """The points that differ, (*batch, n, d), in an order that is not that of the rows: sorted, and then as a fixed
+    permutation has them, since neighbours in one block would all be drawn."""
+    if not x.numel():
+        return x
+    points = x.movedim(-2, 0).unique(dim=0)
+    order = numpy.random.default_rng(0).permutation(len(points))  # torch's own may not be called inside a vmap
+    return points[torch.from_numpy(order).to(x.device)].movedim(0, -2)
 
 
 def _over_batch(x: Tensor) -> Tensor:

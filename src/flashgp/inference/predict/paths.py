@@ -107,7 +107,7 @@ def draw_paths(
     report.events += [EVENT] if state.settings.deterministic else []
     report.predicted_bytes = _checked_bytes(state, count, outputs, unchecked_bytes)
     with torch.set_grad_enabled(state.differentiable):
-        prior = prior_draws(gp, x, state.batch_shape, count * outputs, features, generator, state.settings.group)
+        prior = prior_draws(gp, x, state.batch_shape, count * outputs, features, generator, state.settings.group.size)
         if prior.error is not None:
             report.events.append(prior.event)
         weights = None

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flashgp.foundations.checks import check_seed
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
@@ -15,8 +16,6 @@ from flashgp.inference.predict.drawn_prior import PriorDraws, prior_covariance
 from flashgp.inference.predict.growing_draws import GrowingDraws
 from flashgp.inference.prior import Prior
 from flashgp.kernels.random_features import RandomFeatures
-from flashgp.processes.agreement import smallest
-from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.preconditioners.pivoted_cholesky import common_pivots
 
 __all__ = ["FeatureDraws", "PriorDraws", "draw_seed", "pivots_of", "prior_draws"]
@@ -92,20 +91,24 @@ def prior_draws(
     columns: int,
     features: int,
     generator: torch.Generator,
-    group: Group = ALONE,
-    free: int | None = None,
+    ranks: int = 1,
 ) -> PriorDraws:
     """Draws of the prior: by random features where the kernel has them, else where they are asked for.
 
     Args: x, training points; batch, of the posterior; columns, functions per model; features, how many; generator, on
-        the CPU, so that every device draws the same; group, whose ranks draw together: the least free memory of any of
-        them decides at how many points; free, bytes of this rank, None to ask the machine.
+        the CPU, so that every device draws the same; ranks, that have the same posterior.
+    Raises: DomainError for a kernel without features over several ranks: what is drawn depends on what was asked, and
+        a call on one rank tells the others nothing.
     """
     psi = prior.kernel.features(features, generator)
-
     if psi is None:
-        least = smallest(group, available_bytes(x.device) if free is None else free)
-        return GrowingDraws(prior, x, batch, columns, generator, int(least))
+        if ranks > 1:
+            raise DomainError(
+                "`paths` of a group must be of a kernel with random features, so that all ranks have the same "
+                f"functions, got {prior.title} over {ranks} ranks, which is drawn where each of them asks; "
+                "draw at points that all ranks give, post.predict(x).sample(count, seed=0)"
+            )
+        return GrowingDraws(prior, x, batch, columns, generator, available_bytes(x.device))
     normal = torch.randn(*batch, psi(x[..., :0, :]).shape[-1], columns, generator=generator, dtype=torch.float64)
     draws = FeatureDraws(psi, normal.to(x.device))
     if x.shape[-2]:

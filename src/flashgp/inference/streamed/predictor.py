@@ -182,7 +182,7 @@ def draw_paths(state: StreamedState, count: int, features: int, seed: int | None
     generator = torch.Generator().manual_seed(draw_seed(seed))
     function, device, p = state.function, state.inducing.device, state.sums.projected.shape[-1]
     sample = state.sample.x.to(device)
-    prior = prior_draws(state.prior, sample, torch.Size(), count * p, features, generator)
+    prior = prior_draws(state.prior, sample, torch.Size(), count * p, features, generator, state.ranks)
     report = Report(route=state.report.route, device=str(device), dtype="float64")
     if prior.error is not None:
         report.events.append(prior.event)
