@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +82,18 @@ def test_a_table_in_another_encoding_with_comments(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"x": x, "y": x}), tmp_path / "part-1.parquet")
     said = run("fit", tmp_path / "part-*.parquet", "-t", "y", "--encoding", "latin-1", code=2).stderr
     assert "`--encoding` is of text" in said
+
+
+def test_an_interrupt_before_work_begins_is_one_sentence() -> None:
+    """Ctrl-C comes while the version is written."""
+    text = (
+        "import io, signal, sys\n"
+        "from flashgp.cli import process\n"
+        "class Interrupted(io.StringIO):\n"
+        "    def write(self, text):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "sys.argv, sys.stdout = ['flashgp', '--version'], Interrupted()\n"
+        "process()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted; nothing was written\n")

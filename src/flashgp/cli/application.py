@@ -10,6 +10,7 @@ A command imports what it runs when it runs, so that the others answer sooner.
 import importlib
 import inspect
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -207,8 +208,16 @@ def main(began: float | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
+    if not launched():
+        signal.signal(signal.SIGINT, _before_work)
     with usage_of_first():
         application(obj=began)
+
+
+def _before_work(*_: object) -> None:
+    """Ctrl-C while words are read, where typer would say another sentence and end with 1."""
+    os.write(2, f"error: {NOTHING_WRITTEN}\n".encode())
+    raise SystemExit(INTERRUPTED)
 
 
 def placed(threads: int | None, cores: str | None, numa: int | None) -> AbstractContextManager[Placement | None]:
@@ -238,6 +247,8 @@ def _run(
     what was given is to blame."""
     as_json = common.as_json or (profiling is not None and profiling.json)
     console = SilentConsole(began) if silent() else Console(json=as_json, quiet=common.quiet, began=began)
+    if signal.getsignal(signal.SIGINT) is _before_work:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on work may have to be put away
     try:
         with own_stderr(), console.listening(), place:
             work = load()  # what it imports may take as long as what it does
