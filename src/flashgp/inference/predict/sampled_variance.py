@@ -43,6 +43,8 @@ LARGEST = ProbeSizes()
 SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well
 DRAWN_ROWS = 2048  # of a prior draw at once: their features stay in the cache
+UNSEEN = 8.0  # times as much of a unit of v_C - v as of one of k - v_C may the residuals hold, (M-263)
+MOST_LEFT = 0.05  # of what C explains, that residuals may hold where h says what v_C - v is
 MORE_TIME = 1.5  # times the seconds that solves had: with as much again they go on
 LEVEL = 0.95  # the probability of the interval
 BISECTIONS = 60  # halve the range of a log odds, 80 wide, to rounding
@@ -103,11 +105,12 @@ class VarianceProbes:
             moments.append(deviation_moments(d, h, bound))
             bounds.append(bound)
             lacks.append(lack)
-        found = deviation_interval(torch.cat(moments, dim=-1), self.noisy.shape[1], torch.cat(bounds))
-        return found if self.residuals is None else widened(found, torch.cat(lacks))
+        every, bound = torch.cat(moments, dim=-1), torch.cat(bounds)
+        found = deviation_interval(every, self.noisy.shape[1], bound)
+        return found if self.residuals is None else widened(found, torch.cat(lacks, dim=-1), every[1] * bound)
 
     def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(d, h, v_C, q) at a strip of points: (b, S), (b, S), (b,), (b,), eqs. (M-96), (M-263)."""
+        """(d, h, v_C, (k - v_C, q1)) at a strip of points: (b, S), (b, S), (b,), (2, b), eqs. (M-96), (M-263)."""
         state = self.state
         rows = state.prior.kernel.rows(x)
         cross = state.covariance_to(rows, torch.float64).to_dense()
@@ -119,10 +122,10 @@ class VarianceProbes:
         c = _solved(system, right)
         # For whatever c this is the variance of its error, so that rounding in c does no harm.
         bound = prior - 2.0 * (c * right).sum(-1) + (c * (system @ c.unsqueeze(-1)).squeeze(-1)).sum(-1)
-        best, lack = self._from_few(c, near, self.noisy), torch.zeros_like(bound)
+        best, lack = self._from_few(c, near, self.noisy), torch.stack([prior - bound, torch.zeros_like(bound)])
         if self.residuals is not None:
             left = self._from_few(c, near, self.residuals)
-            predicted, lack = predicted + left, left.square().mean(-1)
+            predicted, lack[1] = predicted + left, left.square().mean(-1)
         return drawn - predicted, predicted - best, bound.clamp_min(0.0), lack
 
     def _from_few(self, c: Tensor, near: Tensor, values: Tensor) -> Tensor:
@@ -163,11 +166,15 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
     return root * torch.cholesky_solve((root * right).unsqueeze(-1), lower).squeeze(-1)
 
 
-def widened(found: SampledVariance, lack: Tensor) -> SampledVariance:
+def widened(found: SampledVariance, seen: Tensor, control: Tensor) -> SampledVariance:
     """With what the solves lack in errors and intervals, and on the safe side in the variances, eq. (M-263).
 
-    Args: lack, q, (n_test,), mean squares of what they lack at the points.
+    Args: seen, (2, n_test), k - v_C, and mean squares q1 of corrections by C; control, mean squares of h, (n_test,).
     """
+    whole, lack = seen
+    share = lack / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    unknown = torch.maximum(found.bound - found.lower, control)  # v_C - v at most, where h is of what is solved
+    lack = torch.where(share > MOST_LEFT, lack, torch.minimum(lack, UNSEEN * share * unknown))
     more = lack + 2.0 * (lack * (found.bound - found.variance).clamp_min(0.0)).sqrt()
     more = torch.minimum(more, found.bound)
     return replace(
