@@ -34,7 +34,7 @@ def test_deviations_have_the_variances_they_are_for(neighbours: int) -> None:
     """(M-96): E d^2 = v, E h^2 = v_C - v, E dh = 0 over many samples; v_C by the definition, and never below v."""
     post, x_test = posterior(40, 2, 0.02)
     probes = variance_probes(post.state, ProbeSizes(800, 6, neighbours), factor=_factor(post, 6), features=32, seed=0)
-    d, h, bound, lack = probes._deviations(x_test[:7])
+    d, h, bound, seen = probes._deviations(x_test[:7])
     assert not seen[1].any(), "a factor leaves nothing"
     v = post.predict(x_test[:7]).variance
     assert bool((bound >= v * (1 - 1e-9)).all())
