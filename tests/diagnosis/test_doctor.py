@@ -243,6 +243,7 @@ def test_a_required_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
 # -- processor, cores, memory ------------------------------------------------------------------------------------------
 def test_instruction_sets(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
     root.write("proc/cpuinfo", "processor: 0\nmodel name : X\nflags\t\t: fpu avx avx2 fma avx512f\n\nprocessor: 1\n")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     found = only(processor.processor_findings())
     assert found.values["features"] == ["avx2", "fma", "avx512f"]
