@@ -99,9 +99,24 @@ def test_groups_between_points_do_not_decide_what_other_points_are(tmp_path: Pat
     assert read(tmp_path, "a;y\n1.234.567;1\n12.345;2\n").columns[0].values.tolist() == [1234567.0, 12345.0]
 
 
+def test_quoted_decimal_commas_between_commas_are_no_categories(tmp_path: Path) -> None:
+    """Seen red: three categories, without a word."""
+    table = read(tmp_path, "a,y\n" + "".join(f'"{row % 3},5",{row}\n' for row in range(9)))
+    with pytest.raises(
+        DomainError, match=r"numbers with decimal commas, the first '0,5' at row 1.*write points, or take"
+    ):
+        Encoding.learn(table, "y")
+    assert Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels == ("0,5", "1,5", "2,5")
+
+
 @pytest.mark.parametrize(
     "cells",
-    [["+41 123 456", "+49 123 457"], ["555 123 456", "544 123 456"], ["12\u00a0345", "12\u00a0346"], ["+1 234", "5"]],
+    [
+        ["+41 123 456", "+49 123 457"],
+        ["555 123 456", "544 123 456"],
+        ["12\u00a0345\u00a0678", "12\u00a0345\u00a0679"],
+        ["+1 234", "5"],
+    ],
 )
 def test_codes_in_groups_of_digits_are_asked_for(tmp_path: Path, cells: list[str]) -> None:
     table = read(tmp_path, "a;y\n" + "".join(f"{cell};{row}\n" for row, cell in enumerate(cells * 3)))
@@ -114,7 +129,9 @@ def test_codes_in_groups_of_digits_are_asked_for(tmp_path: Path, cells: list[str
     assert set(Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels) == set(cells)
 
 
-@pytest.mark.parametrize("cells", [["1 234 567", "999"], ["12 345", "145 000"], ["1 234.5", "7 500.25"]])
+@pytest.mark.parametrize(
+    "cells", [["1 234 567", "999"], ["12 345", "45 000"], ["1 234.5", "7 500.25"], ["+1 500", "-2 000"]]
+)
 def test_thousands_of_numbers_that_differ_in_size_are_numbers(tmp_path: Path, cells: list[str]) -> None:
     table = read(tmp_path, "a;y\n" + "".join(f"{cell};{row}\n" for row, cell in enumerate(cells * 3)))
     encoding = Encoding.learn(table, "y")

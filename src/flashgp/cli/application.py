@@ -208,7 +208,7 @@ def main(began: float | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
-    if not launched():
+    if not launched() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may ignore it
         signal.signal(signal.SIGINT, _before_work)
     with usage_of_first():
         application(obj=began)

@@ -149,9 +149,11 @@ class ApproximatePosterior(Posterior):
         count = self.state.checked_points(x_test, "x_test").shape[:-1].numel()
         needed = count * plan.predict_seconds
         if needed > limit:
+            fewer = int(limit / plan.predict_seconds)
+            ways = f"ask for {fewer:,} at a time, or pass more" if fewer else "pass more"
             raise DomainError(
                 f"`time_limit` must be at least about {readable_seconds(needed)} for {count:,} points, got "
-                f"{limit:g} s; ask for {int(limit / plan.predict_seconds):,} at a time, or pass more"
+                f"{limit:g} s; {ways}"
             )
 
     def _refuse(self, name: str) -> NoReturn:

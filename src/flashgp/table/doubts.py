@@ -82,7 +82,12 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
     found = _found(column, counts)
     known = np.any([*found.values()], axis=0)
     if known.all() and counts[found["numbers"]].sum() == counts.sum():
-        return None  # numbers that a typed file keeps as text
+        commas = np.array([not _is_number(level, ".") for level in column.levels], bool)
+        if role == "target" or not commas.any():
+            return None  # numbers that a typed file keeps as text
+        row = int(np.argmax(np.isin(column.values, np.flatnonzero(commas))))
+        text = f"{quoted(str(column.text(row)))} at {table.where(row)}"
+        return f"all are numbers with decimal commas, the first {text}: write points{categories_by(table, column)}"
     if counts[known].sum() <= _MOST * counts.sum():
         return None
     what = max(found, key=lambda name: int(counts[found[name]].sum()))

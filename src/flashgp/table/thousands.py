@@ -62,12 +62,12 @@ def groups_of_points(compute: Any, cells: Any) -> bool:
 
 def may_be_codes(compute: Any, cells: Any) -> bool:
     """Whether numbers with spaces between groups of digits may as well be codes, such as those of telephones: with a
-    plus before one, or equally many groups in all, without decimals, and as many digits where there is one space."""
+    plus before one and no minus, or equally many groups in all, three or more, without decimals."""
     if not compute.any(compute.match_substring_regex(cells, _SPACED), min_count=0).as_py():
         return False
-    if compute.any(compute.starts_with(cells, "+"), min_count=0).as_py():
-        return True
+    plus, minus = (compute.any(compute.starts_with(cells, sign), min_count=0).as_py() for sign in "+-")
+    if plus or minus:
+        return bool(plus and not minus)
     spaces = compute.count_substring_regex(cells, f"[{_SPACES}]")
-    alike = [spaces] if spaces[0].as_py() > 1 else [spaces, compute.utf8_length(cells)]
     decimals = compute.any(compute.match_substring_regex(cells, "[.,]"), min_count=0).as_py()
-    return not decimals and all(compute.count_distinct(one).as_py() == 1 for one in alike)
+    return bool(not decimals and spaces[0].as_py() > 1 and compute.count_distinct(spaces).as_py() == 1)

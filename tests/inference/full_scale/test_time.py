@@ -9,12 +9,12 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.full_scale.condition import PILOT_ROWS, condition
+from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from inference.plain_gp import data, model
 
-ROWS = 2 * PILOT_ROWS
+ROWS = 4000
 
 
 def ticking(seconds: float) -> Callable[[], float]:
@@ -37,7 +37,7 @@ def state_in(limit: float, tick: float, **likelihood: torch.Tensor) -> FullScale
     return condition(gp, x, y, Approximation("full_scale", 16, 16), settings)
 
 
-@pytest.mark.parametrize(("tick", "rows"), [(0.02, PILOT_ROWS), (0.0075, 3333)])
+@pytest.mark.parametrize(("tick", "rows"), [(0.02, 400), (0.0075, 1066)])
 def test_a_posterior_of_as_many_rows_as_there_is_time_for(tick: float, rows: int) -> None:
     with pytest.warns(fgp.FlashGPWarning, match=f"of {rows:,} random ones"):
         state = state_in(0.05, tick)

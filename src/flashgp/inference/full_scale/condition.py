@@ -34,8 +34,8 @@ from flashgp.processes.group import ALONE
 __all__ = ["ROUTE", "condition", "condition_on", "layout_events"]
 
 ROUTE = "full scale"
-PILOT_ROWS = 2000  # that are conditioned on first, for a look at what all of them take
-ROOM = 3.0  # times the planned seconds: with more time than that nothing is looked at
+GROWTH = 4  # times as many rows as the last ones are conditioned on to see what all of them take
+ROOM = 30.0  # times the planned seconds: with more time than that nothing is looked at
 
 
 def layout_events(layout: Layout, sums: Sums) -> list[Event]:
@@ -147,12 +147,12 @@ def _of_part(
 ) -> FullScaleState | None:
     """The state of as many random rows as there is time for; None where there is time for all of them.
 
-    Where the plan does not leave the time limit much room, some rows are conditioned on first, and what these take
-    counts: the work is linear in the rows.
+    Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
+    while there is time for as many again: the work is linear in the rows, beside what does not depend on them.
     """
     deadline, time_settings, n = settings.deadline, settings.time, len(x)
-    group, first = settings.solve.group, min(PILOT_ROWS, n // 2)
-    if deadline.limit is None or first < time_settings.min_rows:
+    group, rows = settings.solve.group, time_settings.min_rows
+    if deadline.limit is None or n <= GROWTH * rows:
         return None
     if smallest(group, deadline.left) > ROOM * plan.seconds:
         return None
@@ -163,17 +163,18 @@ def _of_part(
         part = prior.with_likelihood(prior.likelihood.rows(index))
         return condition_on(part, x[index], y[index], asked, replace(settings, deadline=NO_DEADLINE))
 
-    began = deadline.clock()
-    state = of_rows(first)
-    once = deadline.clock() - began
-    rows = first
-    if not time_settings.late(deadline, once):
-        rows = min(n, int(first * max(1.0, deadline.left / once)))
-    rows = int(smallest(group, rows))
-    if rows == n:
-        return None
-    if rows > first:
+    while True:
+        began = deadline.clock()
         state = of_rows(rows)
+        once = deadline.clock() - began
+        most = int(smallest(group, rows * deadline.left / once if once > 0.0 else n))
+        if most >= n:
+            return None
+        if most <= GROWTH * rows:
+            break
+        rows *= GROWTH
+    if most > rows:
+        rows, state = most, of_rows(most)
     event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
     warn(str(event))
     state.report.events.insert(0, event)
