@@ -140,7 +140,7 @@ CLAIM = Claim("auto_limit", "claim_auto_limit", 'Time limits of approximation="a
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = options_of(__doc__ or "", argv, CLAIM.name)
-    problems = (("auto", 90, 2.0), ("512 points", 700, 2.0), ("command", 90, 5.0)) if options.toy else PROBLEMS
+    problems = (("auto", 90, 2.0), ("512 points", 700, 2.0), ("command", 90, 60.0)) if options.toy else PROBLEMS
     cells = [
         Cell(
             f"{how}/n={n}/{limit:g} s", {"how": how, "n": n, "limit": limit}, limit + 6.0,
