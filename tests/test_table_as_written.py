@@ -228,6 +228,15 @@ def test_a_header_of_another_kind_than_the_cells_below(tmp_path: Path, text: str
         ("#a,b\n#red,1\n#blue,2\n", {}, ("#a", "b"), 2),
         ("#ff0000,1\n#00ff00,2\n", {}, ("column_1", "column_2"), 2),
         ("# colours\n\na,b\n#red,1\n#blue,2\n", {}, ("a", "b"), 2),
+        ("# by hand, in May\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("# by hand, in May\na,b\n1,2\n3,4\n", {"header": True}, ("a", "b"), 2),
+        ("# by hand; in May\na;b\nUlm;2020-01-05\nBonn;2020-01-06\n", {}, ("a", "b"), 2),
+        ("# by hand, in May\na,b\n#red,2\n#blue,4\n", {}, ("a", "b"), 2),
+        ("# a,b\nUlm,2020-01-05\nBonn,2020-01-06\n", {}, ("a", "b"), 2),
+        ("# town,street\nUlm,Ring\nBonn,Markt\n", {"header": True}, ("town", "street"), 2),
+        ("# 5,6\n1,2\n3,4\n", {}, ("column_1", "column_2"), 2),
+        ("# a,b\n1,2\n3,4\n", {"header": False}, ("column_1", "column_2"), 2),
+        ("# 1990,1991\n3.5,4.5\n6.5,7.5\n", {}, ("1990", "1991"), 2),
     ],
 )
 def test_comment_lines(tmp_path: Path, text: str, options: Any, names: Any, rows: int) -> None:
@@ -247,6 +256,40 @@ def test_comments_are_said_and_lines_are_those_of_the_file(tmp_path: Path) -> No
         read(tmp_path, "a,b\n#1,2\n", comment="#")
     with pytest.raises(DomainError, match="`comment` must be what begins a comment line"):
         read(tmp_path, "a\n1\n", comment=" ")
+
+
+def test_comments_below_the_first_row_may_be_rows_and_are_said(tmp_path: Path) -> None:
+    text = "# colours\nc,y\n#1,2\nred,3\n{},4\nred,5\n"
+    table = read(tmp_path, text.format("#2"))
+    assert table.rows == 2
+    assert noted(table, "2 of them stand below the first row, the first at line 3: put the first cell in quotes where")
+    way_out = read(tmp_path, text.format('"#2"').replace("#1", '"#1"'))
+    assert way_out.columns[0].levels == ("#1", "#2", "red")
+    assert noted(way_out, "1 line that begins with '#' is a comment")
+    assert not noted(way_out, "below the first row")
+    assert noted(read(tmp_path, "c,y\n1,2\n%1,3\n", comment="%"), "1 of them stands below the first row, the first at")
+
+
+@pytest.mark.parametrize(
+    "first", ["sep=;", '"sep=;"', "SEP=;", "\ufeffsep=;", "sep=; "], ids=["plain", "quoted", "upper", "mark", "space"]
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_first_line_that_names_the_delimiter(tmp_path: Path, first: str, end: str) -> None:
+    table = read(tmp_path, f"{first}\na;y\n1,5;2\n2,5;3\n".replace("\n", end))
+    assert table.names == ("a", "y")
+    assert table.columns[0].values.tolist() == [1.5, 2.5]
+    assert noted(table, "delimiter: semicolon, as the first line says")
+    assert table.where(0) == "row 1 (line 3)"
+    with pytest.raises(ShapeError, match="got 3 at line 4"):
+        read(tmp_path, f"{first}\na;y\n1,5;2\n2,5;3;4\n".replace("\n", end))
+
+
+def test_a_delimiter_that_is_named_by_the_first_line_or_by_the_user(tmp_path: Path) -> None:
+    assert read(tmp_path, "sep=~\na~y\n1~2\n").names == ("a", "y")
+    assert read(tmp_path, "sep=\t\n# by hand\na\ty\n1\t2\n").names == ("a", "y")
+    assert read(tmp_path, "sep=;\na,y\n1,2\n", delimiter=",").names == ("a", "y")
+    assert read(tmp_path, "sep=x,y\n1,2\n").names == ("sep=x", "y")
+    assert read(tmp_path, "sep=1\n1\n2\n").names == ("sep=1",)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -1,52 +1,108 @@
-"""Comment lines of delimited text: what is no row of the table, though it stands among them."""
+"""Lines of delimited text that are no rows of the table, though they stand among them: comments, and sep=;."""
 
 import csv
 import io
+import re
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["DETECTED", "without_comments"]
+from .columns import quoted
+from .headers import has_header, is_clear_header
+from .records import first_records
 
-DETECTED = "#"  # where nothing is said and the text begins with it
+__all__ = ["Comments", "stated_delimiter", "without_comments"]
+
+_DETECTED = "#"  # where nothing is said and the text begins with it
+_STATED_DELIMITER = re.compile(r'"?sep=(?![\w"])([\t -~])"?[ \t]*(?=[\r\n])', re.ASCII | re.IGNORECASE)
 
 
-def without_comments(text: str, comment: str | None, delimiter: str | None) -> tuple[str, int]:
-    """Text whose comment lines are empty, so that all keep their numbers, and how many these are.
+@dataclass(frozen=True)
+class Comments:
+    """Comment lines that were left out.
+
+    Fields: mark, what they begin with; count; below, the lines, from 1, of those after the first row.
+    """
+
+    mark: str
+    count: int = 0
+    below: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f" and {self.count:,} line{'s' * (self.count > 1)} of comments" if self.count else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of them."""
+        if not self.count:
+            return []
+        are = "line that begins with {} is a comment" if self.count == 1 else "lines that begin with {} are comments"
+        notes = [f"{self.count:,} {are.format(quoted(self.mark))}: left out."]
+        if self.below:
+            stand = f"{len(self.below):,} of them stand{'s' * (len(self.below) == 1)} below the first row"
+            notes.append(
+                f"{stand}, the first at line {self.below[0]}: put the first cell in quotes where that is a row."
+            )
+        return notes
+
+
+def stated_delimiter(text: str) -> tuple[str, str | None]:
+    """Text whose first line is empty where that is sep=; as spreadsheets write it, and the delimiter that it names."""
+    match = _STATED_DELIMITER.match(text)
+    return (text, None) if match is None else (text[match.end() :], match[1])
+
+
+def without_comments(
+    pyarrow: Any, text: str, comment: str | None, delimiter: str | None, header: bool | None
+) -> tuple[str, Comments]:
+    """Text whose comment lines are empty, so that all keep their numbers, and what these are.
 
     Lines inside a quoted cell stay. Where no mark is given, a text that begins with # has comments; the last line of
-    its beginning is the header where it has as many cells as the row below, as NumPy writes it. Where they would leave
-    no table, of a header and a row, only those at the beginning are comments, and a text of nothing else has none.
+    its beginning is the header where it has as many cells as the row below, as NumPy writes it, is a header above the
+    rows, and these have none. Where they would leave no table, of a header and a row, only those at the beginning are
+    comments, and a text of nothing else has none.
 
-    Args: comment, what begins a comment line; delimiter, None where it is not known yet.
+    Args: comment, what begins a comment line; delimiter, None where it is not known yet; header, as `read_table`.
     """
-    mark = comment or DETECTED
+    mark = comment or _DETECTED
     if comment is None and not text.lstrip("\r\n").startswith(mark):
-        return text, 0
+        return text, Comments(mark)
     lines = list(io.StringIO(text, newline=""))
-    header, end = None, len(lines)
+    rows = [row for row, line in enumerate(lines) if line.strip() and not line.startswith(mark)]
+    name_line, end = None, len(lines)
     if comment is None:
-        rows = [row for row, line in enumerate(lines) if line.strip() and not line.startswith(mark)]
         if not rows:
-            return text, 0
-        header = _header(lines, rows[0], mark, delimiter)
-        if len(rows) + (header is not None) == 1:
+            return text, Comments(mark)
+        name_line = _header(pyarrow, lines, rows, delimiter, header)
+        if len(rows) + (name_line is not None) == 1:
             end = rows[0]
-    inside, left_out = False, 0
+    inside, left_out = False, []
     for row, line in enumerate(lines[:end]):
-        if not inside and line.startswith(mark) and row != header:
+        if not inside and line.startswith(mark) and row != name_line:
             lines[row] = line[len(line.rstrip("\r\n")) :]
-            left_out += 1
+            left_out.append(row)
         else:
             inside ^= line.count('"') % 2 == 1
-    if header is not None:
-        lines[header] = lines[header].removeprefix(f"{mark} ")
-    return "".join(lines), left_out
+    if name_line is not None:
+        lines[name_line] = _as_names(lines[name_line])
+    below_first = tuple(row + 1 for row in left_out if rows and row > rows[0])
+    return "".join(lines), Comments(mark, len(left_out), below_first)
 
 
-def _header(lines: list[str], first: int, mark: str, delimiter: str | None) -> int | None:
-    """The line before the first row, a comment or empty, where it names the columns of that row."""
-    if not lines[first - 1].startswith(mark):
+def _header(pyarrow: Any, lines: list[str], rows: list[int], delimiter: str | None, header: bool | None) -> int | None:
+    """The comment line before the first row, where it names the columns and that row does not."""
+    first = rows[0]
+    if header is False or first == 0 or not lines[first - 1].startswith(_DETECTED):
         return None
+    below = "".join(lines[row] for row in rows) if len(rows) > 1 else "".join(lines[first:])
     for candidate in (delimiter,) if delimiter else (",", "\t", ";", "|"):
-        names, cells = (len(next(csv.reader([lines[row].strip()], delimiter=candidate))) for row in (first - 1, first))
-        if names == cells > 1:
-            return first - 1
+        names = next(csv.reader([_as_names(lines[first - 1]).strip()], delimiter=candidate))
+        sample = first_records(below, candidate)
+        if sample and len(names) == len(sample[0]) > 1:
+            named = not is_clear_header(pyarrow, sample) and (header or has_header(pyarrow, [names, *sample], []))
+            return first - 1 if named else None
     return None
+
+
+def _as_names(line: str) -> str:
+    """A comment line as a header."""
+    return line.removeprefix(f"{_DETECTED} ")
