@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter, number_tensor
 from flashgp.processes.gradient_shares import called
 
@@ -19,7 +20,7 @@ __all__ = ["REGISTRY", "Constant", "Linear", "Zero"]
 Numeric = float | Tensor | Parameter
 
 
-class Zero(nn.Module):
+class Zero(NamedValues):
     """m(x) = 0.
 
     Example:
@@ -35,7 +36,7 @@ class Zero(nn.Module):
         return {"kind": "Zero"}
 
 
-class Constant(nn.Module):
+class Constant(NamedValues):
     """m(x) = value, eq. (M-27).
 
     Args:
@@ -72,7 +73,7 @@ class Constant(nn.Module):
         return {"kind": "Constant", "outputs": self.outputs}
 
 
-class Linear(nn.Module):
+class Linear(NamedValues):
     """m(x) = intercept + slope . x, eq. (M-27).
 
     Args:

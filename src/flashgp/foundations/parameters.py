@@ -147,7 +147,7 @@ class Parameter(nn.Module):
         0.5
     """
 
-    not_fingerprinted = frozenset({"held"})
+    not_fingerprinted = frozenset({"held", "given"})
 
     def __init__(
         self,
@@ -168,6 +168,7 @@ class Parameter(nn.Module):
         self.prior = prior
         self.event_dim = 0
         self.held = False
+        self.given = True  # False of one that stands for a number
         self._constrained_by_user = constraint is not None
         self.domain = Domain.of(constraint)
         self.raw = nn.Parameter(torch.empty_like(tensor), requires_grad=bool(trainable))
@@ -266,7 +267,7 @@ class Parameter(nn.Module):
         """Another parameter of this domain, with these numbers to the last bit."""
         other = Parameter(torch.zeros_like(raw, memory_format=torch.contiguous_format))
         other.domain, other.event_dim, other.prior, other.held = self.domain, event_dim, prior, self.held
-        other._constrained_by_user = self._constrained_by_user
+        other._constrained_by_user, other.given = self._constrained_by_user, self.given
         other.raw = nn.Parameter(raw.detach().clone(), requires_grad=self.raw.requires_grad)
         return other
 
@@ -326,7 +327,7 @@ class ParameterEntry(Parameter):
     def __init__(self, whole: Parameter, index: int) -> None:
         nn.Module.__init__(self)
         self.prior, self.event_dim, self.domain = None, whole.event_dim - 1, whole.domain
-        self._constrained_by_user, self.index = whole._constrained_by_user, index
+        self._constrained_by_user, self.given, self.index = whole._constrained_by_user, whole.given, index
         self.__dict__["whole"] = whole  # not by nn.Module, which would make it a part
         self.__dict__["_given"] = None
 
@@ -388,6 +389,7 @@ def as_parameter(value: "float | Tensor | Parameter", domain: Domain, name: str,
     if not domain.contains(tensor):
         raise DomainError(f"`{name}` must be finite and {domain}, got {_brief(tensor)}; give a value inside the domain")
     parameter = Parameter(tensor)
+    parameter.given = False
     return parameter.settle(domain, event_dim, name)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.kernels import Warped
 from flashgp.kernels.base import Kernel
@@ -27,7 +28,7 @@ __all__ = ["Prior", "conflicting"]
 Value = TypeVar("Value")
 
 
-class Prior(nn.Module):
+class Prior(NamedValues):
     """f ~ GP(mean, kernel), y | f ~ likelihood.
 
     Fields: kernel, mean, likelihood; outputs, None for y of shape (*batch, n), p for (*batch, n, p).

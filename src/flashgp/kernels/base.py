@@ -9,7 +9,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy
 import torch
@@ -21,11 +21,11 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.expression import Expression, parameter
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.lazy_import import lazy_import
+from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter, check_numbers, dimensions_of
 from flashgp.foundations.tokens import token_of
 from flashgp.foundations.transforms import same_numbers
 from flashgp.foundations.usual_names import usual_names_refused
-from flashgp.kernels.named_values import NamedValues
 from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multiplied
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ class Kernel(NamedValues, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.token = token_of(self)  # a copy is a kernel of its own
+
+    def _may_become(self, made: Self) -> bool:
+        return made.form == self.form
 
     @property
     @abstractmethod
@@ -321,10 +324,6 @@ class Leaf(Kernel):
         """Constructor options other than parameters and active_dims, JSON-ready."""
         return {}
 
-    def arguments(self) -> dict[str, Any]:
-        parameters = {name: p for name, p in self.named_children() if isinstance(p, Parameter)}
-        return {**parameters, **self.options(), "active_dims": self.active_dims}
-
     @functools.cached_property
     def form(self) -> Form:
         return Form(self.profile, self.statistics, self.scalar_count, self.parameter_count)
@@ -435,9 +434,6 @@ class _Joined(Kernel):
         flat = [k for kernel in kernels for k in (kernel.parts if type(kernel) is type(self) else (kernel,))]
         self.kernels = nn.ModuleList(flat)
 
-    def arguments(self) -> dict[str, Any]:
-        return {"kernels": self.parts}
-
     @staticmethod
     def _combine(profiles: Sequence[Expression]) -> Expression:
         raise NotImplementedError
@@ -529,9 +525,6 @@ class Scaled(Kernel):
             raise DomainError(f"`kernel` must be a covariance function, got {type(kernel).__name__}")
         self.variance = as_parameter(variance, Domain(lower=0.0), "variance")
         self.kernel = kernel
-
-    def arguments(self) -> dict[str, Any]:
-        return {"variance": self.variance, "kernel": self.kernel}
 
     @functools.cached_property
     def form(self) -> Form:

@@ -174,7 +174,7 @@ class Custom(Leaf):
         self._settled.clear()
 
     def arguments(self) -> dict[str, Any]:
-        return {"function": self.function, **super().arguments()}
+        return super().arguments() | self.options()
 
     def options(self) -> dict[str, Any]:
         dims = None if self.active_dims is None else len(self.active_dims)

@@ -53,9 +53,6 @@ class Warped(Kernel):
         self.kernel = kernel
         self.active_dims = as_dims(active_dims)
 
-    def arguments(self) -> dict[str, Any]:
-        return {"module": self.module, "kernel": self.kernel, "active_dims": self.active_dims}
-
     @property
     def form(self) -> Form:
         return self.kernel.form

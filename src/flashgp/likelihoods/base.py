@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Parameter
 
 __all__ = ["Likelihood", "LinearNoise", "PredictiveDistribution", "Sites"]
@@ -68,7 +69,7 @@ class PredictiveDistribution(ABC):
         """One draw of each, float64."""
 
 
-class Likelihood(nn.Module, ABC):
+class Likelihood(NamedValues, ABC):
     """p(y | f), row by row. Subclasses give densities, predictive distributions, and sites where they can.
 
     Exact inference needs `sites`. Those of `Gaussian` are its observations. A likelihood whose sites are found by

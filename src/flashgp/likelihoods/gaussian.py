@@ -77,7 +77,6 @@ class Gaussian(Likelihood):
         super().__init__()
         self.noise_variance: Parameter | None = None
         self.shared = bool(shared)
-        self._one_parameter = isinstance(noise_variance, Parameter)  # which stays one wherever it is used
         if outputs is not None and self.shared:
             raise DomainError(
                 f"`shared` must be False where outputs have noise of their own, got outputs={outputs} beside it; leave "
@@ -94,6 +93,12 @@ class Gaussian(Likelihood):
         self.register_buffer("row_variance", None if known is None else known.clone())  # the caller may write in theirs
         self.register_buffer("row_weight", weight)
         self.register_buffer("weight_unit", unit)
+
+    def arguments(self) -> dict[str, Any]:
+        found, unit = super().arguments(), self.weight_unit
+        return (
+            found if unit is None or "row_weight" not in found else found | {"row_weight": found["row_weight"] * unit}
+        )
 
     def _checked_weight(self, row_weight: Any) -> Tensor | None:
         """Weights as they came. Raises: DomainError, ShapeError for numbers that are none, or that divide nothing."""
@@ -119,7 +124,7 @@ class Gaussian(Likelihood):
         if outputs is None or outputs == 1 or self.outputs is not None or self.shared or noise is None:
             return self
         each = f"Gaussian(..., outputs={outputs}) with shape (*batch, {outputs}) for one of each output"
-        if self._one_parameter:
+        if noise.given:  # which stays one wherever it is used
             raise DomainError(
                 f"`noise_variance` must be a number, or say what it is of {outputs} outputs, got one Parameter, of "
                 f"{tuple(noise.raw.shape)}; write {each}, or Gaussian(..., shared=True) for one of all outputs"
@@ -197,9 +202,7 @@ class Gaussian(Likelihood):
 
     def weighted(self, weight: Any, row_variance: Any = None) -> "Gaussian":
         """An ordinary likelihood with the same parameters and relative precisions of rows, eq. (M-251)."""
-        likelihood = Gaussian(self.noise_variance, row_variance, weight, outputs=self.outputs, shared=self.shared)
-        likelihood._one_parameter = self._one_parameter
-        return likelihood
+        return Gaussian(self.noise_variance, row_variance, weight, outputs=self.outputs, shared=self.shared)
 
     def _with_each(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
         """The same likelihood with a function of each tensor of rows; parameters are shared."""
@@ -264,7 +267,6 @@ class Gaussian(Likelihood):
         Args: row_weight: of geometric mean 1 or what else they are relative to, as they stand.
         """
         likelihood = Gaussian(self.noise_variance, row_variance, outputs=self.outputs, shared=self.shared)
-        likelihood._one_parameter = self._one_parameter
         likelihood.row_weight, likelihood.weight_unit = row_weight, self.weight_unit
         return likelihood
 
