@@ -26,7 +26,8 @@ def noted(table: Table, text: str) -> bool:
     ("text", "options", "wanted"),
     [
         ('a,b\n"1,234.5",1\n12,2\n', {}, [1234.5, 12.0]),
-        ('a,b\n"1,234",1\n"12,000",2\n', {}, [1234.0, 12000.0]),
+        ('a,b\n"1,234",1\n"12,000",2\n', {"decimal": "."}, [1234.0, 12000.0]),
+        ('a,b\n"1,234,567",1\n"12,000",2\n', {}, [1234567.0, 12000.0]),
         ("a;b\n1,234.5;1\n-2,000,000;2\n", {}, [1234.5, -2e6]),
         ("a;b\n1.234,5;1\n1.000;2\n", {}, [1234.5, 1000.0]),
         ("a;b\n1.234.567;1\n2,5;2\n", {}, [1234567.0, 2.5]),
@@ -109,6 +110,46 @@ def test_quoted_decimal_commas_between_commas_are_no_categories(tmp_path: Path) 
     assert Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels == ("0,5", "1,5", "2,5")
 
 
+@pytest.mark.parametrize("delimiter", [None, ",", ";"])
+@pytest.mark.parametrize("sign", ["", "%"])
+@pytest.mark.parametrize("beside", ["7", "2.125", "A.B, C"])
+def test_three_digits_after_one_comma_are_asked_for(tmp_path: Path, delimiter: Any, sign: str, beside: str) -> None:
+    mark = delimiter or ","
+    cells = [f"1,125{sign}", f"2,250{sign}", f"300{sign}", "-"]
+    text = f"a{mark}b\n" + "".join(f'"{cell}"{mark}"{beside}"\n' for cell in cells)
+    options = {} if delimiter is None else {"delimiter": delimiter}
+    with pytest.raises(
+        DomainError,
+        match=r"'1,125' in column 'a', decimals or thousands; pass decimal=',' \(--decimal ,\) for decimals, or "
+        r"decimal='.' \(--decimal .\) for thousands",
+    ):
+        read(tmp_path, text, **options)
+    for decimal, wanted in ((",", [1.125, 2.25, 300.0]), (".", [1125.0, 2250.0, 300.0])):
+        column = read(tmp_path, text, decimal=decimal, **options).columns[0]
+        assert column.values.tolist()[:3] == wanted
+        assert column.kind == ("percentage" if sign else "number")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+@pytest.mark.parametrize("beside", ["0.5", "1.0", "1.5e-3", "1,000,000", "2,000.5", "1.5e3"])
+def test_what_other_columns_hold_decides_what_commas_are(tmp_path: Path, delimiter: str, beside: str) -> None:
+    """Numbers of one file have one decimal mark."""
+    table = read(tmp_path, f'a{delimiter}b\n"1,125"{delimiter}"{beside}"\n"2,250"{delimiter}"{beside}"\n')
+    assert table.columns[0].values.tolist() == [1125.0, 2250.0]
+    assert table.columns[1].kind == "number"
+    assert noted(table, "marks between thousands in 'a'")
+
+
+@pytest.mark.parametrize(
+    ("beside", "what"), [("1.0", "points"), ("1.5e3", "points"), ("1,000,000", "commas between thousands")]
+)
+def test_no_number_becomes_text_by_the_decimal_mark_of_others(tmp_path: Path, beside: str, what: str) -> None:
+    """Whole numbers too."""
+    with pytest.raises(DomainError, match=f"decimal commas in column 'a' and .*{what} in column 'b'"):
+        read(tmp_path, f"a;b\n1,5;{beside}\n2,5;{beside}\n")
+    assert read(tmp_path, "a;b\n1,5;inf\n2,5;1\n").columns[0].values.tolist() == [1.5, 2.5]
+
+
 @pytest.mark.parametrize(
     "cells",
     [
@@ -142,7 +183,7 @@ def test_thousands_of_numbers_that_differ_in_size_are_numbers(tmp_path: Path, ce
 
 def test_what_has_two_readings_is_refused_with_a_way_out(tmp_path: Path) -> None:
     text = "a;b\n1.234;1,5\n2.000;2,5\n3.001;2,5\n"
-    with pytest.raises(DomainError, match="pass decimal=',' if these are thousands"):
+    with pytest.raises(DomainError, match=r"pass decimal=',' \(--decimal ,\) if these are thousands"):
         read(tmp_path, text)
     assert read(tmp_path, text, decimal=",").columns[0].values.tolist() == [1234.0, 2000.0, 3001.0]
     with pytest.raises(DomainError, match="write all numbers with a point"):

@@ -137,6 +137,7 @@ def test_delimiter_can_be_stated(tmp_path):
             read(tmp_path, "1,2\n", delimiter=wrong)
     with pytest.raises(DomainError, match="`decimal`"):
         read(tmp_path, "1,2\n", decimal=",", delimiter=",")
+    assert rows_of(read(tmp_path, '"1,5",2\n', decimal=",", delimiter=",")) == [[1.5, 2.0]]
 
 
 # --- cells

@@ -29,6 +29,7 @@ __all__ = [
     "column_from_text",
     "given_cells",
     "number_of",
+    "numbers_of",
     "require_pyarrow",
     "table_from_arrow",
 ]
@@ -93,7 +94,7 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
 
 def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.bool_], decimal: str) -> Column:
     """What the given cells are together."""
-    numbers = _numbers(pyarrow, given, decimal)
+    numbers = numbers_of(pyarrow, given, decimal)
     if numbers is not None:
         inexact = _inexact_text(given, numbers)
         place = None if inexact is None else (int(np.flatnonzero(present)[inexact[0]]), inexact[1])
@@ -172,7 +173,8 @@ def table_from_arrow(pyarrow: Any, stored: Any, name: str, first_row: int = 1, k
     return table.keeping(as_stored, keep)
 
 
-def _numbers(pyarrow: Any, given: Any, decimal: str) -> Array | None:
+def numbers_of(pyarrow: Any, given: Any, decimal: str) -> Array | None:
+    """Given cells as numbers with this decimal mark; None unless all are such."""
     compute = pyarrow.compute
 
     def cast(cells: Any) -> Array:
@@ -217,7 +219,7 @@ def _percentages(pyarrow: Any, texts: Sequence[str], decimal: str) -> Array | No
     bare = [before_percent(text) for text in texts]
     if not bare or None in bare:
         return None
-    return _numbers(pyarrow, pyarrow.chunked_array([pyarrow.array(bare, pyarrow.large_string())]), decimal)
+    return numbers_of(pyarrow, pyarrow.chunked_array([pyarrow.array(bare, pyarrow.large_string())]), decimal)
 
 
 def _category(

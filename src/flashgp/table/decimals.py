@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..foundations.errors import DomainError
 from .columns import Column, Kind, quoted
-from .conversion import MISSING, NO_VALUE_BESIDE, column_from_text, given_cells
+from .conversion import MISSING, NO_VALUE_BESIDE, given_cells, numbers_of
 from .thousands import decided_mark, groups_of_points
 
 __all__ = ["has_decimal_comma"]
@@ -26,45 +27,59 @@ def has_decimal_comma(
     path: str,
     notes: list[str],
 ) -> bool:
-    """Whether numbers have a decimal comma. Raises: DomainError for possible thousands, and for a mixture of marks."""
+    """Whether numbers have a decimal comma, those of all columns or none.
+
+    Commas in quotes between commas are taken for decimal ones where the user says so alone.
+    Raises: DomainError where nothing tells decimals from thousands, and for a mixture of marks.
+    """
     compute = pyarrow.compute
-    if decimal == "." or (decimal is None and delimiter == ","):
+
+    def has(mark: str, one: Any) -> bool:
+        return bool(compute.any(compute.match_substring(one, mark), min_count=0).as_py())
+
+    by_point = [column.kind in _NUMERIC for column in columns]
+    quoted_alone = decimal is None and delimiter == ","
+    if decimal == "." or (
+        quoted_alone and not any(ok and has(",", one) for ok, one in zip(by_point, cells, strict=True))
+    ):
         return False
     marks = (*MISSING, *NO_VALUE_BESIDE)
     given = [compute.replace_substring_regex(given_cells(pyarrow, one, marks)[0], _PERCENT_SIGN, "") for one in cells]
-    decimal = decimal or decided_mark(compute, given)
+    if not quoted_alone:
+        decimal = decimal or decided_mark(compute, given)
     if decimal == ".":
         return False
-    comma_columns, ambiguous = [], ""
-    for column, numbers in zip(columns, given, strict=True):
-        comma = numbers.filter(compute.match_substring(numbers, ","))
-        if len(comma) and column_from_text(pyarrow, "", numbers, ",").kind == "number":
-            comma_columns.append(column.name)
-            thousands = compute.all(compute.match_substring_regex(comma, _THOUSANDS)).as_py()
-            ambiguous = (ambiguous or comma[0].as_py()) if thousands else "no"
-            if not thousands:
-                break
-    if decimal is None and not comma_columns:
-        return _points_are_thousands(compute, columns, given, path)
-    if decimal is None and ambiguous != "no":
+    places = [place for place, one in enumerate(given) if has(",", one) or has(".", one)]
+    by_comma = {place for place in places if numbers_of(pyarrow, given[place], ",") is not None}
+    with_comma = [place for place in places if place in by_comma and has(",", given[place])]
+    points = [place for place in places if by_point[place] and place not in by_comma]
+    if decimal is None and (quoted_alone or all(by_point[place] for place in with_comma)):
+        either = [place for place in with_comma if by_point[place]]
+        if points or not either:
+            return not points and not quoted_alone and _points_are_thousands(compute, columns, given, path)
+        text = given[either[0]].filter(compute.match_substring(given[either[0]], ","))[0].as_py()
         raise DomainError(
-            f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(ambiguous)} in column "
-            f"{quoted(comma_columns[0])}, decimals or thousands; pass decimal=',' or remove them."
+            f"numbers of {quoted(path)} must have one clear decimal mark, got {quoted(text)} in column "
+            f"{quoted(columns[either[0]].name)}, decimals or thousands; pass decimal=',' (--decimal ,) for decimals, "
+            "or decimal='.' (--decimal .) for thousands."
         )
-    for column, numbers in zip(columns, given, strict=True):
-        if column.kind in _NUMERIC and np.any(column.values[np.isfinite(column.values)] % 1):
-            grouped = column_from_text(pyarrow, "", numbers, ",").kind == "number"
-            if grouped and decimal is not None:
-                continue
-            other = f"decimal commas in column {quoted(comma_columns[0])}" if comma_columns else "decimal=','"
-            also = ", or pass decimal=',' if these are thousands" if grouped else ""
-            raise DomainError(
-                f"numbers of {quoted(path)} must have one decimal mark, got {other} and decimal points in column "
-                f"{quoted(column.name)}; write all numbers with a point{also}."
-            )
-    if comma_columns:
-        notes.append(f"decimal comma in {quoted(comma_columns[-1])}.")
+    grouped = [place for place in places if by_point[place] and np.any(_finite(columns[place]) % 1)]
+    mixed = points or (grouped if decimal is None else [])
+    if mixed:
+        other = f"decimal commas in column {quoted(columns[with_comma[0]].name)}" if with_comma else "decimal=','"
+        what = "decimal points" if has(".", given[mixed[0]]) else "commas between thousands"
+        also = "" if points else ", or pass decimal=',' (--decimal ,) if these are thousands"
+        raise DomainError(
+            f"numbers of {quoted(path)} must have one decimal mark, got {other} and {what} in column "
+            f"{quoted(columns[mixed[0]].name)}; write all numbers with a point{also}."
+        )
+    if with_comma:
+        notes.append(f"decimal comma in {quoted(columns[with_comma[-1]].name)}.")
     return True
+
+
+def _finite(column: Column) -> npt.NDArray[np.float64]:
+    return column.values[np.isfinite(column.values)]
 
 
 def _points_are_thousands(compute: Any, columns: Sequence[Column], given: Sequence[Any], path: str) -> bool:

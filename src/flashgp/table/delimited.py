@@ -58,9 +58,14 @@ def parse_delimited(
 
     Raises:
         ShapeError: without data rows, for a ragged row (named) or duplicate names.
-        DomainError: for broken quoting, or a decimal mark that cannot be decided.
+        DomainError: for broken quoting, or a decimal mark that cannot be decided or is the delimiter.
     Cost: the text three times, 8 bytes a number.
     """
+    if decimal == delimiter == "," and '"' not in text:
+        raise DomainError(
+            "`decimal` must differ from the delimiter where no cells are in quotes, got ',' for both of "
+            f"{quoted(path)}; leave one of them out to have it decided."
+        )
     notes: list[str] = []
     text = text if text.endswith(("\n", "\r")) else text + "\n"
     text, stated = stated_delimiter(text)

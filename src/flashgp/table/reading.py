@@ -68,11 +68,8 @@ def read_table(
         raise DomainError(
             f"`delimiter` must be one ASCII character other than a quote or a line end, got {delimiter!r}; try ','."
         )
-    if decimal not in (None, ".", ",") or (decimal == "," and delimiter == ","):
-        raise DomainError(
-            f"`decimal` must be '.' or ',' and differ from the delimiter, got {decimal!r} with delimiter "
-            f"{delimiter!r}; leave it out to have it decided."
-        )
+    if decimal not in (None, ".", ","):
+        raise DomainError(f"`decimal` must be '.' or ',', got {decimal!r}; leave it out to have it decided.")
     if comment is not None and (not comment.strip() or comment != comment.strip() or '"' in comment):
         raise DomainError(f"`comment` must be what begins a comment line, such as '#', got {comment!r}; leave it out.")
     pyarrow = require_pyarrow(name)
