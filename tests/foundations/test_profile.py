@@ -81,7 +81,7 @@ def test_rates_between_measured_shapes() -> None:
 def test_what_a_profile_does_not_know_is_built_in() -> None:
     profile = replace(BUILT_IN, name="measured", accelerator=None, products=())
     assert profile.product_rate("cpu", "cpu", F32, True, 3, 1) == BUILT_IN.product_rate("cpu", "cpu", F32, True, 3, 1)
-    assert profile.product_rate("triton", "cuda", F32, True, 3, 1) == 5e11
+    assert profile.product_rate("triton", "cuda", F32, True, 3, 1) == 1e12
     assert profile.product_rate("triton", "cuda", F64, True, 3, 1) is None
     assert profile.product_rate("triton", "cpu", F32, True, 3, 1) is None
     assert profile.rates("cuda") is BUILT_IN.accelerator

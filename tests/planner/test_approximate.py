@@ -10,6 +10,7 @@ from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import DEFAULT, LADDER
 from flashgp.inference.full_scale import factor, layout
 from flashgp.inference.streamed import objective
+from flashgp.pairwise.torch.tile_job import ACCELERATOR_TILE_PAIRS
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.planner.plan import Plan
@@ -159,6 +160,16 @@ def test_short_memory_gives_smaller_sizes_and_names_what_fits(kind: str) -> None
     assert isinstance(error.cheapest_plan, ApproximatePlan)
     with pytest.raises(fgp.MemoryBudgetError, match="larger memory="):
         build(100_000, kind, memory="1MiB")
+
+
+def test_tiles_of_an_accelerator_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Covariances with inducing points are formed in tiles of 2^24 pairs there, (M-55)."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    here, there = (build(100_000, device=device).allocations for device in ("cpu", "cuda"))
+    added = {one.name: one.bytes for one in there if one.name not in {other.name for other in here}}
+    assert set(added) == {"a tile of covariances", "tiles of covariances"}
+    pairs = ACCELERATOR_TILE_PAIRS
+    assert 8 * pairs <= added["a tile of covariances"] == added["tiles of covariances"] // 2
 
 
 # -- offers ---------------------------------------------------------------------------------------------------------

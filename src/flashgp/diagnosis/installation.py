@@ -28,7 +28,6 @@ from flashgp.foundations.profile_store import (
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 from flashgp.kernels.matern import Matern
 from flashgp.pairwise.program.source_cache import refuse_foreign, wanted_directory
-from flashgp.planner.engines import ENGINES
 from flashgp.planner.problem import Features, ProductProblem, Resources
 from flashgp.planner.products import plan_product
 
@@ -119,14 +118,13 @@ def _worth(name: str, backend: str, device: str) -> Finding:
     """What a package is worth whose backend takes products on a kind of device, beside the portable one."""
     seconds = product_seconds(device)
     values = {**product_values(seconds[backend], seconds["torch"]), "device": device}
-    objection = next(engine.objection for engine in ENGINES if engine.backend == backend)
-    end = f" ({values['rates']})" + (f"; {objection}" if objection else "")
+    end = f" ({values['rates']})"
     quick, slow = readable_seconds(seconds[backend]), readable_seconds(seconds["torch"])
     if _installed(name):
         text = f"{name} {_version(name)}: {values['problem']} takes about {quick}, {slow} without it{end}"
-        return Finding("packages", text, "note" if objection else "ok", values=values)
+        return Finding("packages", text, "ok", values=values)
     text = f"{name} is not installed: {values['problem']} takes about {slow} instead of {quick}{end}"
-    missed = seconds["torch"] > seconds[backend] and not objection
+    missed = seconds["torch"] > seconds[backend]
     return Finding("packages", text, "warning" if missed else "note", f"pip install {name}", values)
 
 

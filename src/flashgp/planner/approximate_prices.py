@@ -12,6 +12,7 @@ import torch
 
 from flashgp.foundations.collectives import CollectiveRate
 from flashgp.foundations.profile import DeviceRates
+from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.fit_stages import Search, Usual, fit_stages
 from flashgp.planner.prices import Priced
 from flashgp.planner.problem import ConditioningProblem
@@ -272,6 +273,16 @@ class Price:
             Allocation(LAYOUT, "partial Cholesky factor", 8 * among * m),
             Allocation(LAYOUT, "its rows and columns", rows + 8 * among * min(m, work.pivot_block) + 16 * m * m // 4),
         ]
+
+    def tiles(self, rows: int) -> list[Allocation]:
+        """Of the portable backend at the covariances of rows with inducing points, (M-55): a gradient keeps two tiles.
+
+        On a CPU a tile has a few MiB, which the buffers of other moments cover; one of an accelerator has 2^24 pairs.
+        """
+        if self.device.type == "cpu":
+            return []
+        tile = 8 * self.problem.temporaries * min(rows * self.sizes.inducing, tile_rows(1, 1, self.device))
+        return [Allocation(PASS, "a tile of covariances", tile), Allocation(GRADIENT, "tiles of covariances", 2 * tile)]
 
     def square(self, count: int) -> int:
         """Bytes of so many m x m matrices."""

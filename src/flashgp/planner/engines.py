@@ -19,8 +19,8 @@ class Engine:
     """One backend as the planner sees it.
 
     Fields: backend, its name in the registry; module, which registers it; package, what must be installed (empty for
-    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache; objection,
-    why it is taken only when asked for; skips, whether it can leave out far tiles.
+    torch alone); devices and dtypes it computes on and in; fused, whether a tile never leaves the cache; skips,
+    whether it can leave out far tiles.
     """
 
     backend: str
@@ -29,7 +29,6 @@ class Engine:
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
     fused: bool
-    objection: str = ""
     skips: bool = True
 
     def supported(self) -> bool:
@@ -82,7 +81,6 @@ ENGINES: tuple[Engine, ...] = (
         ("cuda",),
         ("float32",),
         fused=True,
-        objection="has not run on a device yet: only on request",
         skips=False,
     ),
 )

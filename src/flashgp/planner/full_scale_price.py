@@ -133,6 +133,7 @@ class FullScalePrice(Price):
             Allocation(HELD, "blocks and neighbours", 8 * self.sets(u) * w),
             Allocation(HELD, "functions of your own", problem.features.function_bytes),
             *self.choosing(),
+            *self.tiles(here),
             *(Allocation(during, "rows that blocks need", copied) for during in (PASS, GRADIENT)),
             Allocation(GRADIENT, "gradients of all ranks", summed),
             Allocation(

@@ -345,12 +345,7 @@ def _candidates(size: _Size, device: torch.device, engines: Sequence[Engine]) ->
             seconds = panels + size.sorting_bytes() / rates.copy_bytes
         needed = size.fused_bytes(engine, device) if engine.fused else tiles + base
         missing = "" if engine.installed() else engine.package
-        candidates.append(
-            Candidate(
-                "recomputed", engine.backend, where, name, needed, seconds, objection=engine.objection,
-                missing=missing,
-            )
-        )  # fmt: skip
+        candidates.append(Candidate("recomputed", engine.backend, where, name, needed, seconds, missing=missing))
     return candidates if problem.kept == 1.0 else [one for one in candidates if one.route == "recomputed"]
 
 

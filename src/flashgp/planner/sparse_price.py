@@ -111,6 +111,7 @@ class SparsePrice(Price):
             Allocation(HELD, "sample of rows", 2 * 8 * self.sample * (d + p)),
             Allocation(HELD, "functions of your own", problem.features.function_bytes),
             *self.choosing(),
+            *self.tiles(rows),
             Allocation(LAYOUT, "samples of all ranks", 2 * 8 * samples * (d + p + 2)),
             Allocation(PASS, "covariances of a block of rows", 9 * block // 4),
             Allocation(PASS, "a block of rows", beside),

@@ -85,7 +85,7 @@ class TritonTiles(Backend):
         workspace.ran(self.title)
         with workspace.hold(packed_bytes(rows, problem.columns)):
             job = self._pack(problem, right)
-            shape = self.settings.shape("few" if t <= FEW else "many", routes(form, job.columns, False), t)
+            shape = self.settings.shape("few" if t <= FEW else "many", routes(form, job.columns, False))
             blocks = blocks_for(job.rows.count, shape.rows)
             splits = self.settings.splits(blocks, job.members, job.cols.count, shape)
             out = workspace.empty((splits, job.members, job.rows.count, t), right.dtype, rows.device)

@@ -39,20 +39,19 @@ class TileShape:
     span: int = 2048
 
 
-def shape_for(name: str, statistics: Sequence[TileStatistic], count: int = 0) -> TileShape:
+def shape_for(name: str, statistics: Sequence[TileStatistic]) -> TileShape:
     """The tile of a kernel, so that it keeps its registers (255 a thread): wider forms get fewer pairs per thread.
 
-    Chosen by registers, spills and instructions per pair of the code compiled for sm_90; not yet measured on a GPU.
+    Measured on an H200 (docs/decisions/0008); those of several statistics by registers and spills of code for sm_90.
 
     Args:
-        name: few, many, block or gradient; statistics, the fast routes; count, the right-hand sides.
+        name: few, many, block or gradient; statistics, the fast routes.
     """
     unrolled = sum(s.size for s in statistics if s.route == "unrolled")
+    wide = any(s.route not in ("unrolled", "match") for s in statistics)
     several = sum(s.kind != "match" for s in statistics) > 1
     match name:
-        case "few" if unrolled <= 4 and count <= 2 and not several:
-            return TileShape(64, 64, 4, 2)
-        case "few" if unrolled <= 8:
+        case "few" if unrolled <= 4 and not wide:
             return TileShape(64, 32, 4, 2)
         case "few":
             return TileShape(32, 32, 4, 2)
@@ -79,9 +78,9 @@ class LaunchSettings:
     shapes: Mapping[str, TileShape] = field(default_factory=dict)
     programs: int = 528
 
-    def shape(self, name: str, statistics: Sequence[TileStatistic], count: int = 0) -> TileShape:
+    def shape(self, name: str, statistics: Sequence[TileStatistic]) -> TileShape:
         """The tile of a kernel; see `shape_for`."""
-        return self.shapes[name] if name in self.shapes else shape_for(name, statistics, count)
+        return self.shapes[name] if name in self.shapes else shape_for(name, statistics)
 
     def splits(self, blocks: int, members: int, columns: int, shape: TileShape) -> int:
         """Into how many parts the columns are shared out, so that a launch has as many programs as are wanted."""
