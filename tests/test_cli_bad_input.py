@@ -64,7 +64,7 @@ FITS = {
     "a missing value": ("size,price\n1,2\n,3\n3,4\n", "the first at row 2 (line 3), column 'size'"),
     "a target of two kinds": (
         "size,price\n1,2\n2,about 3\n3,4\n",
-        "2 are numbers, the first that is not is 'about 3' at row 2",
+        "2 of 3 cells are numbers, the first that is not is 'about 3' at row 2",
     ),
     "a target of text": ("size,price\n1,low\n2,high\n3,low\n", "'price' (text with 2 distinct values"),
     "a target of dates": ("size,price\n1,2020-01-01\n2,2020-01-02\n", "'price' (dates)"),

@@ -78,7 +78,7 @@ def test_marks_of_percentages_are_refused_as_those_of_numbers(tmp_path: Path) ->
         read(tmp_path, "a;b\n1,234%;1\n2%;1\n")
     mixed = read(tmp_path, "a;b\n1.5%;1\n1.5%;2\n2,5%;3\n")
     with pytest.raises(
-        DomainError, match="2 are percentages with a decimal point, the first that is not is '2,5%' at row 3"
+        DomainError, match="2 of 3 cells are percentages with a decimal point, the first that is not is '2,5%' at row 3"
     ):
         Encoding.learn(mixed, "b")
 

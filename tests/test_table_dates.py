@@ -128,7 +128,7 @@ def test_the_order_holds_for_new_rows_and_in_files(tmp_path):
         r"do not tell: write them as YYYY-MM-DD$",  # and no option to say it by, which these commands have not
     ):
         plain.apply(table(["05/01/2000", "06/01/2000"], tmp_path, "csv"), need_target=False)
-    with pytest.raises(DomainError, match=r"kind date as in training.*2 are dates.*'soon'"):
+    with pytest.raises(DomainError, match=r"kind date as in training.*2 of 3 cells are dates.*'soon'"):
         plain.apply(table(["2000-01-05", "2000-01-06", "soon"], tmp_path, "csv"), need_target=False)
     broken = encoding.to_json()
     broken["inputs"][0]["order"] = "ymd"
@@ -182,7 +182,7 @@ def test_a_target_of_percentages_stays_one(tmp_path):
 @pytest.mark.parametrize("how", ["csv", "pandas"])
 def test_a_slip_among_them_is_no_category(tmp_path, how, good, bad, what):
     cells = [*good * 6, bad, *good]
-    with pytest.raises(DomainError, match=rf"14 are {what}, the first that is not is '{bad}' at row 1[23]"):
+    with pytest.raises(DomainError, match=rf"14 of 15 cells are {what}, the first that is not is '{bad}' at row 1[23]"):
         Encoding.learn(table(cells, tmp_path, how), "y")
     cells[12] = ""  # the way out
     assert Encoding.learn(table(cells, tmp_path, how), "y", missing="drop", dates="dmy").inputs[0].kind != "other"
@@ -212,23 +212,23 @@ def season(year: int, mark: str = "-") -> str:
     [
         ([season(year) for year in range(2000, 2011)], "seasons of two years, or months, '2000-01' at"),
         ([season(year, "/") for year in (2005, 2006, 2006)], "seasons of two years, or months, '2005/06' at"),
-        ([season(year) for year in range(1996, 2006)], "all are seasons of two years, the first '1996-97' at"),
-        (["2012\u201313", "2013\u201314"], "all are seasons of two years, the first '2012\u201313' at"),
+        ([season(year) for year in range(1996, 2006)], "seasons of two years, the first '1996-97' at"),
+        (["2012\u201313", "2013\u201314"], "seasons of two years, the first '2012\u201313' at"),
         (
             ["2005-06", "2006-07", "2007-08", "summer"],
-            "6 are seasons of two years, the first that is not is 'summer' at",
+            "6 of 8 cells are seasons of two years, the first that is not is 'summer' at",
         ),
-        (["10 May", "11 Jun", "31 July"], "all are days without a year, the first '10 May' at"),
-        (["10-May", "29-Feb", "1st-Jul"], "all are days without a year"),
-        (["May 5", "May 10"], "all are days without a year"),
+        (["10 May", "11 Jun", "31 July"], "days without a year, the first '10 May' at"),
+        (["10-May", "29-Feb", "1st-Jul"], "days without a year"),
+        (["May 5", "May 10"], "days without a year"),
         (["May 10", "Jun 11"], "days without a year, or months of years of two digits, 'May 10' at"),
-        (["5/13", "6/1"], "all are days without a year"),
-        (["13.5.", "1.6."], "all are days without a year"),
+        (["5/13", "6/1"], "days without a year"),
+        (["13.5.", "1.6."], "days without a year"),
         (
             ["2000-01-05", "25.1.2000", "5 Feb 2000"],
-            "2 are dates written alike, the first that is not is '25.1.2000' at",
+            "2 of 6 cells are dates written alike, the first that is not is '25.1.2000' at",
         ),
-        (["2000-01-05 10:00", "2000-01-05 10:00Z"], "2 are dates written alike, the first that is not is"),
+        (["2000-01-05 10:00", "2000-01-05 10:00Z"], "2 of 4 cells are dates written alike, the first that is not is"),
     ],
 )
 def test_dates_of_which_something_is_open_are_asked_for(tmp_path, how, cells, why):

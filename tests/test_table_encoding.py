@@ -84,7 +84,9 @@ def test_how_many_levels_a_category_may_have(read, levels, rows, usable):
 
 def test_a_slip_in_a_numeric_column_is_pointed_out(read):
     rows = "".join(f"{i},{i}\n" for i in range(40))
-    with pytest.raises(DomainError, match=r"40 are numbers, the first that is not is '12a' at row 41 \(line 42\)"):
+    with pytest.raises(
+        DomainError, match=r"40 of 41 cells are numbers, the first that is not is '12a' at row 41 \(line 42\)"
+    ):
         Encoding.learn(read("x,y\n" + rows + "12a,3\n"), "y")
 
 

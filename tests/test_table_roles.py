@@ -114,9 +114,9 @@ def test_codes_of_a_file_are_categories_as_they_are_written(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("texts", [[f"s{row}" for row in range(40)], [*range(40)]])
 def test_categories_that_are_asked_for_may_be_many_but_not_one_each_row(texts: list[str | int]) -> None:
-    table = table_of({"a": [*texts[:-1], texts[0]], "y": [*range(40)]})
+    table = table_of({"a": [*texts[:-1], texts[0]], "b": [*range(40)], "y": [*range(40)]})
     assert len(Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels) == 39
-    alone = table_of({"a": texts, "y": [*range(40)]})
+    alone = table_of({"a": texts, "b": [*range(40)], "y": [*range(40)]})
     advice = "have it as numbers, not as categories" if texts[0] == 0 else "each in one alone, which says nothing"
     with pytest.raises(fgp.DomainError, match=rf"'a' \(40 categories in 40 rows.*{advice}.*leave out 'a'"):
         Encoding.learn(alone, "y", categorical=["a"])
@@ -175,3 +175,66 @@ def test_an_error_names_the_argument_of_the_door() -> None:
 def test_a_table_of_names_of_rows_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(fgp.DomainError, match="Give it another name in the header to use it"):
         Encoding.learn(written(tmp_path, ",y\n1,5\n2,6\n"), "y")
+
+
+def column(folder: Path, cells: list[str], name: str = "a") -> Any:
+    """A file with one column of these cells, a number and a target."""
+    rows = "".join(f'"{cell}",{row % 5},{row}.5\n' for row, cell in enumerate(cells))
+    return written(folder, f'"{name}",b,y\n{rows}')
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["0", "1", "2", "3+"] * 6, r"18 of 24 cells are numbers, the first that is not is '3\+' at row 4 \(line 5\)"),
+        (["4", "5", "1-2-10", "6"] * 6, "18 of 24 cells are numbers, the first that is not is '1-2-10'"),
+        (["2000-01-05", "2000-01-06", "winter"] * 4, "8 of 12 cells are dates, the first that is not is 'winter'"),
+        (["5%", "10%", "much"] * 4, "8 of 12 cells are percentages, the first that is not is 'much'"),
+        (["1:10", "1:20", "1:100"] * 4, "8 of 12 cells are clock times, .* '1:100' .*: write ratios as one number, or"),
+        (["12:75", "12:30", "9:10"] * 4, "8 of 12 cells are clock times, the first that is not is '12:75'"),
+        (["1,5", "2,5", "4"] * 6, r"\(numbers with decimal commas, the first '1,5' at row 1 .*: write points, or"),
+        (["+41 100 456", "+41 101 456"] * 6, "codes, or numbers with spaces.*: write numbers without spaces, or"),
+        ([f"+41 {row} 456" for row in range(100, 124)], r"spaces.*: write numbers without spaces\)"),
+        ([f"s{row % 23}" for row in range(40)], "text with 23 distinct values in 40 rows"),
+        ([f"s{row}" for row in range(24)], r"text with 24 distinct values in 24 rows, the first is 's0' at row 1 .*\)"),
+        ([*map(str, range(23)), "2a"], r"23 of 24 cells are numbers, the first that is not is '2a' at row 24 .*\)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a", "the first"])
+def test_a_refusal_names_categories_where_they_work(tmp_path: Path, cells: list[str], said: str, name: str) -> None:
+    table = column(tmp_path, cells, name)
+    with pytest.raises(fgp.DomainError, match=said) as refused:
+        Encoding.learn(table, "y")
+    message = str(refused.value)
+    option = name if name == "a" else "'the first'"
+    named = f"take them as categories by categorical=['{name}'] (--categorical {option})" in message
+    if named:
+        assert Encoding.learn(table, "y", categorical=[name]).inputs[0].levels == tuple(sorted({*cells}))
+    else:
+        assert "categorical" not in message
+        with pytest.raises(fgp.DomainError, match="24 categories in 24 rows, each in one alone"):
+            Encoding.learn(table, "y", categorical=[name])
+    assert f"drop with --drop {option}, or correct the values" in message
+    assert [one.name for one in Encoding.learn(table, "y", drop=[name]).inputs] == ["b"]
+    assert "of which" not in message
+    with pytest.raises(fgp.DomainError, match=r"\); correct the values\.$"):
+        Encoding.learn(table, "y", drop=["b"])  # which leaves no other input
+
+
+def test_a_refusal_of_a_frame_names_types_of_categories_where_they_work() -> None:
+    for cells, work in ((["0", "1", "2", "3+"] * 6, True), ([*map(str, range(23)), "2a"], False)):
+        frame = pd.DataFrame({"a": cells, "y": [*range(24)]})
+        with pytest.raises(fgp.DomainError) as refused:
+            Encoding.learn(table_of(frame), "y")
+        assert ("give them a type of categories" in str(refused.value)) == work
+        typed = table_of(frame.astype({"a": "category"}))
+        if work:
+            assert len(Encoding.learn(typed, "y").inputs[0].levels) == 4
+        else:
+            with pytest.raises(fgp.DomainError, match="24 categories in 24 rows"):
+                Encoding.learn(typed, "y")
+
+
+@pytest.mark.parametrize("cells", [["1:10", "1:20", "1:50"], ["0:30", "24:00", "12:59:59"]])
+def test_times_that_a_clock_shows_stay_times(tmp_path: Path, cells: list[str]) -> None:
+    assert Encoding.learn(column(tmp_path, cells * 3), "y").inputs[0].kind == "time"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .columns import Column, Doubt, Table, quoted
 from .dates import clock_hours, days_without_year, is_season, likely_dates, shown_date
 from .numbers import DECIMAL_COMMA, before_percent, is_name, number_of
+from .roles import as_categories
 
 __all__ = ["open_dates", "open_reading", "slip"]
 
@@ -23,12 +24,14 @@ _DOUBTS: dict[Doubt, tuple[str, str]] = {
     "days": ("days without a year, or months of years of two digits", "write them as YYYY-MM-DD, months as YYYY-MM"),
 }
 _WAYS_OUT = {
+    "numbers with decimal commas": "write points",
     "dates written alike": "write all in one form, such as YYYY-MM-DD",
     "percentages with a decimal point": "write all with one",
     "seasons of two years": "write them as one year",
     "days without a year": "add the year, as YYYY-MM-DD",
 }
 _MOST = 0.5  # of the cells
+_RATIO = re.compile(r"\d+:\d+", re.ASCII)  # 1:100
 
 
 def open_reading(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
@@ -41,16 +44,14 @@ def open_reading(table: Table, column: Column, role: Literal["input", "target"])
     what, otherwise = _DOUBTS[column.doubt]
     text = column.text(row)
     example = "" if text is None else f", {quoted(text)} at {table.where(row)}"
-    return f"{what}{example}: {otherwise}{categories_by(table, column) if role == 'input' else ''}"
+    return f"{what}{example}{_ways_out(table, column, role, otherwise)}"
 
 
-def categories_by(table: Table, column: Column) -> str:
-    """How a user says that each value of an input is a category, to go on with."""
-    name = column.name
-    return (
-        f", or take them as categories by categorical={[name]!r} (--categorical {name})" if table.first_row
-        else ", or give them a type of categories"
-    )  # fmt: skip
+def _ways_out(table: Table, column: Column, role: Literal["input", "target"], other: str | None) -> str:
+    """What a user can do, of an input categories too, where they work."""
+    categories = as_categories(table, column) if role == "input" else None
+    ways = [way for way in (other, categories) if way is not None]
+    return f": {', or '.join(ways)}" if ways else ""
 
 
 def open_dates(table: Table, column: Column) -> str | None:
@@ -81,13 +82,6 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
     counts = np.bincount(codes, minlength=len(column.levels))
     found = _found(column, counts)
     known = np.any([*found.values()], axis=0)
-    if known.all() and counts[found["numbers"]].sum() == counts.sum():
-        commas = np.array([not _is_number(level, ".") for level in column.levels], bool)
-        if role == "target" or not commas.any():
-            return None  # numbers that a typed file keeps as text
-        row = int(np.argmax(np.isin(column.values, np.flatnonzero(commas))))
-        text = f"{quoted(str(column.text(row)))} at {table.where(row)}"
-        return f"all are numbers with decimal commas, the first {text}: write points{categories_by(table, column)}"
     if counts[known].sum() <= _MOST * counts.sum():
         return None
     what = max(found, key=lambda name: int(counts[found[name]].sum()))
@@ -97,12 +91,19 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
     if what == "percentages" and these.all():
         what = "percentages with a decimal point"
         these = np.array([_is_number(before_percent(level), ".") for level in column.levels], bool)
-    row = int(np.argmax(np.isin(column.values, np.flatnonzero(~these if not these.all() else these))))
+    if what == "numbers" and these.all():
+        what, these = "numbers with decimal commas", np.array([not _is_number(one, ".") for one in column.levels], bool)
+        if role == "target" or not these.any():
+            return None  # numbers that a typed file keeps as text
+        unlike, share = these, ""
+    else:
+        unlike = these if these.all() else ~these
+        share = "" if these.all() else f"{counts[these].sum()} of {counts.sum()} cells are "
+    row = int(np.argmax(np.isin(column.values, np.flatnonzero(unlike))))
     text = f"{quoted(str(column.text(row)))} at {table.where(row)}"
-    ways = f": {_WAYS_OUT[what]}{categories_by(table, column) if role == 'input' else ''}" if what in _WAYS_OUT else ""
-    if these.all():
-        return f"all are {what}, the first {text}{ways}"
-    return f"{counts[these].sum()} are {what}, the first that is not is {text}{ways}"
+    ratios = what == "clock times" and all(map(_RATIO.fullmatch, column.levels))
+    ways = _ways_out(table, column, role, "write ratios as one number" if ratios else _WAYS_OUT.get(what))
+    return f"{share}{what}, the first {'that is not is ' if share else ''}{text}{ways}"
 
 
 def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.bool_]]:

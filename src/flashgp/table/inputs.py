@@ -3,6 +3,7 @@
 `Encoding` adds a target to them. `FrameEncoding` is of inputs alone, for estimators that are given the target apart.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,13 +68,15 @@ def learned_inputs(table: Table, used: Sequence[int]) -> tuple[InputColumn, ...]
     unusable = [(column.name, reason) for column in columns if (reason := unusable_reason(table, column))]
     if unusable:
         names = [name for name, _ in unusable[:10]]
-        advice = f"leave out {listed(names)}"
+        leave_out = f"leave out {listed(names)}, or "
         if table.first_row == 1:  # of a file
-            advice = f"drop with {' '.join(f'--drop {name}' for name in names)}"
+            leave_out = f"drop with {' '.join(f'--drop {shlex.quote(name)}' for name in names)}, or "
+        if len(unusable) == len(columns):  # which would leave none
+            leave_out = ""
         raise DomainError(
             f"every input column must be numbers, dates, booleans or categories, got "
             f"{'; '.join(f'{quoted(name)} ({reason})' for name, reason in unusable[:10])}"
-            f"{f'; and {len(unusable) - 10} more' if len(unusable) > 10 else ''}; {advice}, or correct the values."
+            f"{f'; and {len(unusable) - 10} more' if len(unusable) > 10 else ''}; {leave_out}correct the values."
         )
     return tuple(
         InputColumn(column.name, column.kind, index, column.levels, column.order)

@@ -17,14 +17,10 @@ from .conversion import MISSING
 from .dates import ORDERS, Order, shown_date
 from .doubts import open_dates, open_reading, slip
 from .numbers import DECIMAL_COMMA, is_name, number_of
-from .roles import MISSING_LEVEL
+from .roles import FEW_LEVELS, MISSING_LEVEL, as_categories, has_few_levels
 
 __all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
 
-# Text with more levels than this, distinct in more than this share of its rows, is an identifier or prose, unless
-# somebody says that it is a category.
-_FEW_LEVELS = 20
-_DISTINCT_SHARE = 0.5
 _ORDER_WORDS: dict[Order, str] = {"dmy": "the day before the month", "mdy": "the month before the day"}
 CLASSIFICATION = "which looks like classification and is not here yet"
 
@@ -44,10 +40,10 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
     if column.kind != "category":
         return None
     if role == "input" and (differs := slip(table, column, role)) is not None:
-        return f"text of which {differs}"
+        return differs
     given = column.given
     if role == "input":
-        if len(column.levels) <= max(_FEW_LEVELS, given - 1 if column.declared else _DISTINCT_SHARE * given):
+        if has_few_levels(column):
             return None
         if column.declared:
             numbers = all(number_of(level) is not None for level in column.levels)
@@ -55,8 +51,12 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
                 f"{len(column.levels)} categories in {given} rows, each in one alone, which says nothing of another row"
                 f"{': have it as numbers, not as categories' if numbers else ''}"
             )
-    labels = f", {CLASSIFICATION}" if role == "target" and len(column.levels) <= _FEW_LEVELS else ""
-    return f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}{labels}"
+    labels = f", {CLASSIFICATION}" if role == "target" and len(column.levels) <= FEW_LEVELS else ""
+    categories = as_categories(table, column) if role == "input" else None
+    way_out = "" if categories is None else f"; {categories}"
+    return (
+        f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}{labels}{way_out}"
+    )
 
 
 def inexact_words(table: Table, column: Column) -> str:

@@ -1,5 +1,6 @@
 """What a column is for, beyond what its cells are: codes that are categories, cells that are missing, names of rows."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,8 +10,20 @@ from ..foundations.errors import DomainError
 from .columns import Column, Table, quoted
 from .conversion import MISSING
 
-__all__ = ["MISSING_LEVEL", "names_rows", "with_categories", "with_missing_level"]
+__all__ = [
+    "FEW_LEVELS",
+    "MISSING_LEVEL",
+    "as_categories",
+    "has_few_levels",
+    "names_rows",
+    "with_categories",
+    "with_missing_level",
+]
 
+FEW_LEVELS = 20
+# Text with more levels, distinct in more than this share of its rows, is an identifier or prose, unless somebody says
+# that it is a category.
+_DISTINCT_SHARE = 0.5
 MISSING_LEVEL = "missing"  # of cells of text without a value
 _NAMES_OF_ROWS = ("unnamed: 0", "rownames", "row.names")  # as pandas reads them, and R's data sets have them
 
@@ -35,6 +48,24 @@ def with_missing_level(column: Column) -> Column:
     values = np.full(len(empty), place[MISSING_LEVEL])
     values[~empty] = places[column.values[~empty].astype(np.int64)]
     return replace(column, values=values, levels=levels, declared=True)  # which was looked at before
+
+
+def has_few_levels(column: Column) -> bool:
+    """Whether categories are few enough for their rows: one that is in one row alone says nothing of another."""
+    given = column.given
+    return len(column.levels) <= max(FEW_LEVELS, given - 1 if column.declared else _DISTINCT_SHARE * given)
+
+
+def as_categories(table: Table, column: Column) -> str | None:
+    """How a user says that each value of a column is a category, to go on with; None where these would be too many."""
+    known = column.kind == "category" or column.written is not None  # else somebody knows who has all the cells
+    if known and not has_few_levels(_category(column)):
+        return None
+    name = column.name
+    return (
+        f"take them as categories by categorical={[name]!r} (--categorical {shlex.quote(name)})" if table.first_row
+        else "give them a type of categories"
+    )  # fmt: skip
 
 
 def with_categories(table: Table, columns: Sequence[int]) -> Table:
