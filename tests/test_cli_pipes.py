@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +98,31 @@ def test_an_interrupt_before_work_begins_is_one_sentence() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "error: interrupted; nothing was written\n")
+
+
+WHILE_TORCH_IS_IMPORTED = """
+import runpy, signal, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "torch":
+            {how}
+sys.meta_path.insert(0, Finder())
+sys.argv = ["flashgp", "fit", "nowhere.csv"]
+{entry}
+"""
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["from flashgp.cli import process; process()", "runpy.run_module('flashgp', run_name='__main__', alter_sys=True)"],
+)
+@pytest.mark.parametrize("how", ["signal.raise_signal(signal.SIGINT)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_an_interrupt_while_torch_is_imported_is_one_sentence(entry: str, how: str, rank: str | None) -> None:
+    text = WHILE_TORCH_IS_IMPORTED.format(how=how, entry=entry)
+    own = {"RANK": rank, "WORLD_SIZE": "2"} if rank is not None else {}
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env=os.environ | own, check=False
+    )
+    said = "" if rank == "1" else "error: interrupted; nothing was written\n"
+    assert (done.returncode, done.stderr) == (130, said)

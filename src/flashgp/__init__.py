@@ -3,55 +3,62 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flashgp import kernels, likelihoods, means
-from flashgp.foundations.errors import (
-    BackendUnavailableError,
-    ConvergenceError,
-    DerivativeError,
-    DomainError,
-    FitInterrupted,
-    FlashGPError,
-    FlashGPWarning,
-    MeasurementDisturbedError,
-    MemoryBudgetError,
-    MissingNameError,
-    ModelFileError,
-    NotPositiveDefiniteError,
-    ProcessGroupError,
-    RankMismatchError,
-    ShapeError,
-)
-from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.foundations.parameters import Parameter
-from flashgp.foundations.report import Report
-from flashgp.inference.gp import GP
 
 __version__ = "0.1.0"
 
-# Names that bring heavier modules along are imported when first used.
-_LATE = {
-    "Fit": ("flashgp.inference.fit", "Fit"),
-    "GPRegressor": ("flashgp.estimator", "GPRegressor"),
-    "Importance": ("flashgp.inference.predict.importance", "Importance"),
-    "Plan": ("flashgp.planner.plan", "Plan"),
-    "Prediction": ("flashgp.inference.predict.prediction", "Prediction"),
-    "Posterior": ("flashgp.inference.posterior", "Posterior"),
-    "Stream": ("flashgp.inference.stream", "Stream"),
-    "TableModel": ("flashgp.table_model", "TableModel"),
-    "bench": ("flashgp.bench", None),
-    "data": ("flashgp.data", None),
-    "doctor": ("flashgp.diagnosis", "doctor"),
-    "fit": ("flashgp.inference.fit", "fit"),
-    "linalg": ("flashgp.linalg", None),
-    "load": ("flashgp.model_files", "load"),
-    "operators": ("flashgp.operators", None),
-    "plan": ("flashgp.inference.plan", "plan"),
-    "plots": ("flashgp.plots", None),
-    "processes": ("flashgp.processes", None),
-    "runtime": ("flashgp.foundations.placement", "runtime"),
-    "save": ("flashgp.model_files", "save"),
-    "tune": ("flashgp.planner.tuning", "tune"),
+# Where names are; torch comes with the first of them, so that the command line can answer Ctrl-C before.
+_HOME = {
+    **dict.fromkeys(
+        (
+            "BackendUnavailableError",
+            "ConvergenceError",
+            "DerivativeError",
+            "DomainError",
+            "FitInterrupted",
+            "FlashGPError",
+            "FlashGPWarning",
+            "MeasurementDisturbedError",
+            "MemoryBudgetError",
+            "MissingNameError",
+            "ModelFileError",
+            "NotPositiveDefiniteError",
+            "ProcessGroupError",
+            "RankMismatchError",
+            "ShapeError",
+        ),
+        "flashgp.foundations.errors",
+    ),
+    "Event": "flashgp.foundations.events",
+    "EventKind": "flashgp.foundations.events",
+    "Fit": "flashgp.inference.fit",
+    "GP": "flashgp.inference.gp",
+    "GPRegressor": "flashgp.estimator",
+    "Importance": "flashgp.inference.predict.importance",
+    "Parameter": "flashgp.foundations.parameters",
+    "Plan": "flashgp.planner.plan",
+    "Posterior": "flashgp.inference.posterior",
+    "Prediction": "flashgp.inference.predict.prediction",
+    "Report": "flashgp.foundations.report",
+    "StopReason": "flashgp.foundations.events",
+    "Stream": "flashgp.inference.stream",
+    "TableModel": "flashgp.table_model",
+    "bench": "flashgp.bench",
+    "data": "flashgp.data",
+    "doctor": "flashgp.diagnosis",
+    "fit": "flashgp.inference.fit",
+    "kernels": "flashgp.kernels",
+    "likelihoods": "flashgp.likelihoods",
+    "linalg": "flashgp.linalg",
+    "load": "flashgp.model_files",
+    "means": "flashgp.means",
+    "operators": "flashgp.operators",
+    "plan": "flashgp.inference.plan",
+    "plots": "flashgp.plots",
+    "processes": "flashgp.processes",
+    "runtime": "flashgp.foundations.placement",
+    "save": "flashgp.model_files",
+    "tune": "flashgp.planner.tuning",
 }
 
 __all__ = [
@@ -103,11 +110,32 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, data, linalg, operators, plots, processes
+    from flashgp import bench, data, kernels, likelihoods, linalg, means, operators, plots, processes
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
+    from flashgp.foundations.errors import (
+        BackendUnavailableError,
+        ConvergenceError,
+        DerivativeError,
+        DomainError,
+        FitInterrupted,
+        FlashGPError,
+        FlashGPWarning,
+        MeasurementDisturbedError,
+        MemoryBudgetError,
+        MissingNameError,
+        ModelFileError,
+        NotPositiveDefiniteError,
+        ProcessGroupError,
+        RankMismatchError,
+        ShapeError,
+    )
+    from flashgp.foundations.events import Event, EventKind, StopReason
+    from flashgp.foundations.parameters import Parameter
     from flashgp.foundations.placement import runtime
+    from flashgp.foundations.report import Report
     from flashgp.inference.fit import Fit, fit
+    from flashgp.inference.gp import GP
     from flashgp.inference.plan import plan
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.predict.importance import Importance
@@ -120,12 +148,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
+    if name not in _HOME:
         raise AttributeError(f"module 'flashgp' has no attribute {name!r}")
-    module, attribute = _LATE[name]
-    lazy_import(module)
-    loaded = importlib.import_module(module)
-    value = loaded if attribute is None else getattr(loaded, attribute)
+    lazy_import(_HOME[name])
+    module = importlib.import_module(_HOME[name])
+    value = module if _HOME[name] == f"flashgp.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

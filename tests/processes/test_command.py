@@ -281,7 +281,7 @@ def test_ctrl_c_is_one_message_and_a_checkpoint_to_go_on_from(tmp_path: Path, ti
 
 STUCK = """
 import ctypes, signal, threading
-from flashgp.cli.ranks import OneInterrupt
+from flashgp.cli.interruption import OneInterrupt
 OneInterrupt(together_seconds=0.2).install()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as a thread that does not come back to Python
 threading.Timer(0.5, print, ["ready"], {"flush": True}).start()

@@ -69,7 +69,7 @@ def commands(block: Block) -> list[list[str]]:
 
 def run_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the command line's entry point; any exit code but 0 is a failure."""
-    from flashgp.cli import main  # the installed command calls it the same way, without arguments
+    from flashgp.cli.application import main  # the installed command calls it the same way, without arguments
 
     monkeypatch.setattr(sys, "argv", ["flashgp", *arguments])
     try:

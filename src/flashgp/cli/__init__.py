@@ -5,28 +5,36 @@ The only place that imports typer.
 
 import gc
 import os
+import signal
 import sys
 import time
 
-from .application import main
-from .ranks import TOGETHER_SECONDS, OneInterrupt, after_first, launched
+from .interruption import TOGETHER_SECONDS, OneInterrupt, before_work, launched
 
-__all__ = ["main", "process"]
+__all__ = ["process"]
 
 
 def process(together_seconds: float = TOGETHER_SECONDS) -> None:
-    """`main` as all that a process does: its time limit counts from the start of the process, and its end does not look
-    through what torch has loaded, which takes longest.
+    """`application.main` as all that a process does: Ctrl-C is answered from here on, its time limit counts from the
+    start of the process, and its end does not look through what torch has loaded, which takes longest.
 
     Args: together_seconds, that the ranks of torchrun have to end together after Ctrl-C.
     """
+    if launched():
+        OneInterrupt(together_seconds).install()
+    elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may ignore it
+        signal.signal(signal.SIGINT, before_work)
+    try:
+        from .application import main
+        from .ranks import after_first
+    except KeyboardInterrupt:
+        before_work()
     gc.freeze()
     began = time.perf_counter() - time.process_time()  # to here one thread has imported, and nothing waited
     if not launched():
         main(began)
         return
     code = 1
-    OneInterrupt(together_seconds).install()
     try:
         main(began)
     except SystemExit as stop:

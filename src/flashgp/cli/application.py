@@ -28,6 +28,7 @@ from flashgp.kernel_expression import GRAMMAR
 
 from .console import Console
 from .given_once import Command, Group
+from .interruption import INTERRUPTED, NOTHING_WRITTEN, before_work, interrupted, launched, silent
 from .options import (
     BenchOptions,
     CommonOptions,
@@ -39,17 +40,7 @@ from .options import (
     UpdateOptions,
 )
 from .paths import require_writable
-from .ranks import (
-    INTERRUPTED,
-    SilentConsole,
-    all_ranks,
-    interrupted,
-    launched,
-    own_stderr,
-    shown_by_another_rank,
-    silent,
-    usage_of_first,
-)
+from .ranks import SilentConsole, all_ranks, own_stderr, shown_by_another_rank, usage_of_first
 
 __all__ = ["application", "main", "placed"]
 
@@ -57,7 +48,6 @@ Work = Callable[[Console], dict[str, Any]]
 
 _BAD_INPUT = 2
 _OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor", "tuning:run_tune")  # which several ranks can do together
-NOTHING_WRITTEN = "interrupted; nothing was written"
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 application = typer.Typer(
@@ -208,16 +198,8 @@ def main(began: float | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
-    if not launched() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may ignore it
-        signal.signal(signal.SIGINT, _before_work)
     with usage_of_first():
         application(obj=began)
-
-
-def _before_work(*_: object) -> None:
-    """Ctrl-C while words are read, where typer would say another sentence and end with 1."""
-    os.write(2, f"error: {NOTHING_WRITTEN}\n".encode())
-    raise SystemExit(INTERRUPTED)
 
 
 def placed(threads: int | None, cores: str | None, numa: int | None) -> AbstractContextManager[Placement | None]:
@@ -247,7 +229,7 @@ def _run(
     what was given is to blame."""
     as_json = common.as_json or (profiling is not None and profiling.json)
     console = SilentConsole(began) if silent() else Console(json=as_json, quiet=common.quiet, began=began)
-    if signal.getsignal(signal.SIGINT) is _before_work:
+    if signal.getsignal(signal.SIGINT) is before_work:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on work may have to be put away
     try:
         with own_stderr(), console.listening(), place:

@@ -6,10 +6,7 @@ do: launching.
 
 import json
 import os
-import signal
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -19,30 +16,23 @@ from flashgp.foundations.errors import ProcessGroupError
 from flashgp.processes.group import ALONE, Group, GroupSettings
 
 from .console import Console
+from .interruption import INTERRUPTED, interrupted, launched, silent
 
 __all__ = [
-    "INTERRUPTED",
-    "TOGETHER_SECONDS",
-    "OneInterrupt",
     "SilentConsole",
     "after_first",
     "all_ranks",
     "explained",
-    "interrupted",
-    "launched",
     "leave_group",
     "own_stderr",
     "shown_by_another_rank",
-    "silent",
     "usage_of_first",
     "warn_of_others",
 ]
 
 # Seconds that ranks wait for each other: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
-INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
 LAST_WORD_SECONDS = 10.0  # that rank 0 has to say what failed, from the end of another rank on
-TOGETHER_SECONDS = 10.0  # from Ctrl-C on, in which ranks end together; torchrun kills its processes after 30
 
 
 class SilentConsole(Console):
@@ -64,63 +54,11 @@ class SilentConsole(Console):
         pass
 
 
-def launched() -> bool:
-    """Whether torchrun, or who sets its variables, has started several processes."""
-    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
-
-
-def silent() -> bool:
-    """Whether another rank has the voice."""
-    return launched() and os.environ["RANK"] != "0"
-
-
-class OneInterrupt:
-    """What a rank does with Ctrl-C, once. The terminal sends it to every process, and torchrun again to those that it
-    has started: no other one may end what the first has begun, telling the others and saying one message.
-
-    A rank that waits for another, inside torch, does not see it: a thread ends the process where the ranks have not
-    ended together in time.
-
-    Args: together_seconds, that they have from Ctrl-C on. Field: heard, whether it has come.
-    """
-
-    def __init__(self, together_seconds: float = TOGETHER_SECONDS) -> None:
-        self.heard, self._together_seconds = False, together_seconds
-
-    def __call__(self, *_: object) -> None:
-        if not self.heard:
-            self.heard = True
-            raise KeyboardInterrupt
-
-    def install(self) -> None:
-        """From now on, in this process, which ends with its command."""
-        heard, told = socket.socketpair()
-        told.setblocking(False)
-        signal.signal(signal.SIGINT, self)
-        signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
-        threading.Thread(target=self._end, args=(heard,), daemon=True).start()
-
-    def _end(self, heard: socket.socket) -> None:
-        while heard.recv(1) != bytes([signal.SIGINT]):
-            pass
-        time.sleep(self._together_seconds)
-        if not silent():
-            text = f"error: interrupted; the processes did not end together within {self._together_seconds:g} s\n"
-            os.write(2, text.encode())
-        os._exit(INTERRUPTED)
-
-
 def after_first(code: int) -> None:
     """Let rank 0 say what failed: torchrun ends all ranks as soon as one has failed, this one with them."""
     if silent() and code not in (0, INTERRUPTED) and "TORCHELASTIC_RUN_ID" in os.environ:
         with suppress(KeyboardInterrupt):
             time.sleep(LAST_WORD_SECONDS)
-
-
-def interrupted() -> bool:
-    """Whether Ctrl-C has come to this rank: what then goes wrong between ranks is how the others ended."""
-    handler = signal.getsignal(signal.SIGINT)
-    return isinstance(handler, OneInterrupt) and handler.heard
 
 
 @contextmanager

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 __all__ = ["lazy_import", "load_autograd", "no_forks"]
 
 _lock = threading.RLock()  # re-entrant: compiling imports, and a fork may come from inside
@@ -40,6 +38,8 @@ def lazy_import(module: str) -> None:
 @functools.cache
 def load_autograd() -> None:
     """What torch imports at a process's first gradient, SymPy among it: half a second, before gradients are timed."""
+    import torch
+
     with no_forks(), torch.inference_mode(False), torch.enable_grad():
         one = torch.ones((), device="cpu", requires_grad=True)
         torch.autograd.grad(one.exp(), one, torch.ones_like(one))
