@@ -101,6 +101,30 @@ def test_two_digits_of_a_year_are_asked_for_and_taken(tmp_path, form):
     assert [shown_date(day) for day in read_dates(["1/1/68", "1/1/69"]).days] == ["2068-01-01", "1969-01-01"]
 
 
+@pytest.mark.parametrize(
+    ("cells", "readings", "day"),
+    [
+        (["Jan-20", "Feb-20", "Dec-31"], "'Jan-20' at .* as the month 2020-01 or the day 01-20 without a year", 18262),
+        (["Jan-20", "Mar-21", "", "NA"], "'Jan-20' at .* as the month 2020-01 or the day 01-20 without a year", 18262),
+        (["Jan-20", "Feb-45"], "'Jan-20' at .* as 2020-01-01 or 1920-01-01", 18262),
+        (["05-Jan-00", "06-Jan-00"], "'05-Jan-00' at .* as 2000-01-05 or 1900-01-05", 10961),
+        (["Jan 5, 70", "Jan 6, 70"], "'Jan 5, 70' at .* as 1970-01-05 or 2070-01-05", 4),
+        (["31/12/70", "1/1/71"], "'31/12/70' at .* as 1970-12-31 or 2070-12-31", 364),
+        (["1/1/70", "2/2/70"], "'1/1/70' at .* as 1970-01-01 or 2070-01-01", 0),
+        (["5/1/70", "2/2/70"], "'5/1/70' at .* as 1970-01-05 by dmy or 1970-05-01 by mdy", 4),
+        (["1/1/1970", "2/2/1970"], "'1/1/1970' at .* as 1970-01-01 by either", 0),
+    ],
+)
+@pytest.mark.parametrize("how", ["csv", "parquet"])
+def test_the_readings_of_a_question_differ(tmp_path, how, cells, readings, day):
+    read = table(cells, tmp_path, how, 4)
+    which = "which" if " by " in readings else "the first"
+    with pytest.raises(DomainError, match=rf"{readings}: say {which} by dates='dmy' \(--dates dmy\).*YYYY-MM-DD"):
+        Encoding.learn(read, "y")
+    learned = Encoding.learn(read, "y", dates="dmy", missing="drop")  # the first
+    assert learned.apply(read, need_target=True, missing="drop").x[0, 0] == day
+
+
 def test_a_column_that_tells_its_order_refuses_another(tmp_path):
     read = table([day.strftime("%d/%m/%Y") for day in DAYS], tmp_path, "csv")
     with pytest.raises(

@@ -30,6 +30,7 @@ _WAYS_OUT = {
     "seasons of two years": "write them as one year",
     "days without a year": "add the year, as YYYY-MM-DD",
 }
+_CENTURY = 2000
 _MOST = 0.5  # of the cells
 _RATIO = re.compile(r"\d+:\d+", re.ASCII)  # 1:100
 
@@ -37,9 +38,10 @@ _RATIO = re.compile(r"\d+:\d+", re.ASCII)  # 1:100
 def open_reading(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
     """What a user has to say of all cells of a column before it can be learned; None where nothing is open."""
     if column.doubt is None or np.ptp(column.values[~np.isnan(column.values)]) == 0:
-        orders = " or ".join(f"dates={order!r} (--dates {order})" for order in column.readings)
         what = open_dates(table, column)
-        return what and f"{what}: say which by {orders}, or write them as YYYY-MM-DD"
+        orders = " or ".join(f"dates={order!r} (--dates {order})" for order in column.readings)
+        which = "the first" if what and column.cells is not None and _is_century_open(column) else "which"
+        return what and f"{what}: say {which} by {orders}, or write them as YYYY-MM-DD"
     row = int(np.argmax(~np.isnan(column.values)))
     what, otherwise = _DOUBTS[column.doubt]
     text = column.text(row)
@@ -55,22 +57,45 @@ def _ways_out(table: Table, column: Column, role: Literal["input", "target"], ot
 
 
 def open_dates(table: Table, column: Column) -> str | None:
-    """What is open of dates: the order of day and month, or the century; None where nothing is."""
+    """What is open of dates: the order of day and month, the century, or what two digits are; None where nothing is."""
     if not column.undecided:
         return None
-    given, days = ~np.isnan(column.values), [*column.readings.values()]
-    differs = given & (days[0] != days[-1])
-    row = int(np.argmax(differs if differs.any() else given))
+    differs = _differs(column)
+    row = int(np.argmax(differs if differs.any() else ~np.isnan(column.values)))
     text = column.text(row)
-    each = {order: shown_date(float(of[row]), time=False) for order, of in column.readings.items()}
-    example = (
-        ""
-        if text is None
-        else f", {quoted(text)} at {table.where(row)} as "
-        + " or ".join(f"{day} by {order}" for order, day in each.items())
-    )
+    days = {order: shown_date(float(of[row]), time=False) for order, of in column.readings.items()}
+    if differs.any():
+        readings = " or ".join(f"{day} by {order}" for order, day in days.items())
+    elif _is_century_open(column):
+        readings = " or ".join(_with_other_year(column, next(iter(days.values()))))
+    else:
+        readings = f"{next(iter(days.values()))} by either"
+    example = "" if text is None else f", {quoted(text)} at {table.where(row)} as {readings}"
     why = "dates with years of two digits" if column.short_years else "dates of which day and month are open"
     return f"{why}{example}"
+
+
+def _differs(column: Column) -> npt.NDArray[np.bool_]:
+    """In which rows the order of day and month makes another date, (rows,)."""
+    days = [*column.readings.values()]
+    return ~np.isnan(column.values) & (days[0] != days[-1])
+
+
+def _is_century_open(column: Column) -> bool:
+    """Whether years of two digits are what is open of dates, and no order of day and month."""
+    return column.short_years and not _differs(column).any()
+
+
+def _with_other_year(column: Column, day: str) -> tuple[str, str]:
+    """A day of a year of two digits, and what else its text may be: of another century, or two digits that are a day
+    where they are in all rows."""
+    written = column.written
+    if written is not None:
+        used = np.unique(written.values[~np.isnan(column.values)]).astype(np.int64)
+        if days_without_year([written.levels[code] for code in used]).all():
+            return f"the month {day[:7]}", f"the day {day[5:7]}-{day[2:4]} without a year"
+    year = int(day[:4])
+    return day, f"{year + (100 if year < _CENTURY else -100)}{day[4:]}"
 
 
 def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
