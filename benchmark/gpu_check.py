@@ -472,11 +472,12 @@ def conditioning_cell(n: int, d: int, device: str = "cuda", **options: Any) -> d
         torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         peak = torch.cuda.max_memory_allocated() - before
+    work = ", ".join(map(str, options.values())) or "dense"
     return {
-        "work": f"condition {options or ''}", "n": n, "d": d, "seconds": seconds, "route": report.route,
+        "work": f"posterior, {work}", "n": n, "d": d, "seconds": seconds, "route": report.route,
         "backend": report.backend, "iterations": report.iterations, "relative_residual": report.relative_residual,
-        "error_bound": report.error_bound, "peak_bytes_above_data": peak,
-        "planned_bytes": report.predicted_bytes, "planned_seconds": report.predicted_seconds,
+        "error_bound": report.error_bound, "peak_bytes_above_data": peak, "planned_bytes": report.predicted_bytes,
+        "planned_seconds": report.predicted_seconds,
     }  # fmt: skip
 
 
@@ -561,6 +562,28 @@ def speed(deadline: float) -> list[dict[str, Any]]:
         rows.append(row)
         print(_line(row), flush=True)
     return rows
+
+
+COLUMNS = [
+    {"key": "work", "title": "work"}, {"key": "n", "title": "rows", "format": "integer"},
+    {"key": "d", "title": "columns", "format": "integer"},
+    {"key": "t", "title": "right-hand sides", "format": "integer"}, {"key": "backend", "title": "backend"},
+    "seconds", {"key": "giga_pairs", "title": "G pairs/s", "format": "integer"},
+    {"key": "max_relative_error", "title": "largest error", "format": "error"},
+    {"key": "relative_residual", "title": "relative residual", "format": "error"},
+    {"key": "peak_bytes_above_data", "title": "peak above the data", "format": "bytes"},
+]  # fmt: skip
+
+
+def table_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a page shows of the cells: those measured, tiles of a sweep left out."""
+    shown = []
+    for row in results:
+        if row["outcome"] == "measured" and not row["work"].startswith("sweep"):
+            kept = {k: v for k, v in row.items() if k != "outcome"}
+            pairs = row.get("pairs_per_second")
+            shown.append(kept | ({} if pairs is None else {"giga_pairs": pairs / 1e9}))
+    return shown
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -650,7 +673,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     kept = LINALG_SECONDS if given.budget >= BUDGET_SECONDS else 0.0
     rows = speed(started + given.budget - kept)
-    payload = {"title": "Products on a GPU", "dtype": "float32", "seed": 0, "correct": not failed, "results": rows}
+    payload = {
+        "title": "Products and posteriors on a GPU", "seed": 0, "correct": not failed, "results": rows,
+        "columns": COLUMNS, "rows": table_rows(rows),
+    }  # fmt: skip
     write_record(given.records / "gpu_speed.json", payload)
     linalg(started + given.budget, given.records)
     print(f"gpu-check: {time.monotonic() - started:.0f} s; records in {given.records}")
