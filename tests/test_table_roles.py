@@ -238,3 +238,53 @@ def test_a_refusal_of_a_frame_names_types_of_categories_where_they_work() -> Non
 @pytest.mark.parametrize("cells", [["1:10", "1:20", "1:50"], ["0:30", "24:00", "12:59:59"]])
 def test_times_that_a_clock_shows_stay_times(tmp_path: Path, cells: list[str]) -> None:
     assert Encoding.learn(column(tmp_path, cells * 3), "y").inputs[0].kind == "time"
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "said"),
+    [
+        (
+            ["01234", "10115", "02345"] * 3,
+            "category",
+            "holds digits after a zero, such as '01234', so each is a category",
+        ),
+        (["01", "1", "2", "-", "NA"] * 3, "category", "so each is a category: write them without these zeros where"),
+        (
+            [f"{row:05d}" for row in range(990, 1020)],
+            "number",
+            "taken as numbers: leave it out by drop=['a'] (--drop a)",
+        ),
+        (
+            [f"{row % 25:03d}" for row in range(30)],
+            "number",
+            "taken as numbers: take them as categories by categorical=",
+        ),
+        (
+            [f"{row:03d}" for row in range(9)],
+            "number",
+            "taken as numbers: take them as categories by categorical=['a']",
+        ),
+        (["05", "5.5", "12.25"] * 3, "number", "taken as numbers: take them as categories by categorical=['a']"),
+        (["-05", "0.5", "0", "10", "00.5"] * 3, "number", ""),
+        (["007", "007"], None, ""),
+    ],
+)
+def test_digits_after_a_zero_are_codes(tmp_path: Path, cells: list[str], kind: str | None, said: str) -> None:
+    table = column(tmp_path, cells)
+    encoding = Encoding.learn(table, "y", missing="drop")
+    assert [one.kind for one in encoding.inputs if one.name == "a"] == ([] if kind is None else [kind])
+    assert not said or any(said in note for note in encoding.notes)
+    assert any("after a zero" in note for note in encoding.notes) == bool(said)
+    if "categorical" in said:
+        encoding = Encoding.learn(table, "y", categorical=["a"])
+        assert encoding.inputs[0].levels == tuple(sorted({*cells}))
+        assert not any("after a zero" in note for note in encoding.notes)
+    elif "drop" in said:
+        assert [one.name for one in Encoding.learn(table, "y", drop=["a"]).inputs] == ["b"]
+    elif kind == "category":
+        assert encoding.apply(column(tmp_path, cells[:1]), need_target=False).x[0, 0] == sorted({*cells}).index(
+            cells[0]
+        )
+        unpadded = column(tmp_path, [cell.lstrip("0") for cell in cells])
+        assert Encoding.learn(unpadded, "y", missing="drop").inputs[0].kind == "number"
+    assert Encoding.learn(table, "a", missing="drop").target == "a"

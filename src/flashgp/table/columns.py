@@ -44,6 +44,7 @@ class Column:
         unnamed: whether the file gives it no name.
         doubt: what else than its kind all its cells may be, which only a user knows: "codes" in groups of digits,
             "seasons", two years each, or "days" without a year.
+        padded: whether some of its numbers are digits after a zero, as post codes and other names are.
         blanks: cells such as "-" that were taken for missing values, since all others are numbers, booleans or dates.
     """
 
@@ -60,6 +61,7 @@ class Column:
     blanks: tuple[str, ...] = ()
     unnamed: bool = False
     doubt: Doubt | None = None
+    padded: bool = False
 
     @property
     def given(self) -> int:

@@ -18,7 +18,7 @@ from ..foundations.errors import BackendUnavailableError, ShapeError
 from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Doubt, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
-from .numbers import DECIMAL_COMMA, before_percent, number_of
+from .numbers import DECIMAL_COMMA, before_percent, has_names, number_of
 from .thousands import may_be_codes, without_thousands
 
 __all__ = [
@@ -99,7 +99,8 @@ def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.b
         inexact = _inexact_text(given, numbers)
         place = None if inexact is None else (int(np.flatnonzero(present)[inexact[0]]), inexact[1])
         doubt: Doubt | None = "codes" if may_be_codes(pyarrow.compute, given) else None
-        return Column(name, "number", _spread(present, numbers), inexact=place, doubt=doubt)
+        padded = has_names(pyarrow.compute, given)
+        return Column(name, "number", _spread(present, numbers), inexact=place, doubt=doubt, padded=padded)
     coded = given.combine_chunks().dictionary_encode()
     codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
     if {level.lower() for level in levels} <= {"true", "false"}:

@@ -20,7 +20,7 @@ from .columns import Kind, Table, listed, quoted
 from .dates import Order
 from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of, time_position
 from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason
-from .roles import MISSING_LEVEL, names_rows, with_categories, with_missing_level
+from .roles import MISSING_LEVEL, names_rows, with_categories, with_codes, with_missing_level
 
 __all__ = ["EncodedTable", "Encoding", "Missing"]
 
@@ -101,7 +101,8 @@ class Encoding:
             missing: "error" refuses rows with a missing value, "drop" leaves them out.
             dates: "dmy" or "mdy", the order of day and month in dates such as 05/01/2000; None where columns tell it.
             categorical: columns of which each value is a category, likewise.
-        Returns: the encoding; its notes name categories, dates, and the constant or empty columns that it leaves out.
+        Returns: the encoding; its notes name categories, codes and dates, and the constant or empty columns that it
+            leaves out.
         Raises: DomainError for a column that cannot be used (all are named), a target that is not numeric, missing
             values under "error", infinite values, or when no input remains.
         Cost: O(rows x columns).
@@ -127,7 +128,7 @@ class Encoding:
                 "it."
             )
         codes = [place for choice in categorical if (place := table.position(choice, "categorical")) in used]
-        table = with_categories(table, codes)
+        table = with_codes(with_categories(table, codes), used, notes)
         table = _with_dates(in_order(table, used, dates), used, notes)
         _ = learned_inputs(table, used)  # refuses what cannot be used
         table = _with_missing_levels(table, used, notes)

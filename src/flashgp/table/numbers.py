@@ -1,8 +1,9 @@
 """Numbers and percentages as text."""
 
 import re
+from typing import Any
 
-__all__ = ["DECIMAL_COMMA", "before_percent", "is_name", "number_of"]
+__all__ = ["DECIMAL_COMMA", "before_percent", "has_names", "is_name", "number_of"]
 
 DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 _NAME = re.compile(r"0\d+", re.ASCII)
@@ -20,6 +21,12 @@ def number_of(cell: str) -> float | None:
 def is_name(cell: str) -> bool:
     """Whether a cell is digits after a zero, as of post codes: 01 is another name than 1."""
     return _NAME.fullmatch(cell) is not None
+
+
+def has_names(compute: Any, cells: Any) -> bool:
+    """Whether some cells, Arrow text, are names of digits."""
+    from_zero = cells.filter(compute.starts_with(cells, "0"))
+    return bool(compute.any(compute.match_substring_regex(from_zero, f"^{_NAME.pattern}$"), min_count=0).as_py())
 
 
 def before_percent(text: str) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 from ..foundations.errors import DomainError
 from .columns import Column, Table, quoted
 from .conversion import MISSING
+from .numbers import is_name
 
 __all__ = [
     "FEW_LEVELS",
@@ -17,6 +18,7 @@ __all__ = [
     "has_few_levels",
     "names_rows",
     "with_categories",
+    "with_codes",
     "with_missing_level",
 ]
 
@@ -35,6 +37,28 @@ def names_rows(column: Column) -> bool:
     if column.kind == "number" and np.any(column.values % 1):
         return False
     return column.kind in ("number", "category") and len(np.unique(column.values)) == len(column.values)
+
+
+def with_codes(table: Table, columns: Sequence[int], notes: list[str]) -> Table:
+    """The table of which columns with few numbers, some of them digits after a zero, are categories as they are
+    written. The notes say which, and which of the others stay numbers although they may be codes."""
+    found = list(table.columns)
+    for index in columns:
+        column = found[index]
+        if column.kind != "number" or not column.padded:
+            continue
+        codes = _category(column)
+        count = len(codes.levels)
+        example = next(level for level in codes.levels if is_name(level))
+        holds = f"column {quoted(column.name)} holds digits after a zero, such as {quoted(example)}"
+        values = column.values[~np.isnan(column.values)]
+        if 1 < count <= min(FEW_LEVELS, codes.given - 1) and not np.any((values < 0) | (values % 1 != 0)):
+            found[index] = codes
+            notes.append(f"{holds}, so each is a category: write them without these zeros where they are numbers.")
+        elif count > 1:
+            drop = f"leave it out by drop={[column.name]!r} (--drop {shlex.quote(column.name)})"
+            notes.append(f"{holds}, taken as numbers: {as_categories(table, column) or drop} where they are codes.")
+    return replace(table, columns=tuple(found))
 
 
 def with_missing_level(column: Column) -> Column:
