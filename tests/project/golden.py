@@ -668,6 +668,111 @@ def factorisations() -> Values:
     }
 
 
+# -- approximations, several outputs, two ranks ---------------------------------------------------------------------
+def approximated(kind: str, **options: Any) -> dict[str, Any]:
+    sizes = {"inducing": 40} | ({"neighbours": 12} if kind == "full_scale" else {})
+    return {"approximation": kind, "memory": MEMORY, "deterministic": True, "seed": 5, **sizes, **options}
+
+
+def approximate_questions(kind: str) -> Values:
+    """Conditioning, what is left out, rows that come, functions of the posterior, and a file."""
+    x, y = table(260)
+    at = points(6, 2, 9)
+    post = model().condition(x, y, **approximated(kind))
+    later = post.append(points(7, 2, 30), response(points(7, 2, 30), 31))
+    with tempfile.TemporaryDirectory() as folder:
+        fgp.save(post, Path(folder) / "post.fgp")
+        again = fgp.load(Path(folder) / "post.fgp").predict(at)
+    left_out = {} if kind == "sparse" else {"left out": post.leave_one_out().mean[::20]}
+    return {
+        **answers(post, at),
+        **left_out,
+        "log marginal likelihood": post.log_marginal_likelihood(),
+        "paths": post.paths(2, features=128, seed=3)(at),
+        **{f"appended: {name}": value for name, value in answers(later, at).items()},
+        "appended: log marginal likelihood": later.log_marginal_likelihood(),
+        "loaded: mean": again.mean,
+        "loaded: variance": again.variance,
+    }
+
+
+def approximate_fit(kind: str) -> Values:
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0]))
+    options = approximated(kind, starts=1, max_iterations=8, progress=False)
+    return fitted(fgp.fit(gp, *table(600), **options), points(5, 2, 9))
+
+
+@scenario(deterministic=True)
+def full_scale_posterior() -> Values:
+    return approximate_questions("full_scale")
+
+
+@scenario(deterministic=True)
+def sparse_posterior() -> Values:
+    return approximate_questions("sparse")
+
+
+@scenario(deterministic=True, tolerance=1e-6)
+def full_scale_fit() -> Values:
+    return approximate_fit("full_scale")
+
+
+@scenario(deterministic=True, tolerance=1e-6)
+def sparse_fit() -> Values:
+    return approximate_fit("sparse")
+
+
+@scenario(deterministic=True, tolerance=1e-6)
+def fit_of_outputs() -> Values:
+    """Exact, each output with a noise variance of its own, cells missing."""
+    x, y = table(70)
+    y = torch.stack([y, 0.5 * response(x, 5)], -1)
+    y[3, 0] = y[5:9, 1] = math.nan
+    gp = fgp.GP(matern(), likelihood=fgp.likelihoods.Gaussian(noise_variance=0.05), outputs=2)
+    fit = fgp.fit(gp, x, y, starts=1, max_iterations=8, deterministic=True, progress=False)
+    return {**raw(fit.gp), **answers(fit.posterior, points(5, 2, 9))}
+
+
+def of_rank() -> Values:
+    """What each of two processes does: a fit by every engine and its posterior, rows dealt out in turn."""
+    group = torch.distributed.group.WORLD
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    x, y = table(300)
+    found: Values = {}
+    for kind in ("exact", "full_scale", "sparse"):
+        gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0]))
+        own: dict[str, Any] = {"memory": MEMORY, "deterministic": True} if kind == "exact" else approximated(kind)
+        own |= {"starts": 1, "max_iterations": 4, "progress": False, "group": group}
+        fit = fgp.fit(gp, x[rank::size], y[rank::size], **own)
+        found |= {f"{kind}: {name}": value for name, value in fitted(fit, points(5, 2, 9)).items()}
+    return found
+
+
+@scenario(tolerance=1e-6, against=1e-14)  # the same bits too, but two processes twice take long
+def two_ranks() -> Values:
+    """Rank 0's values, from two processes."""
+    script = """import pickle, sys, warnings, golden, torch
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+store, out, rank = sys.argv[1:]
+torch.distributed.init_process_group("gloo", init_method="file://" + store, rank=int(rank), world_size=2)
+values = golden.of_rank()
+if rank == "0":
+    pickle.dump(values, open(out, "wb"))
+torch.distributed.destroy_process_group()
+"""
+    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as folder:
+        store, out = Path(folder) / "store", Path(folder) / "values.pickle"
+        command = [sys.executable, "-c", script, str(store), str(out)]
+        ranks = [subprocess.Popen([*command, str(r)], env={**os.environ, "PYTHONPATH": paths}) for r in range(2)]
+        codes = [rank.wait(timeout=600) for rank in ranks]
+        if any(codes):
+            raise RuntimeError(f"ranks ended with exit codes {codes}")
+        found: Values = pickle.loads(out.read_bytes())
+    return found
+
+
 # -- the file, and other checkouts --------------------------------------------------------------------------------
 def computed(name: str) -> Arrays:
     """The values of a scenario, float64 arrays by name."""
