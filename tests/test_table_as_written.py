@@ -78,7 +78,7 @@ def test_marks_of_percentages_are_refused_as_those_of_numbers(tmp_path: Path) ->
         read(tmp_path, "a;b\n1,234%;1\n2%;1\n")
     mixed = read(tmp_path, "a;b\n1.5%;1\n1.5%;2\n2,5%;3\n")
     with pytest.raises(
-        DomainError, match="2 of 3 cells are percentages with a decimal point, the first that is not is '2,5%' at row 3"
+        DomainError, match=r"\(percentages with decimal commas, the first '2,5%' at row 3.*: write points, or take"
     ):
         Encoding.learn(mixed, "b")
 
@@ -102,12 +102,32 @@ def test_groups_between_points_do_not_decide_what_other_points_are(tmp_path: Pat
 
 def test_quoted_decimal_commas_between_commas_are_no_categories(tmp_path: Path) -> None:
     """Seen red: three categories, without a word."""
-    table = read(tmp_path, "a,y\n" + "".join(f'"{row % 3},5",{row}\n' for row in range(9)))
+    rows = "".join(f'"{row % 3},5",{row}\n' for row in range(9))
+    table = read(tmp_path, "a,y\n" + rows)
     with pytest.raises(
-        DomainError, match=r"numbers with decimal commas, the first '0,5' at row 1.*write points, or take"
+        DomainError,
+        match=r"numbers with decimal commas, the first '0,5' at row 1 .*: write points, or have them read by "
+        r"decimal=',' \(--decimal ,\), or take",
     ):
         Encoding.learn(table, "y")
     assert Encoding.learn(table, "y", categorical=["a"]).inputs[0].levels == ("0,5", "1,5", "2,5")
+    assert read(tmp_path, "a,y\n" + rows, decimal=",").columns[0].values.tolist() == [0.5, 1.5, 2.5] * 3
+    points = read(tmp_path, "a,y\n" + rows.replace("\n", ".5\n"))
+    with pytest.raises(DomainError, match=r"with decimal commas, the first '0,5' at row 1 .*: write points, or take"):
+        Encoding.learn(points, "y")
+    with pytest.raises(
+        DomainError, match=r"'y' \(.*: write points, or have them read by decimal=',' \(--decimal ,\)\)"
+    ):
+        Encoding.learn(read(tmp_path, "y,a\n" + "".join(f'"{row % 3},5",{row}\n' for row in range(9))), "y")
+
+
+def test_rows_that_may_be_comments_are_refused_with_the_option(tmp_path: Path) -> None:
+    text = "a,y\n1,2\n#2,3\n3,4\n4,6\n"
+    with pytest.raises(DomainError, match=r"'#2' at row 2 \(line 3\): leave such lines out by comment='#' \(--comment"):
+        Encoding.learn(read(tmp_path, text), "y")
+    assert Encoding.learn(read(tmp_path, text, comment="#"), "y").inputs[0].kind == "number"
+    with pytest.raises(DomainError, match=r"'#2' at row 2 \(line 3\): take them"):
+        Encoding.learn(read(tmp_path, "y,a\n2,1\n3,#2\n4,3\n6,4\n"), "y")
 
 
 @pytest.mark.parametrize("delimiter", [None, ",", ";"])

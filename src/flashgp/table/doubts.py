@@ -5,7 +5,7 @@ would take the order of all others away.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,8 +25,8 @@ _DOUBTS: dict[Doubt, tuple[str, str]] = {
 }
 _WAYS_OUT = {
     "numbers with decimal commas": "write points",
+    "percentages with decimal commas": "write points",
     "dates written alike": "write all in one form, such as YYYY-MM-DD",
-    "percentages with a decimal point": "write all with one",
     "seasons of two years": "write them as one year",
     "days without a year": "add the year, as YYYY-MM-DD",
 }
@@ -49,10 +49,10 @@ def open_reading(table: Table, column: Column, role: Literal["input", "target"])
     return f"{what}{example}{_ways_out(table, column, role, otherwise)}"
 
 
-def _ways_out(table: Table, column: Column, role: Literal["input", "target"], other: str | None) -> str:
+def _ways_out(table: Table, column: Column, role: Literal["input", "target"], *others: str | None) -> str:
     """What a user can do, of an input categories too, where they work."""
     categories = as_categories(table, column) if role == "input" else None
-    ways = [way for way in (other, categories) if way is not None]
+    ways = [way for way in (*others, categories) if way is not None]
     return f": {', or '.join(ways)}" if ways else ""
 
 
@@ -113,22 +113,37 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
     these = found[what]
     if what == "dates" and these.all():
         what, these = "dates written alike", likely_dates(column.levels, counts)[1]
-    if what == "percentages" and these.all():
-        what = "percentages with a decimal point"
-        these = np.array([_is_number(before_percent(level), ".") for level in column.levels], bool)
-    if what == "numbers" and these.all():
-        what, these = "numbers with decimal commas", np.array([not _is_number(one, ".") for one in column.levels], bool)
-        if role == "target" or not these.any():
-            return None  # numbers that a typed file keeps as text
+    unlike, share = ~these, f"{counts[these].sum()} of {counts.sum()} cells are "
+    if these.all():
         unlike, share = these, ""
-    else:
-        unlike = these if these.all() else ~these
-        share = "" if these.all() else f"{counts[these].sum()} of {counts.sum()} cells are "
+        if what in ("numbers", "percentages"):
+            unlike = np.array([not _is_number(before_percent(level) or level, ".") for level in column.levels], bool)
+            what = f"{what} with decimal commas"
+        if not unlike.any():
+            return None  # numbers that a typed file keeps as text
     row = int(np.argmax(np.isin(column.values, np.flatnonzero(unlike))))
     text = f"{quoted(str(column.text(row)))} at {table.where(row)}"
-    ratios = what == "clock times" and all(map(_RATIO.fullmatch, column.levels))
-    ways = _ways_out(table, column, role, "write ratios as one number" if ratios else _WAYS_OUT.get(what))
-    return f"{share}{what}, the first {'that is not is ' if share else ''}{text}{ways}"
+    differing = [level for level, is_one in zip(column.levels, unlike, strict=True) if is_one]
+    ways = [_WAYS_OUT.get(what), *_by_options(table, column, what, differing)]
+    if what == "clock times" and all(map(_RATIO.fullmatch, column.levels)):
+        ways.append("write ratios as one number")
+    return f"{share}{what}, the first {'that is not is ' if share else ''}{text}{_ways_out(table, column, role, *ways)}"
+
+
+def _by_options(table: Table, column: Column, what: str, differing: Sequence[str]) -> list[str]:
+    """How a table of text is read for a slip to be none."""
+    if table.lines is None:
+        return []
+    if what.endswith("with decimal commas"):
+        numeric = [one for one in table.columns if one.kind in ("number", "percentage")]
+        return [] if any(map(_has_points, (column, *numeric))) else ["have them read by decimal=',' (--decimal ,)"]
+    if column.name == table.names[0] and all(level.startswith("#") for level in differing):
+        return ["leave such lines out by comment='#' (--comment '#')"]
+    return []
+
+
+def _has_points(column: Column) -> bool:
+    return column.written is not None and any("." in level for level in column.written.levels)
 
 
 def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.bool_]]:

@@ -3,7 +3,6 @@
 Everything here names rows and columns of the table as read; which columns a model wants is `encoding`'s matter.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -16,7 +15,7 @@ from .columns import Column, Kind, Table, listed, quoted
 from .conversion import MISSING
 from .dates import ORDERS, Order, shown_date
 from .doubts import open_dates, open_reading, slip
-from .numbers import DECIMAL_COMMA, is_name, number_of
+from .numbers import is_name, number_of
 from .roles import FEW_LEVELS, MISSING_LEVEL, as_categories, has_few_levels
 
 __all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
@@ -51,7 +50,8 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
                 f"{len(column.levels)} categories in {given} rows, each in one alone, which says nothing of another row"
                 f"{': have it as numbers, not as categories' if numbers else ''}"
             )
-    labels = f", {CLASSIFICATION}" if role == "target" and len(column.levels) <= FEW_LEVELS else ""
+    few = role == "target" and len(column.levels) <= FEW_LEVELS
+    labels = f", {CLASSIFICATION}" if few and slip(table, column, role) is None else ""
     categories = as_categories(table, column) if role == "input" else None
     way_out = "" if categories is None else f"; {categories}"
     return (
@@ -320,8 +320,6 @@ def _number_hint(table: Table, column: Column) -> str:
     numeric = np.array([number_of(level) is not None for level in column.levels])
     if numeric.all():
         return ", numbers that are kept as text: convert the column to numbers"
-    if all(re.fullmatch(DECIMAL_COMMA, level) for level in column.levels):
-        return ", numbers with decimal commas" + (": read it with decimal=','" if table.first_row else "")
     given = ~np.isnan(column.values)
     is_text = np.zeros(table.rows, bool)
     is_text[given] = ~numeric[column.values[given].astype(np.int64)]
