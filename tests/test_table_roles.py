@@ -221,6 +221,16 @@ def test_a_refusal_names_categories_where_they_work(tmp_path: Path, cells: list[
         Encoding.learn(table, "y", drop=["b"])  # which leaves no other input
 
 
+def test_a_refusal_of_parts_counts_what_is_known(tmp_path: Path) -> None:
+    cells = ["0", "1", "2", "3+"]
+    pyarrow.parquet.write_table(pyarrow.table({"a": cells * 9, "y": [*range(36)]}), tmp_path / "t.parquet")
+    parts = ParquetParts(str(tmp_path / "t.parquet"))
+    said = r"'a' \(3 of 4 distinct values are numbers, the first that is not is '3\+' at one of its rows: take"
+    with pytest.raises(fgp.DomainError, match=said):
+        learn_encoding(parts, "y", (), "error")
+    assert learn_encoding(parts, "y", (), "error", None, ("a",))[0].inputs[0].levels == tuple(cells)
+
+
 def test_a_refusal_of_a_frame_names_types_of_categories_where_they_work() -> None:
     for cells, work in ((["0", "1", "2", "3+"] * 6, True), ([*map(str, range(23)), "2a"], False)):
         frame = pd.DataFrame({"a": cells, "y": [*range(24)]})

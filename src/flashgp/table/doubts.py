@@ -113,7 +113,10 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
     these = found[what]
     if what == "dates" and these.all():
         what, these = "dates written alike", likely_dates(column.levels, counts)[1]
-    unlike, share = ~these, f"{counts[these].sum()} of {counts.sum()} cells are "
+    share = f"{counts[these].sum()} of {counts.sum()} cells are "
+    if counts.sum() != column.given:  # a column that stands for many parts holds each value once
+        share = f"{these.sum()} of {len(these)} distinct values are "
+    unlike = ~these
     if these.all():
         unlike, share = these, ""
         if what in ("numbers", "percentages"):
