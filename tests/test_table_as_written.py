@@ -296,6 +296,8 @@ def test_a_header_of_another_kind_than_the_cells_below(tmp_path: Path, text: str
         ("# a,b\nUlm,2020-01-05\nBonn,2020-01-06\n", {}, ("a", "b"), 2),
         ("# town,street\nUlm,Ring\nBonn,Markt\n", {"header": True}, ("town", "street"), 2),
         ("# 5,6\n1,2\n3,4\n", {}, ("column_1", "column_2"), 2),
+        ("# a,b\n# 5,6\n# 6,7\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("# a,b,c\n# 5,6\n1,2\n3,4\n", {}, ("column_1", "column_2"), 2),
         ("# a,b\n1,2\n3,4\n", {"header": False}, ("column_1", "column_2"), 2),
         ("# 1990,1991\n3.5,4.5\n6.5,7.5\n", {}, ("1990", "1991"), 2),
     ],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .columns import quoted
+from .conversion import number_of
 from .headers import has_header, is_clear_header
 from .records import first_records
 
@@ -89,18 +90,36 @@ def without_comments(
 
 
 def _header(pyarrow: Any, lines: list[str], rows: list[int], delimiter: str | None, header: bool | None) -> int | None:
-    """The comment line before the first row, where it names the columns and that row does not."""
+    """The comment line before the first row, and before rows of numbers that are comments too, where it names the
+    columns and the first row does not."""
     first = rows[0]
     if header is False or first == 0 or not lines[first - 1].startswith(_DETECTED):
         return None
     below = "".join(lines[row] for row in rows) if len(rows) > 1 else "".join(lines[first:])
     for candidate in (delimiter,) if delimiter else (",", "\t", ";", "|"):
-        names = next(csv.reader([_as_names(lines[first - 1]).strip()], delimiter=candidate))
         sample = first_records(below, candidate)
-        if sample and len(names) == len(sample[0]) > 1:
-            named = not is_clear_header(pyarrow, sample) and (header or has_header(pyarrow, [names, *sample], []))
-            return first - 1 if named else None
+        width = len(sample[0]) if sample else 0
+        if width > 1 and len(_names(lines[first - 1], candidate)) == width:
+            place = _above_numbers(lines, first - 1, candidate, width)
+            records = [_names(lines[place], candidate), *sample]
+            named = not is_clear_header(pyarrow, sample) and (header or has_header(pyarrow, records, []))
+            return place if named else None
     return None
+
+
+def _above_numbers(lines: list[str], nearest: int, delimiter: str, width: int) -> int:
+    """The comment line above those of numbers alone, where it has as many cells, else the nearest to the rows."""
+    for place in range(nearest, -1, -1):
+        names = _names(lines[place], delimiter)
+        if not lines[place].startswith(_DETECTED) or len(names) != width:
+            break
+        if any(number_of(name) is None for name in names):
+            return place
+    return nearest
+
+
+def _names(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([_as_names(line).strip()], delimiter=delimiter), [])
 
 
 def _as_names(line: str) -> str:
