@@ -125,14 +125,15 @@ class CandidatePreconditioner:
                         self.outcome, self.why = "refused", str(error)
             return self._preconditioner
 
-    def settle(self, rate: float, first: float, *, rounded: bool = False) -> bool:
+    def settle(self, rate: float, first: float, *, rounded: bool = False, again: bool = False) -> bool:
         """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
 
-        For later solves too; one that lost leaves its memory to them. rounded: whether float32 products lost it.
+        For later solves too; one that lost leaves its memory to them.
+        Args: rounded, whether float32 products may have lost it; again, whether sharper ones are about to try it.
         """
         kept = rate < 1.0 and rate <= first**self.settings.min_gain
         self.outcome, self._rounded = "kept" if kept else "lost", rounded
-        if not kept and not rounded:
+        if not kept and not again:
             self._preconditioner = None
         self.gain = math.inf if first >= 1.0 or rate <= 0.0 else math.log(max(rate, 1e-300)) / math.log(first)
         return kept
@@ -176,8 +177,8 @@ class ComparisonRun(Comparison):
 
     def __init__(self, candidate: CandidatePreconditioner) -> None:
         self.candidate, self.settings = candidate, candidate.settings
-        self.due = self.running = self.at_once = False
-        self.first_rate = 1.0
+        self.due = self.running = self.at_once = self.nowhere = False
+        self.first_rate, self.first_rose = 1.0, False
         self.sizes: list[float] = []
         self.tried: set[torch.dtype] = set()  # with products of which a comparison is over
 
@@ -222,7 +223,7 @@ class ComparisonRun(Comparison):
 
     def decide(self, solve: SolveState) -> None:
         if self.due:
-            self.due = False
+            self.due, self.first_rose = False, solve.size() >= self.sizes[0]
             preconditioner = self.candidate.preconditioner() if len(solve.columns) else None
             if preconditioner is not None:
                 if preconditioner.reduced:
@@ -233,13 +234,10 @@ class ComparisonRun(Comparison):
                 solve.use(preconditioner, solve.dtype)
             elif self.candidate.why:
                 solve.note(EventKind.PRECONDITIONER_REFUSED, error=self.candidate.why)
-        elif self.running and self._may_settle(solve):
-            # Nothing says yet that float32 products are to blame where the low rank has not had its turn.
-            alone = self.at_once
-            if not self._settled(solve):
-                solve.use(None, self.dtype)
-                if not alone and torch.float64 not in self.tried:
-                    solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
+        elif self.running and self._may_settle(solve) and not self._settled(solve):
+            solve.use(None, self.dtype)
+            if self.nowhere:
+                solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
 
     def _may_settle(self, solve: SolveState) -> bool:
         """By a residual that is true: wanted, of nothing that is left open, or come early where there is no rate that
@@ -294,11 +292,12 @@ class ComparisonRun(Comparison):
             self.candidate.at_once = self.running = self.at_once = False
             solve.note(EventKind.PRECONDITIONER_COMPARED, candidate_rate=rate, obstacle=obstacle, kept=False)
             return False
-        # Float32 products, not the candidate, may have lost it where both stood still.
-        standing = min(rate, self.first_rate) > self.settings.standing and self.dtype == torch.float32
-        rounded = solve.dtype != torch.float64 and standing
+        # Float32 products, not the candidate, may have lost it where it stood still: float64 may try it again, and at
+        # once where they may have lost both, the first one too standing still or being no lower than where it began.
+        rounded = rate > self.settings.standing and torch.float32 == self.dtype == solve.dtype
+        self.nowhere = rounded and (self.first_rose or self.first_rate > self.settings.standing)
         self.tried |= {torch.float32} if rounded else {torch.float32, torch.float64}
-        kept = self.candidate.settle(rate, self.first_rate, rounded=rounded)
+        kept = self.candidate.settle(rate, self.first_rate, rounded=rounded, again=self.nowhere)
         self.running = False
         again = not kept and solve.dtype != self.dtype
         first, self.at_once = None if self.at_once else self.first_rate, False
