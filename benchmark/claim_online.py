@@ -39,7 +39,7 @@ from common import peer
 from problems import drawn_table
 
 import flashgp as fgp
-from flashgp.bench.suites.online import GPyTorchModel
+from flashgp.bench.suites import GPyTorchModel
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.solvers.direct.rotations import rotations

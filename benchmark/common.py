@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-from flashgp.bench.suites.baselines import peer as peer
-from flashgp.bench.suites.baselines import smooth_data as smooth_data
+from flashgp.bench.suite import peer as peer
+from flashgp.bench.suites import smooth_data as smooth_data
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.standardise import ColumnScaling
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgp.bench import read_record
-from flashgp.bench.formats import format_ratio, format_seconds
+from flashgp.bench.results import format_ratio, format_seconds
 
 __all__ = ["headline_record"]
 

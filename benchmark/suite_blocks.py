@@ -15,7 +15,7 @@ from common import RECORDS, arguments, interleaved, peer
 
 import flashgp as fgp
 from flashgp.bench import write_record
-from flashgp.bench.suites.baselines import broadcasting, vmapped
+from flashgp.bench.suites import broadcasting, vmapped
 
 COLUMNS = [
     {"key": "work", "title": "dense block"},

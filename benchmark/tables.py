@@ -29,8 +29,8 @@ from typing import Any
 from headlines import headline_record
 
 from flashgp.bench import Comparison
-from flashgp.bench.formats import format_error, format_ratio, format_seconds
 from flashgp.bench.records import read_record
+from flashgp.bench.results import format_error, format_ratio, format_seconds
 from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.quantities import readable_bytes
 

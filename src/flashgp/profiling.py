@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from flashgp.bench.clocks import synchronise, torch_profile, union_seconds
-from flashgp.bench.formats import format_seconds
+from flashgp.bench.results import format_seconds, text_table
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.profile_ranges import KINDS, Kind, ProfileRange, recording
 
@@ -90,8 +90,6 @@ class Profile:
         return [f"the accelerator computed for {format_seconds(self.device_seconds)}, {100.0 * busy:.0f} % of the time"]
 
     def __str__(self) -> str:
-        from flashgp.bench.formats import text_table
-
         return "\n".join([text_table(*self.table()), *self.remarks()])
 
     def to_json(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashgp.bench import Clock, Comparison, compare, read_record
+from flashgp.bench import Clock, Comparison, compare, read_record, write_record
 from flashgp.foundations.errors import DomainError
 
 X = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)
@@ -177,7 +177,7 @@ def test_printed_and_written(tmp_path: Any) -> None:
     assert lines[0].split()[:3] == ["candidate", "median", "spread"]
     assert lines[2].split()[0] == "good"
     assert lines[3].endswith("refused: gave a wrong answer: error 2.0e+00, tolerance 1.0e-09")
-    result.save(tmp_path / "deep" / "record.json")
+    write_record(tmp_path / "deep" / "record.json", result.record())
     record = read_record(tmp_path / "deep" / "record.json")
     assert record == json.loads(result.to_json())
     assert {"hardware", "versions", "commit", "threads", "date"} <= record.keys()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from flashgp.bench import Candidate, compare, verification
-from flashgp.bench.materialisation import late_reason
+from flashgp.bench import Candidate, answers, compare
+from flashgp.bench.comparison import late_reason
 
 X = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)
 Y = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
@@ -499,7 +499,7 @@ def _lazily() -> list[str]:
         return powers(x.to("lazy"))
 
     named = verdict(lazily, x, reference=powers)
-    verification._LAZY_DEVICES = ()  # as for a device nobody has heard of
+    answers._LAZY_DEVICES = ()  # as for a device nobody has heard of
     late, eager = verdict(lazily, x, reference=powers), verdict(powers, x, reference=powers)
     return [str(found.reason) for found in (named, late, eager)]
 

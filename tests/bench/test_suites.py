@@ -12,9 +12,9 @@ import torch
 
 pytest.importorskip("typer")
 
-from flashgp.bench import read_record
-from flashgp.bench.suites import SUITES, Options, baselines, kernel_matrix, suite_named
-from flashgp.bench.suites.suite import Problem, available_devices, measure
+from flashgp.bench import read_record, suites
+from flashgp.bench.suite import Options, Problem, available_devices, compared, peer
+from flashgp.bench.suites import SUITES
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from test_cli import run
 
@@ -22,7 +22,7 @@ TOY = Options(sizes=(12,), repeats=1, clocks=(), peers=False, devices=("cpu",))
 
 
 def toy(name: str, **change: Any) -> Any:
-    return suite_named(name).measure(Options(**{**vars(TOY), **change}))
+    return SUITES[name].measure(Options(**{**vars(TOY), **change}))
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -71,7 +71,7 @@ def test_a_lazy_peer_is_timed_lazy_and_evaluated(monkeypatch: pytest.MonkeyPatch
             self.x = x
 
         def to_dense(self) -> torch.Tensor:
-            return baselines.broadcasting(self.x, self.x, kernel_matrix.LENGTHSCALE)
+            return suites.broadcasting(self.x, self.x, suites.MATRIX_LENGTHSCALE)
 
     class Kernel:
         lengthscale = 1.0
@@ -91,21 +91,22 @@ def test_a_lazy_peer_is_timed_lazy_and_evaluated(monkeypatch: pytest.MonkeyPatch
 
 def test_a_candidate_that_does_not_fit_is_left_out_and_noted() -> None:
     x = torch.linspace(1.0, 2.0, 8, dtype=torch.float64)
-    problem = Problem("here", 8, (x,), torch.sin, 1e-9, needed_bytes={"large": 2**60, "small": 1000})
-    finding = measure(problem, {"small": torch.sin, "large": torch.sin}, TOY)
+    both = {"small": torch.sin, "large": torch.sin}
+    problem = Problem("here", 8, both, (x,), torch.sin, 1e-9, needed_bytes={"large": 2**60, "small": 1000})
+    finding = compared(problem, TOY)
     assert [one.name for one in finding.comparison.candidates] == ["small"]
     assert "large left out, it would take" in finding.notes[0]
 
 
 def test_plain_covariances_agree() -> None:
-    x, z = (baselines.smooth_data(n, 3, torch.float64, seed=n)[0] for n in (5, 7))
+    x, z = (suites.smooth_data(n, 3, torch.float64, seed=n)[0] for n in (5, 7))
     wanted = torch.tensor(
         [[torch.exp(-((a - b) ** 2).sum() / (2 * 0.7**2)) for b in z] for a in x], dtype=torch.float64
     )
-    for function in (baselines.broadcasting, baselines.vmapped, baselines.from_products, baselines.exact):
+    for function in (suites.broadcasting, suites.vmapped, suites.from_products, suites.exact):
         assert torch.allclose(function(x, z, 0.7), wanted, rtol=0.0, atol=1e-14)
-    assert baselines.peer("no_such_module_anywhere") is None
-    assert baselines.peer("json") is json
+    assert peer("no_such_module_anywhere") is None
+    assert peer("json") is json
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_the_command_prints_writes_and_draws(tmp_path: Path) -> None:
     page = files[2].read_text(encoding="utf-8")
     assert "What was built, and what was computed" in page
     assert "returned a function" in page
-    assert page.count("<figure>") == 3
+    assert page.count("<figure>") == 1
 
 
 def test_json_alone_is_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +160,7 @@ def test_json_alone_is_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> No
             return self
 
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return baselines.broadcasting(x, x, kernel_matrix.LENGTHSCALE)
+            return suites.broadcasting(x, x, suites.MATRIX_LENGTHSCALE)
 
     install_gpytorch(monkeypatch, Loud)
     sizes = ("--sizes", "10", "--dtypes", "float32", "--repeats", 1)

@@ -7,7 +7,7 @@ import tables
 import torch
 
 from flashgp.bench import compare, write_record
-from flashgp.bench.formats import format_error, format_ratio, format_seconds
+from flashgp.bench.results import format_error, format_ratio, format_seconds
 from flashgp.foundations.errors import DomainError
 
 RECORD = {

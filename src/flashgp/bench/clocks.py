@@ -1,11 +1,9 @@
-"""Clocks: how long one call takes until its result exists, and whether two clocks contradict each other.
+"""Clocks: how long one call takes until its result exists.
 
 The wall clock waits for the accelerator before it starts and before it stops; it decides in a comparison. The others
 confirm: events are recorded on the accelerator's current stream, so work on another stream is not between them; the
 profiler counts the time in which PyTorch's operations and kernels ran, nested and simultaneous ones once, and neither
-Python between them nor code outside PyTorch without a range around it. Two clocks agree if neither says more than
-`AGREEMENT` times what the other says with `GRACE_SECONDS` and its own overhead on top. A disagreement is shown beside
-the candidate's time: one of the clocks missed work.
+Python between them nor code outside PyTorch without a range around it.
 """
 
 import gc
@@ -13,41 +11,17 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
-from flashgp.bench.formats import format_seconds
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.profile_ranges import recording
 
-__all__ = [
-    "AGREEMENT",
-    "GRACE_SECONDS",
-    "Clock",
-    "Clocks",
-    "EventClock",
-    "ProfilerClock",
-    "WallClock",
-    "available_clocks",
-    "clocks_named",
-    "disagreement",
-    "synchronise",
-    "torch_profile",
-    "union_seconds",
-]
-
 T = TypeVar("T")
-AGREEMENT = 3.0
-GRACE_SECONDS = 1e-4
 _MILLISECOND, _MICROSECOND = 1e-3, 1e-6  # the units of Event.elapsed_time and of a profile's times
 _SECONDS_PER_OPERATION = 5e-6  # what recording one operation may add to it
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
-# Why a clock may say much less than the one that decides.
-_LESS = {
-    "profiler": "the time passes outside PyTorch's operations: in Python, in code compiled by others, or waiting",
-    "events": "the work is the host's, or is queued on another stream than the current one",
-}
 
 
 class Clock(Protocol):
@@ -60,7 +34,6 @@ class Clock(Protocol):
 
     def measure(self, function: Callable[[], T]) -> tuple[T, float]:
         """The result of `function()` and its time in seconds."""
-        ...
 
 
 def synchronise() -> None:
@@ -163,18 +136,13 @@ class ProfilerClock:
             with torch_profile() as taken, recording():
                 result = function()
                 synchronise()
-        spans = [_span(event) for event in taken.events() or () if _works(event)]
+        spans = [
+            (event.time_range.start * _MICROSECOND, event.time_range.end * _MICROSECOND)
+            for event in taken.events() or ()
+            if "Synchronize" not in event.name  # the host waiting, not work
+        ]
         self.overhead_seconds = _SECONDS_PER_OPERATION * len(spans)
         return result, union_seconds(spans)
-
-
-def _works(event: Any) -> bool:
-    # cudaDeviceSynchronize and its like are the host waiting, not work.
-    return "Synchronize" not in event.name
-
-
-def _span(event: Any) -> tuple[float, float]:
-    return event.time_range.start * _MICROSECOND, event.time_range.end * _MICROSECOND
 
 
 def union_seconds(spans: Iterable[tuple[float, float]]) -> float:
@@ -221,33 +189,11 @@ def clocks_named(clocks: Clocks) -> list[Clock]:
     """
     if isinstance(clocks, str):
         clocks = available_clocks() if clocks == "all" else [clocks]
-    given = [clock if not isinstance(clock, str) else _clock_of(clock) for clock in clocks]
+    for name in clocks:
+        if isinstance(name, str) and name not in _CLOCKS:
+            raise DomainError(f"`clocks` must be among {', '.join(_CLOCKS)} or 'all', got {name!r}; correct the name")
+    given = [_CLOCKS[clock]() if isinstance(clock, str) else clock for clock in clocks]
     names = [clock.name for clock in given]
     if len(set(names)) < len(names):
         raise DomainError(f"`clocks` must have different names, got {names}; name each once")
     return given
-
-
-def _clock_of(name: str) -> Clock:
-    if name not in _CLOCKS:
-        raise DomainError(f"`clocks` must be among {', '.join(_CLOCKS)} or 'all', got {name!r}; correct the name")
-    return _CLOCKS[name]()
-
-
-def disagreement(decides: str, seconds: float, other: str, other_seconds: float, overhead: float = 0.0) -> str | None:
-    """Why two clocks contradict each other about the same work, or None if they agree.
-
-    Args:
-        decides: name of the clock whose time is reported.
-        seconds: that time.
-        other: name of the clock beside it.
-        other_seconds: its time.
-        overhead: the error that measuring by the other clock may have added, seconds.
-    """
-    grace = GRACE_SECONDS + overhead
-    times = f"{other} clock {format_seconds(other_seconds)}, {decides} clock {format_seconds(seconds)}"
-    if other_seconds > AGREEMENT * (seconds + grace):
-        return f"{times}: work went on while the {decides} clock did not count it"
-    if seconds > AGREEMENT * (other_seconds + grace):
-        return f"{times}: {_LESS.get(other, f'the {other} clock did not see all of the work')}"
-    return None

@@ -2,33 +2,38 @@
 
 A fast wrong answer is no result: every timed run is checked against the reference at that run's own inputs, and a
 candidate that fails once is refused, with the reason. How inputs vary between runs, and why a remembered answer then
-shows, is in `perturbation`; what counts as an answer in `verification`, and that it was there when the clock stopped in
-`materialisation`; how memory is measured in `memory`; when clocks contradict each other in `agreement`.
+shows, is in `inputs`; what counts as an answer, and that it was there when the clock stopped, in `answers`; how time
+and memory are measured in `clocks` and `memory`.
 """
 
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from flashgp.bench.calibration import APART, calibrate
-from flashgp.bench.candidate import Candidate, Run
-from flashgp.bench.clocks import Clock, Clocks, WallClock, clocks_named, disagreement
-from flashgp.bench.materialisation import late_reason, read
+from flashgp.bench.answers import Tensors, answer_error, answer_tensors, changed, distances, read, reference_tensors
+from flashgp.bench.clocks import Clock, Clocks, WallClock, clocks_named
+from flashgp.bench.inputs import LEVELS, Feed, InputSource, Perturb, calibrate, call
 from flashgp.bench.memory import PeakMeter
-from flashgp.bench.perturbation import LEVELS, Feed, InputSource, Perturb, call
 from flashgp.bench.records import environment
-from flashgp.bench.results import Comparison
-from flashgp.bench.verification import Path, answer_error, answer_tensors, distances, reference_tensors
+from flashgp.bench.results import Candidate, Comparison, Run, format_seconds
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["compare"]
-
 OTHER_RUNS = 3  # of each candidate under each further clock, at most: they confirm, they do not decide
+APART = 2.0  # two answers within one tolerance of truths so many tolerances apart cannot be taken for each other
+AGREEMENT = 3.0  # clocks agree if neither says more than so many times what the other says,
+GRACE_SECONDS = 1e-4  # with this and its own overhead on top
+_LATE_SECONDS = 2e-4  # of reading that is no work yet: small answers in cold caches take up to 60 µs longer at first
+_LATE_SHARE = 0.1  # of the timed call, likewise
+# Why a clock may say much less than the one that decides.
+_LESS = {
+    "profiler": "the time passes outside PyTorch's operations: in Python, in code compiled by others, or waiting",
+    "events": "the work is the host's, or is queued on another stream than the current one",
+}
 
 
 def compare(
@@ -60,7 +65,7 @@ def compare(
             eps of the coarsest floating input.
         repeats, warmup: timed and untimed runs of each candidate; the untimed ones are checked and reported too.
         seed: of the order and of the variations. The global generators are not touched.
-        perturb: True, see `perturbation`; a function `(inputs, generator) -> inputs` for inputs whose structure the
+        perturb: True, see `inputs`; a function `(inputs, generator) -> inputs` for inputs whose structure the
             built-in variation would break; False turns it off, and then a remembered answer can win.
         clock: the one that decides; None: the synchronised wall clock.
         clocks: others beside it, each with runs of its own: 'events' (of the accelerator), 'profiler', a Clock, or
@@ -92,26 +97,22 @@ def compare(
     others = [other for other in clocks_named(clocks) if other.name != clock.name]
     order = random.Random(seed)
     bench = _Bench(source, reference, tolerance)
-    entrants = [_Entrant(name, function, Feed(source), _levels(order)) for name, function in candidates.items()]
+    entrants = [_Entrant(name, function, bench, _levels(order)) for name, function in candidates.items()]
     for entrant in entrants:
         for _ in range(warmup):
-            bench.run(entrant, clock, entrant.warmup_runs)
+            entrant.run(clock, entrant.warmup_runs)
     for _ in range(repeats):
         order.shuffle(entrants)
         for entrant in entrants:
-            bench.run(entrant, clock, entrant.runs)
+            entrant.run(clock, entrant.runs)
     for other in others:
         for _ in range(min(repeats, OTHER_RUNS)):
             order.shuffle(entrants)
             for entrant in entrants:
-                bench.run(entrant, other, entrant.other_runs.setdefault(other.name, []))
+                entrant.run(other, entrant.other_runs.setdefault(other.name, []))
         for entrant in entrants:
             while entrant.doubts(other.name):
-                bench.run(entrant, other, entrant.other_runs[other.name])
-    for entrant in entrants:
-        entrant.refuse_late()
-        if perturb is not False:
-            entrant.refuse_indistinct()
+                entrant.run(other, entrant.other_runs[other.name])
     results = {entrant.name: entrant.result(clock.name) for entrant in entrants}
     settings = {
         "inputs": source.describe(),
@@ -123,146 +124,159 @@ def compare(
         "perturb": perturb if isinstance(perturb, bool) else "function",
         "clock": clock.name,
         "clocks": [other.name for other in others],
-        "memory_method": bench.memory_method,
+        "memory_method": bench.meter().method,
     }
     return Comparison(tuple(results[name] for name in candidates), settings, environment(), tuple(notes))
 
 
-class _Entrant:
-    """A candidate while the comparison runs."""
+class _Bench:
+    """What all candidates are run at and judged by."""
 
-    def __init__(self, name: str, function: Callable[..., Any], feed: Feed, levels: Iterator[int]) -> None:
+    def __init__(self, source: InputSource, reference: Any, tolerance: float) -> None:
+        self.source, self.reference, self.tolerance = source, reference, tolerance
+        self._cuda = any(leaf.device.type == "cuda" for leaf in source.leaves)
+
+    def meter(self) -> PeakMeter:
+        return PeakMeter(cuda=self._cuda, collect=False)  # the clock holds the collector off
+
+    def truth(self, values: list[torch.Tensor]) -> Tensors:
+        fixed = not callable(self.reference)
+        return reference_tensors(self.reference) if fixed else self.source.truth(self.reference, values)
+
+
+class _Entrant:
+    """A candidate while the comparison runs: fresh values, clock and meter around each call, then the checks."""
+
+    def __init__(self, name: str, function: Callable[..., Any], bench: _Bench, levels: Iterator[int]) -> None:
         self.name = name
-        self.function = function
-        self.feed = feed
-        self.levels = levels
-        self.reason: str | None = None
+        self._function, self._bench, self._levels = function, bench, levels
+        self._feed = Feed(bench.source)
+        self._reason: str | None = None
         self.runs: list[Run] = []
         self.warmup_runs: list[Run] = []
         self.other_runs: dict[str, list[Run]] = {}
-        self.overhead: dict[str, float] = {}
-        self.calls: list[float] = []
-        self.late: list[float] = []
-        self._first: dict[Path, torch.Tensor] | None = None
-        self._previous: dict[Path, torch.Tensor] | None = None
-        self._first_apart = False
-        self._previous_apart = False
+        self._overhead: dict[str, float] = {}  # of the last run, by the clock's name
+        self._calls: list[float] = []
+        self._late: list[float] = []
+        self._kept: list[Tensors] = []  # what one that remembers would have: the first answer, the previous one
+        self._apart = [False, False]  # whether each was ever told from the truth of a later run
 
-    def remember(self, truth: dict[Path, torch.Tensor], tolerance: float) -> None:
-        """Note whether an answer remembered from the first or the previous run would differ from the truth now."""
-        if self._first is None or self._previous is None:
-            self._first = truth
-        else:
-            apart = APART * tolerance
-            self._first_apart = self._first_apart or max(distances(self._first, truth), default=0.0) > apart
-            self._previous_apart = self._previous_apart or max(distances(self._previous, truth), default=0.0) > apart
-        self._previous = truth
-
-    def refuse_indistinct(self) -> None:
-        several = len(self.runs) + len(self.warmup_runs) > 1
-        if self.reason is None and several and not (self._first_apart and self._previous_apart):
-            self.reason = (
-                "cannot be distinguished from one that remembers: its inputs moved the reference by less than two "
-                "tolerances; pass a smaller tolerance or a stronger perturb"
+    def run(self, clock: Clock, runs: list[Run]) -> None:
+        """One run, appended to `runs` if its answer is right; else the reason of the refusal is noted."""
+        if self._reason is not None:
+            return
+        values = self._bench.source.draw(next(self._levels))
+        structure = self._feed.load(values)
+        meter = self._bench.meter()
+        try:
+            with meter:
+                answer, seconds = clock.measure(lambda: call(self._function, structure))
+        except Exception as error:
+            self._reason = f"raised {type(error).__name__}: {error}"
+            return
+        self._reason, tensors = answer_tensors(answer)
+        if self._reason is not None:
+            return
+        numbers, late = read(tensors)
+        mutation = self._feed.mutation()
+        if mutation is not None:
+            self._reason = f"mutated its inputs: {mutation}"
+            return
+        truth = self._bench.truth(values)
+        if changed(tensors, numbers):
+            self._reason = (
+                "changed its answer after the clock had stopped: its work was still going on; wait for it inside the "
+                "call"
             )
-
-    def refuse_late(self) -> None:
-        if self.reason is None:
-            self.reason = late_reason(self.calls, self.late)
+            return
+        self._reason, error_found = answer_error(numbers, truth, self._bench.tolerance)
+        if self._reason is None:
+            runs.append(Run(seconds, meter.peak_bytes, error_found))
+            self._calls.append(seconds)
+            self._late.append(late)
+            self._overhead[clock.name] = getattr(clock, "overhead_seconds", 0.0)
+            apart = [max(distances(kept, truth), default=0.0) > APART * self._bench.tolerance for kept in self._kept]
+            self._apart = [a or b for a, b in zip(self._apart, apart, strict=True)] if apart else self._apart
+            self._kept = [*self._kept[:1], truth] if self._kept else [truth, truth]
 
     def doubts(self, other: str) -> bool:
         """Whether another clock disagrees after fewer than OTHER_RUNS runs, which may be its start or other work."""
         times = [run.seconds for run in self.other_runs.get(other, ())]
-        if self.reason is not None or not 0 < len(times) < OTHER_RUNS:
+        if self._reason is not None or not 0 < len(times) < OTHER_RUNS:
             return False
         seconds = statistics.median(run.seconds for run in self.runs)
-        return min(times) > seconds and disagreement("", seconds, "", min(times), self.overhead[other]) is not None
+        return min(times) > seconds and disagreement("", seconds, "", min(times), self._overhead[other]) is not None
 
     def result(self, decides: str) -> Candidate:
+        """Accepted, or refused also for what only all runs together show."""
+        reason = self._reason or late_reason(self._calls, self._late)
+        several = len(self.runs) + len(self.warmup_runs) > 1
+        if reason is None and several and self._bench.source.perturb is not False and not all(self._apart):
+            reason = (
+                "cannot be distinguished from one that remembers: its inputs moved the reference by less than two "
+                "tolerances; pass a smaller tolerance or a stronger perturb"
+            )
         warmup_seconds = sum(run.seconds for run in self.warmup_runs) if self.warmup_runs else None
-        if self.reason is not None:
-            return Candidate(self.name, False, self.reason, None, None, None, None, warmup_seconds, tuple(self.runs))
+        if reason is not None:
+            return Candidate(self.name, False, reason, None, None, None, None, warmup_seconds, tuple(self.runs))
         others = {name: tuple(run.seconds for run in runs) for name, runs in self.other_runs.items()}
         times = [run.seconds for run in self.runs]
-        quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
+        seconds = statistics.median(times)
+        quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [seconds] * 3
+        disagreements = {}
+        for name, beside in others.items():
+            # Work that a clock does not count is missing in every run: more is only believed if all runs say so.
+            middle = statistics.median(beside)
+            other = middle if middle <= seconds else max(seconds, min(beside))
+            line = disagreement(decides, seconds, name, other, self._overhead[name])
+            if line is not None:
+                disagreements[name] = line
         return Candidate(
             name=self.name,
             accepted=True,
             reason=None,
-            seconds=statistics.median(times),
+            seconds=seconds,
             spread=quartiles[2] - quartiles[0],
             peak_bytes=max(run.peak_bytes for run in self.runs),
             error=max(run.error for run in self.runs),
             warmup_seconds=warmup_seconds,
             runs=tuple(self.runs),
             clock_times=others,
-            disagreements=self._disagreements(decides, statistics.median(times), others),
+            disagreements=disagreements,
         )
 
-    def _disagreements(self, decides: str, seconds: float, others: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
-        lines = {}
-        for name, times in others.items():
-            # Work that a clock does not count is missing in every run: more is only believed if all runs say so.
-            middle = statistics.median(times)
-            other = middle if middle <= seconds else max(seconds, min(times))
-            line = disagreement(decides, seconds, name, other, self.overhead[name])
-            if line is not None:
-                lines[name] = line
-        return lines
+
+def late_reason(calls: Sequence[float], late: Sequence[float]) -> str | None:
+    """Why a candidate is refused whose answers were computed on reading, by seconds of its calls and of late work.
+
+    The medians count, the lower where there are two: a run that the system interrupted proves nothing.
+    """
+    if not calls:
+        return None
+    call_seconds, work = statistics.median_low(calls), statistics.median_low(late)
+    if work <= max(_LATE_SECONDS, _LATE_SHARE * call_seconds):
+        return None
+    return (
+        f"computed its answer after the clock had stopped: the call took {format_seconds(call_seconds)}, reading its "
+        f"result {format_seconds(work)} more; synchronise, or compute the numbers, inside the call"
+    )
 
 
-class _Bench:
-    """One run of one candidate: fresh values, clock and meter around the call, then the checks."""
+def disagreement(decides: str, seconds: float, other: str, other_seconds: float, overhead: float = 0.0) -> str | None:
+    """Why two clocks contradict each other about the same work, or None if they agree.
 
-    def __init__(self, source: InputSource, reference: Any, tolerance: float) -> None:
-        self._source = source
-        self._reference = reference
-        self._tolerance = tolerance
-        self._cuda = any(leaf.device.type == "cuda" for leaf in source.leaves)
-        self.memory_method: str | None = None
-
-    def run(self, entrant: _Entrant, clock: Clock, runs: list[Run]) -> None:
-        """One run, appended to `runs` if its answer is right; else the reason of the refusal is noted."""
-        if entrant.reason is not None:
-            return
-        values = self._source.draw(next(entrant.levels))
-        structure = entrant.feed.load(values)
-        meter = PeakMeter(cuda=self._cuda, collect=False)  # the clock holds the collector off
-        self.memory_method = meter.method
-        try:
-            with meter:
-                answer, seconds = clock.measure(lambda: call(entrant.function, structure))
-        except Exception as error:
-            entrant.reason = f"raised {type(error).__name__}: {error}"
-            return
-        entrant.reason, tensors = answer_tensors(answer)
-        if entrant.reason is not None:
-            return
-        reading = read(tensors)
-        mutation = entrant.feed.mutation()
-        if mutation is not None:
-            entrant.reason = f"mutated its inputs: {mutation}"
-            return
-        truth = self._truth(values)
-        if reading.changed(tensors):
-            entrant.reason = (
-                "changed its answer after the clock had stopped: its work was still going on; wait for it inside the "
-                "call"
-            )
-            return
-        entrant.reason, error_found = answer_error(reading.tensors, truth, self._tolerance)
-        if entrant.reason is None:
-            assert error_found is not None
-            runs.append(Run(seconds, meter.peak_bytes, error_found))
-            entrant.calls.append(seconds)
-            entrant.late.append(reading.late_seconds)
-            entrant.overhead[clock.name] = getattr(clock, "overhead_seconds", 0.0)
-            entrant.remember(truth, self._tolerance)
-
-    def _truth(self, values: list[torch.Tensor]) -> dict[Path, torch.Tensor]:
-        if callable(self._reference):
-            return reference_tensors(self._source.call(self._reference, values))
-        return reference_tensors(self._reference)
+    Args:
+        decides, seconds: name of the clock whose time is reported, and that time.
+        other, other_seconds: the same of the clock beside it.
+        overhead: the error that measuring by the other clock may have added, seconds.
+    """
+    grace = GRACE_SECONDS + overhead
+    times = f"{other} clock {format_seconds(other_seconds)}, {decides} clock {format_seconds(seconds)}"
+    if other_seconds > AGREEMENT * (seconds + grace):
+        return f"{times}: work went on while the {decides} clock did not count it"
+    if seconds > AGREEMENT * (other_seconds + grace):
+        return f"{times}: {_LESS.get(other, f'the {other} clock did not see all of the work')}"
+    return None
 
 
 def _levels(order: random.Random) -> Iterator[int]:

@@ -17,14 +17,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from flashgp.foundations.errors import DomainError, FlashGPError
-
-__all__ = ["PeakMeter", "measure_peak_bytes"]
 
 _SAMPLING_SECONDS = 1e-3
 _PROBE_BYTES = 32 << 20
@@ -57,8 +54,8 @@ class PeakMeter:
     def __enter__(self) -> "PeakMeter":
         if self.collect:
             gc.collect()
-        self._entry_bytes = 0
         if self.method == "cuda_allocator":
+            self._entry_bytes = 0
             for index in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(index)
                 torch.cuda.reset_peak_memory_stats(index)
@@ -71,16 +68,13 @@ class PeakMeter:
             self._entry_bytes = _status_bytes("VmHWM")
         else:
             self._sampler = _Sampler()
-            self._entry_bytes = self._sampler.start()
+            self._entry_bytes = self._sampler.largest
         self._entry_file_bytes = _file_bytes()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.method == "cuda_allocator":
-            count = torch.cuda.device_count()
-            peak_bytes = sum(torch.cuda.max_memory_allocated(index) for index in range(count))
+            peak_bytes = sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
         elif self.method == "high_water":
             peak_bytes = _status_bytes("VmHWM")
         else:
@@ -187,23 +181,20 @@ class _Sampler:
         import psutil
 
         self._process = psutil.Process()
-        self._largest = 0
         self._stop = threading.Event()
+        self.largest = 0
+        self._read()
         self._thread = threading.Thread(target=self._run, daemon=True, name="flashgp-bench-memory")
-
-    def start(self) -> int:
-        entry_bytes = self._read()
         self._thread.start()
-        return entry_bytes
 
     def stop(self) -> int:
         self._stop.set()
         self._thread.join()
-        return self._read()
+        self._read()
+        return self.largest
 
-    def _read(self) -> int:
-        self._largest = max(self._largest, int(self._process.memory_info().rss))
-        return self._largest
+    def _read(self) -> None:
+        self.largest = max(self.largest, int(self._process.memory_info().rss))
 
     def _run(self) -> None:
         while not self._stop.wait(_SAMPLING_SECONDS):

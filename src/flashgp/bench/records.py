@@ -25,25 +25,22 @@ from flashgp.foundations.events import Event
 from flashgp.foundations.processors import cpuinfo, own_cores
 from flashgp.foundations.profile_store import processor_name
 
-__all__ = ["commit", "environment", "hardware", "read_record", "versions", "write_record"]
-
 SCHEMA = "flashgp.bench/1"
 _TIMEOUT_SECONDS = 10  # of git and sysctl
 _MEASURED = (":/src", ":/benchmark/*.py")  # what decides a measurement
-# Module name -> distribution name. Recorded only if the process has imported them: an installed peer that took no
-# part in the run says nothing about it.
-_PEERS = {
-    "gpytorch": "gpytorch",
-    "linear_operator": "linear_operator",
-    "botorch": "botorch",
-    "pykeops": "pykeops",
-    "sklearn": "scikit-learn",
-    "scipy": "scipy",
-    "numba": "numba",
-    "triton": "triton",
-    "pandas": "pandas",
-    "pyarrow": "pyarrow",
-}
+# Recorded only if the process has imported them: an installed peer that took no part in the run says nothing about it.
+_PEERS = (
+    "gpytorch",
+    "linear_operator",
+    "botorch",
+    "pykeops",
+    "sklearn",
+    "scipy",
+    "numba",
+    "triton",
+    "pandas",
+    "pyarrow",
+)
 
 
 def hardware() -> dict[str, Any]:
@@ -55,15 +52,17 @@ def hardware() -> dict[str, Any]:
     """
     import psutil
 
-    gpus = []
+    gpus: list[dict[str, Any]] = []
     if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            gpus.append({"name": properties.name, "memory_bytes": int(properties.total_memory)})
+        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        gpus = [{"name": card.name, "memory_bytes": int(card.total_memory)} for card in cards]
     elif torch.accelerator.is_available():
-        gpus.append({"name": str(torch.accelerator.current_accelerator()), "memory_bytes": None})
+        gpus = [{"name": str(torch.accelerator.current_accelerator()), "memory_bytes": None}]
+    lines = cpuinfo()
+    brand = None if lines else _output("sysctl", "-n", "machdep.cpu.brand_string")
     return {
-        "cpu": _processor(),
+        # With what tells processors of one name apart: rates differ by 5 between two that are both "AMD EPYC".
+        "cpu": brand or processor_name(lines),
         "cores": len(own_cores() or ()) or os.cpu_count(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "gpus": gpus,
@@ -83,10 +82,9 @@ def versions() -> dict[str, str]:
     versions_by_name = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
     if torch.version.cuda is not None:
         versions_by_name["cuda"] = torch.version.cuda
-    distributions = {"numpy": "numpy"} | {name: dist for name, dist in _PEERS.items() if name in sys.modules}
-    for name, distribution in distributions.items():
+    for name in ("numpy", *(name for name in _PEERS if name in sys.modules)):
         try:
-            versions_by_name[name] = metadata.version(distribution)
+            versions_by_name[name] = metadata.version("scikit-learn" if name == "sklearn" else name)
         except metadata.PackageNotFoundError:
             versions_by_name[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
     return versions_by_name
@@ -208,10 +206,3 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor() -> str:
-    """With what tells processors of one name apart: rates differ by 5 between two that are both "AMD EPYC"."""
-    lines = cpuinfo()
-    brand = None if lines else _output("sysctl", "-n", "machdep.cpu.brand_string")
-    return brand or processor_name(lines)

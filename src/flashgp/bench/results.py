@@ -1,26 +1,74 @@
-"""The result of a comparison: its candidates, printed, stored or drawn."""
+"""The result of a comparison: its candidates with time, peak memory and error of the same runs, as a table or a record.
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+Also how cells of tables look: three digits of seconds and ratios, two of errors, a dash for None.
+"""
 
-from flashgp.bench.candidate import Candidate
-from flashgp.bench.formats import format_error, format_ratio, format_seconds, text_table
-from flashgp.bench.pages import draw_bars, environment_section, save
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 from flashgp.bench.records import dumps
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.page import Figure, Notes, Page, PageTable, Section
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+_SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
-__all__ = ["Comparison"]
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds, peak memory and relative error of one timed call."""
+
+    seconds: float
+    peak_bytes: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The result of one candidate; `seconds`, `spread`, `peak_bytes` and `error` are None if it was refused.
+
+    Fields:
+        seconds: median over the runs.
+        spread: interquartile range of the seconds.
+        peak_bytes: the largest of the runs, above the level at entry, the result included.
+        error: the largest of the runs, relative (see `answers`).
+        warmup_seconds: all warm-up calls together.
+        runs: the timed runs in the order they were made.
+        clock_times: seconds of each run under every other clock, by its name; these runs are not among `runs`.
+        disagreements: how another clock contradicts the one that decides, a line by its name.
+    """
+
+    name: str
+    accepted: bool
+    reason: str | None
+    seconds: float | None
+    spread: float | None
+    peak_bytes: int | None
+    error: float | None
+    warmup_seconds: float | None
+    runs: tuple[Run, ...] = ()
+    clock_times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    disagreements: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def clock_seconds(self) -> dict[str, float]:
+        """The median under every other clock, by its name; empty if the candidate was refused."""
+        return {name: statistics.median(times) for name, times in self.clock_times.items()}
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Seconds of each timed run, also of those before a refusal."""
+        return tuple(run.seconds for run in self.runs)
+
+    @property
+    def verdict(self) -> str:
+        """Accepted, or refused with the reason."""
+        return "accepted" if self.accepted else f"refused: {self.reason}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found; print it for a table, `comparison["name"]` is one candidate."""
+    """What `compare` found: print it for a table; `comparison["name"]` is one candidate."""
 
     candidates: tuple[Candidate, ...]
     settings: Mapping[str, Any]
@@ -51,7 +99,7 @@ class Comparison:
         return candidate.seconds / best.seconds
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain values: settings, sizes, candidates with all runs, notes, environment."""
+        """Everything as plain values, for `write_record`: settings, sizes, candidates with all runs, environment."""
         return {
             **self.environment,
             **self.settings,
@@ -71,80 +119,71 @@ class Comparison:
         """The record as JSON text."""
         return dumps(self.record())
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, atomically: a picture to a .png, a page to a .html, the record to any other file.
-
-        Raises: BackendUnavailableError for a picture or page without matplotlib; DomainError for a page that cannot be
-            written; OSError for another file.
-        """
-        save(path, self.plot, self._page, self.record)
-
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Seconds of each candidate under each clock, on a logarithmic scale; needs matplotlib."""
-        return draw_bars(self.ranked, self.clock_names, ax)
-
-    def section(self, title: str) -> Section:
-        """Picture, table and remarks, for a page; needs matplotlib."""
-        head, rows = self.table()
-        return Section(
-            title,
-            [
-                Figure.of(self.plot(), f"Seconds of each candidate, {title}."),
-                PageTable(head, rows, numeric=tuple(range(1, len(head) - 1))),
-                Notes(self.remarks()),
-            ],
-        )
-
-    def _page(self) -> Page:
-        best = self.fastest
-        highlights = [] if best is None else [(format_seconds(best.seconds), f"{best.name}, the fastest")]
-        refused = sum(not candidate.accepted for candidate in self.candidates)
-        return Page(
-            title="Comparison",
-            lead="Every timed run was checked against the reference at inputs of its own.",
-            highlights=[*highlights, (str(refused), "refused")],
-            sections=[self.section("Result"), environment_section(self.environment)],
-        )
-
-    @property
-    def clock_names(self) -> tuple[str, ...]:
-        """The clock that decides, then the others."""
-        return (self.settings["clock"], *self.settings["clocks"])
-
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Head and rows as text, the fastest candidate first; a `!` marks a clock that disagrees."""
-        others = self.clock_names[1:]
-        rows = []
-        for candidate in self.ranked:
-            beside, flagged = candidate.clock_seconds, candidate.disagreements
-            rows.append(
-                (
-                    candidate.name,
-                    format_seconds(candidate.seconds),
-                    format_seconds(candidate.spread),
-                    *(format_seconds(beside.get(name)) + (" !" if name in flagged else "") for name in others),
-                    format_ratio(self.ratio(candidate)),
-                    "-" if candidate.peak_bytes is None else readable_bytes(candidate.peak_bytes),
-                    format_error(candidate.error),
-                    format_seconds(candidate.warmup_seconds),
-                    candidate.verdict,
-                )
+        others = self.settings["clocks"]
+        head = ("candidate", "median", "spread", *others, "relative", "peak memory", "error", "warm-up", "verdict")
+        rows = [
+            (
+                one.name,
+                format_seconds(one.seconds),
+                format_seconds(one.spread),
+                *(format_seconds(one.clock_seconds.get(c)) + (" !" if c in one.disagreements else "") for c in others),
+                format_ratio(self.ratio(one)),
+                "-" if one.peak_bytes is None else readable_bytes(one.peak_bytes),
+                format_error(one.error),
+                format_seconds(one.warmup_seconds),
+                one.verdict,
             )
-        head = (
-            "candidate", "median", "spread", *others, "relative", "peak memory", "error", "warm-up", "verdict"
-        )  # fmt: skip
+            for one in self.ranked
+        ]
         return head, rows
 
     def remarks(self) -> list[str]:
         """What the table does not say: how it was measured, which clocks disagree, notes."""
-        others = self.clock_names[1:]
-        beside = f" beside {' and '.join(others)}" if others else ""
+        beside = " and ".join(self.settings["clocks"])
         how = (
             f"{self.settings['repeats']} interleaved runs, tolerance {self.settings['tolerance']:.1e}, "
-            f"{self.settings['clock']} clock{beside}, memory by {self.settings['memory_method']}"
+            f"{self.settings['clock']} clock{f' beside {beside}' if beside else ''}, "
+            f"memory by {self.settings['memory_method']}"
         )
         flags = [f"! {one.name}: {line}" for one in self.candidates for line in one.disagreements.values()]
         return [how, *flags, *(f"note: {note}" for note in self.notes)]
 
     def __str__(self) -> str:
         return "\n".join([text_table(*self.table()), *self.remarks()])
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Three digits and a unit: `1.23 ms`; a dash for None."""
+    if seconds is None:
+        return "-"
+    for size, unit in _SECOND_UNITS:
+        if abs(seconds) >= size:
+            return f"{_three_digits(seconds / size)} {unit}"
+    return "0 s" if seconds == 0 else f"{seconds:.1e} s"
+
+
+def format_ratio(ratio: float | None) -> str:
+    """How many times faster: `4.1x`; a dash for None."""
+    return "-" if ratio is None else f"{_three_digits(ratio)}x"
+
+
+def format_error(error: float | None) -> str:
+    """Two digits and an exponent: `3.1e-09`; a dash for None."""
+    if error is None:
+        return "-"
+    return "0" if error == 0 else f"{error:.1e}"
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal, columns aligned, no trailing blanks."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    return f"{value:.2f}" if magnitude < 10 else f"{value:.1f}" if magnitude < 100 else f"{value:.0f}"

@@ -6,7 +6,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from flashgp.bench.suites import Options, suite_named
+from flashgp.bench.suite import Options
+from flashgp.bench.suites import SUITES
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.quantities import readable_seconds
 
@@ -38,7 +39,7 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
                 stage(line, 0.0)
 
         with redirect_stdout(sys.stderr):  # what other libraries print must not get between the results
-            measured = suite_named(options.name).measure(
+            measured = SUITES[options.name].measure(
                 Options(
                     sizes=options.rows,
                     dtypes=listed(options.dtypes),

@@ -16,25 +16,25 @@ little help, and grows, for each input on its own, until one level of it moves e
 tolerances. Two answers, each within one tolerance of its own truth, cannot then pass for each other.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
-from flashgp.bench.verification import same_values
+from flashgp.bench.answers import Tensors, distances, reference_tensors, same_values
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["Feed", "InputSource", "Perturb"]
-
 Perturb = bool | Callable[[Any, torch.Generator], Any]
-
 LEVELS = (-2, -1, 1, 2)
 SMALLEST_STEP = 1e-4
 LARGEST_STEP = 0.05  # at most about 11 % of a value: beyond, it would be another problem
+MARGIN = 8.0  # tolerances that one level of an input must move the outputs by
 _NOISE = 0.25  # of one level: two neighbouring levels stay half a level apart
 _EPS_FACTOR = 8
+_ROUNDING = 64 * torch.finfo(torch.float64).eps
+_TRIES = 12
 
 
 @dataclass
@@ -55,11 +55,17 @@ class _Leaf:
         return self.base.is_floating_point() or self.base.is_complex()
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """Where an array stands in the nested inputs."""
+class _Slot(int):
+    """Where an array of the nested inputs stands among the leaves."""
 
-    index: int
+
+def _mapped(value: Any, function: Callable[[Any, str], Any], name: str = "inputs") -> Any:
+    """Nested dicts, tuples and lists made anew, with `function(entry, name)` in place of everything else."""
+    if type(value) is dict:
+        return {key: _mapped(entry, function, f"{name}[{key!r}]") for key, entry in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(entry, function, f"{name}[{index}]") for index, entry in enumerate(value))
+    return function(value, name)
 
 
 class InputSource:
@@ -86,24 +92,21 @@ class InputSource:
         self.perturb = perturb
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
-        self._known: dict[int, int] = {}
-        self._template = self._read(inputs, "inputs")
+        self._known: dict[int, _Slot] = {}  # by the id of the caller's object
+        self._template = _mapped(inputs, self._read)
 
     def _read(self, value: Any, name: str) -> Any:
-        if type(value) is dict:
-            return {key: self._read(entry, f"{name}[{key!r}]") for key, entry in value.items()}
-        if type(value) in (tuple, list):
-            return type(value)(self._read(entry, f"{name}[{index}]") for index, entry in enumerate(value))
-        is_numpy = _is_numeric_array(value)
+        is_numpy = type(value) is numpy.ndarray and (value.dtype.kind in "bcfi" or value.dtype == numpy.uint8)
         if not is_numpy and not (isinstance(value, torch.Tensor) and value.layout is torch.strided):
             if not isinstance(value, bool | int | float | complex | str | torch.dtype | torch.device | type(None)):
                 self.opaque.append(f"{name} ({type(value).__name__})")
             return value
         if id(value) not in self._known:
-            self._known[id(value)] = len(self.leaves)
+            self._known[id(value)] = _Slot(len(self.leaves))
             tensor = torch.from_numpy(value.copy()) if is_numpy else value.detach()
             base = tensor.to("cpu", copy=True)
-            eps = torch.finfo(base.dtype).eps if base.is_floating_point() or base.is_complex() else 0.0
+            floating = base.is_floating_point() or base.is_complex()
+            square = base.dim() >= 2 and base.shape[-1] == base.shape[-2] >= 2
             self.leaves.append(
                 _Leaf(
                     name=name,
@@ -112,11 +115,15 @@ class InputSource:
                     is_numpy=is_numpy,
                     is_parameter=isinstance(value, torch.nn.Parameter),
                     requires_grad=not is_numpy and value.requires_grad,
-                    symmetric=_is_symmetric(base),
-                    step=max(SMALLEST_STEP, _EPS_FACTOR * eps),
+                    symmetric=floating and square and torch.equal(base, base.mH),
+                    step=max(SMALLEST_STEP, _EPS_FACTOR * torch.finfo(base.dtype).eps if floating else 0.0),
                 )
             )
-        return _Slot(self._known[id(value)])
+        return self._known[id(value)]
+
+    def fill(self, arrays: Sequence[Any]) -> Any:
+        """The inputs as nested as the caller's, with these arrays."""
+        return _mapped(self._template, lambda value, _: arrays[value] if type(value) is _Slot else value)
 
     def draw(self, level: int, *, only: int | None = None) -> list[torch.Tensor]:
         """Values of every array for one run (CPU), varied at this level; `only` varies a single array."""
@@ -157,9 +164,9 @@ class InputSource:
         """Fresh copies of the inputs as nested as the caller's, with these values."""
         return Feed(self).load(values if values is not None else [leaf.base for leaf in self.leaves])
 
-    def call(self, function: Callable[..., Any], values: Sequence[torch.Tensor]) -> Any:
-        """`function` of fresh copies of these values."""
-        return call(function, self.structure(values))
+    def truth(self, reference: Callable[..., Any], values: Sequence[torch.Tensor]) -> Tensors:
+        """What the reference gives for fresh copies of these values."""
+        return reference_tensors(call(reference, self.structure(values)))
 
     def describe(self) -> list[dict[str, Any]]:
         """Name, shape, dtype, device and step of each array, for the record."""
@@ -200,17 +207,8 @@ class Feed:
                 buffer.copy_(value)
                 buffer.grad = None
         self._expected = values
-        self._structure = self._fill(self._source._template)
+        self._structure = self._source.fill(self._arrays)
         return self._structure
-
-    def _fill(self, template: Any) -> Any:
-        if isinstance(template, _Slot):
-            return self._arrays[template.index]
-        if type(template) is dict:
-            return {key: self._fill(entry) for key, entry in template.items()}
-        if type(template) in (tuple, list):
-            return type(template)(self._fill(entry) for entry in template)
-        return template
 
     def mutation(self) -> str | None:
         """What the run changed among its inputs, or None: compared with the private copy, exactly."""
@@ -224,7 +222,7 @@ class Feed:
                 return f"{leaf.name}.requires_grad became {now.requires_grad}"
             if not same_values(now.detach().to("cpu"), expected):
                 return f"the values of {leaf.name} changed"
-        if not _same_objects(self._structure, self._fill(self._source._template)):
+        if not _same_objects(self._structure, self._source.fill(self._arrays)):
             return "a list or dict among the inputs changed"
         return None
 
@@ -234,24 +232,53 @@ def call(function: Callable[..., Any], structure: Any) -> Any:
     return function(**structure) if isinstance(structure, dict) else function(*structure)
 
 
-def _is_numeric_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray:
-        return False
-    return value.dtype.kind in "bcf" or value.dtype in (numpy.uint8, numpy.int8, numpy.int16, numpy.int32, numpy.int64)
-
-
-def _is_symmetric(base: torch.Tensor) -> bool:
-    if not (base.is_floating_point() or base.is_complex()) or base.dim() < 2 or base.shape[-1] < 2:
-        return False
-    return base.shape[-1] == base.shape[-2] and torch.equal(base, base.mH)
-
-
 def _same_objects(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if type(left) is dict:
-        return list(left) == list(right) and all(_same_objects(left[key], right[key]) for key in left)
+        return list(left) == list(right) and _same_objects([*left.values()], [*right.values()])
     if type(left) in (tuple, list):
         return len(left) == len(right) and all(map(_same_objects, left, right))
     return left is right
+
+
+def calibrate(source: InputSource, reference: Callable[..., Any], tolerance: float) -> list[str]:
+    """Set the step of every floating input of `source`; returns notes on what a remembered answer could hide behind.
+
+    Raises: DomainError if no input can move the reference by enough within the largest step.
+    Cost: one call of the reference, and for each floating input one to a few more.
+    """
+    truth = source.truth(reference, source.draw(0))
+    needed = max(MARGIN * tolerance, _ROUNDING)
+    notes: list[str] = []
+    any_moved = False
+    for index, leaf in enumerate(source.leaves):
+        if not leaf.floating or leaf.base.numel() == 0:
+            continue
+        smallest, first_sufficient, complete = leaf.step, None, False
+        for _ in range(_TRIES):
+            moved_to = source.truth(reference, source.draw(1, only=index))
+            moved = [distance for distance in distances(moved_to, truth) if distance > _ROUNDING]
+            if moved and max(moved) >= needed and first_sufficient is None:
+                first_sufficient = leaf.step
+            complete = bool(moved) and min(moved) >= needed
+            if complete or leaf.step >= LARGEST_STEP:
+                break
+            # To first order the change is proportional to the step; a factor 1.5 on top for what is not.
+            growth = 1.5 * needed / min(moved) if moved else 10.0
+            leaf.step = min(LARGEST_STEP, leaf.step * max(2.0, growth))
+        any_moved = any_moved or first_sufficient is not None
+        if not complete:
+            leaf.step = first_sufficient or smallest
+            notes.append(
+                f"{leaf.name} moves some outputs, but not all, by {needed:.1e}"
+                if first_sufficient
+                else f"{leaf.name} moves no output by {needed:.1e}: reuse across its values would not be noticed"
+            )
+    if not any_moved:
+        raise DomainError(
+            "`inputs` must move the reference when they are varied, so that a remembered answer shows, but no floating "
+            f"input moved it by {needed:.1e} ({int(MARGIN)} tolerances) within {LARGEST_STEP:.0%}; "
+            "pass a smaller `tolerance`, a function as `perturb`, or `perturb=False` to do without"
+        )
+    return notes
