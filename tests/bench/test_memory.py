@@ -130,11 +130,6 @@ def test_nothing_is_little() -> None:
     assert 0 <= meter.peak_bytes < 2 * MIB
 
 
-def test_unknown_method() -> None:
-    with pytest.raises(DomainError, match="`method` must be"):
-        PeakMeter(method="guess")
-
-
 def test_this_process() -> None:
     function = partial(torch.ones, 48 * MIB, dtype=torch.uint8)
     assert measure_peak_bytes(function, fresh_process=False) / MIB == pytest.approx(48, abs=6)

@@ -25,15 +25,12 @@ _KINETO_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class Clock(Protocol):
-    """Runs a callable once and says how long it took.
-
-    A clock may also have `overhead_seconds`: the error that measuring may have added to the last time.
-    """
+    """Times one call; it may also have `overhead_seconds`, the error that measuring may have added to the last one."""
 
     name: str
 
     def measure(self, function: Callable[[], T]) -> tuple[T, float]:
-        """The result of `function()` and its time in seconds."""
+        """The result of `function()`, and seconds."""
 
 
 def synchronise() -> None:
@@ -80,10 +77,7 @@ class WallClock:
 
 
 class EventClock:
-    """Time between two events on the current stream of the accelerator in use.
-
-    The device is asked once, here. Raises: BackendUnavailableError without an accelerator.
-    Source: torch.Event, `elapsed_time` in milliseconds.
+    """Time between two events on the current stream of the accelerator in use; BackendUnavailableError without one.
 
     Example:
         >>> fgp.bench.EventClock().measure(lambda: x @ x.T)  # doctest: +SKIP
@@ -114,9 +108,6 @@ class EventClock:
 
 class ProfilerClock:
     """Seconds in which at least one operation or kernel ran, by `torch.profiler`.
-
-    Fields: overhead_seconds, of the last call: what recording its operations may have added.
-    Raises: RuntimeError, of torch, where a profile is being taken already.
 
     Example:
         >>> value, seconds = fgp.bench.ProfilerClock().measure(lambda: torch.ones(10).sum())

@@ -17,12 +17,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from flashgp.bench.clocks import synchronise
 from flashgp.foundations.errors import DomainError, FlashGPError
 
+Method = Literal["cuda_allocator", "high_water", "sampling"]
 _SAMPLING_SECONDS = 1e-3
 _PROBE_BYTES = 32 << 20
 
@@ -34,21 +36,14 @@ class PeakMeter:
 
     Args:
         cuda: measure the CUDA allocator on all devices (`torch.cuda.max_memory_allocated`), not the host.
-        method: 'cuda_allocator', 'high_water' or 'sampling'; None: the best that works here.
+        method: None: the best that works here.
         collect: collect garbage at entry, needless where the collector is off inside the block.
     """
 
-    def __init__(self, *, cuda: bool = False, method: str | None = None, collect: bool = True) -> None:
-        if method is None:
-            method = "cuda_allocator" if cuda else "high_water" if _high_water_works() else "sampling"
-        if method not in ("cuda_allocator", "high_water", "sampling"):
-            raise DomainError(
-                f"`method` must be 'cuda_allocator', 'high_water' or 'sampling', got {method!r}; leave it out"
-            )
-        self.method, self.collect = method, collect
-        self.peak_bytes = 0
-        self._entry_bytes = 0
-        self._entry_file_bytes = 0
+    def __init__(self, *, cuda: bool = False, method: Method | None = None, collect: bool = True) -> None:
+        best: Method = "cuda_allocator" if cuda else "high_water" if _high_water_works() else "sampling"
+        self.method, self.collect = method or best, collect
+        self.peak_bytes = self._entry_bytes = self._entry_file_bytes = 0
         self._sampler: _Sampler | None = None
 
     def __enter__(self) -> "PeakMeter":
@@ -94,14 +89,12 @@ def measure_peak_bytes(
     """Peak memory of `function()`, or of `function(setup())`, above the level just before that call, in bytes.
 
     Args:
-        function: what is measured. In a fresh process it must be importable there: a module-level function, or a
-            `functools.partial` of one.
+        function: for a fresh process a module-level function, or a `functools.partial` of one. Its result counts.
         setup: runs first, outside the measurement (imports, data, a fitted model); its result is the argument of
             `function`. What it keeps alive is part of the level at entry.
         fresh_process: measure in a new Python process (spawned, with this process's number of torch threads), where
             no earlier call has left memory to reuse. False measures here, and may report less.
         timeout_seconds: give up, and stop the child, after so long; None waits. Fresh process only.
-    Returns: bytes; the result of `function` counts, since it is alive at the end.
     Raises: DomainError if `function` cannot be sent to a fresh process; FlashGPError if it fails there, with its
         traceback, or if the child was killed (out of memory) or ran too long. Errors in this process are passed on.
     Cost: a fresh process imports torch again, some seconds.
@@ -144,10 +137,8 @@ def measure_peak_bytes(
         ) from error
     finally:
         receiver.close()
-        if child.is_alive():
-            child.join(timeout=1.0)
-        if child.is_alive():
-            child.kill()
+        child.join(timeout=1.0)
+        child.kill()
         child.join()
     if isinstance(outcome, str):
         raise FlashGPError(f"`function` must return, but it failed in its own process; correct it:\n{outcome}")
@@ -158,8 +149,7 @@ def _measure_here(function: Callable[..., Any], setup: Callable[[], Any] | None)
     arguments = () if setup is None else (setup(),)
     with PeakMeter(cuda=torch.cuda.is_available() and torch.cuda.is_initialized()) as meter:
         result = function(*arguments)
-        if meter.method == "cuda_allocator":
-            torch.cuda.synchronize()
+        synchronise()
     del result
     return meter.peak_bytes
 
@@ -175,30 +165,26 @@ def _measure_in_child(sender: Any, function: Callable[..., Any], setup: Callable
 
 
 class _Sampler:
-    """Reads the resident set again and again in a thread, and keeps the largest value."""
+    """The largest resident set that a thread sees, reading it again and again."""
 
     def __init__(self) -> None:
         import psutil
 
-        self._process = psutil.Process()
+        process = psutil.Process()
+        self._resident = lambda: int(process.memory_info().rss)
         self._stop = threading.Event()
-        self.largest = 0
-        self._read()
+        self.largest = self._resident()
         self._thread = threading.Thread(target=self._run, daemon=True, name="flashgp-bench-memory")
         self._thread.start()
 
     def stop(self) -> int:
         self._stop.set()
         self._thread.join()
-        self._read()
-        return self.largest
-
-    def _read(self) -> None:
-        self.largest = max(self.largest, int(self._process.memory_info().rss))
+        return max(self.largest, self._resident())
 
     def _run(self) -> None:
         while not self._stop.wait(_SAMPLING_SECONDS):
-            self._read()
+            self.largest = max(self.largest, self._resident())
 
 
 @functools.cache

@@ -1,9 +1,4 @@
-"""Records: what was measured, on what, with what, stored as JSON.
-
-A record is a JSON object. `write_record` adds what a reader needs to judge it: hardware, versions, commit,
-threads and date. A *claims* record, from which tables in documents are made, also has `title`, `columns`
-and `rows` (see `tables`). Host names, user names and paths are not recorded.
-"""
+"""Records: what was measured, on what, with what, as a JSON object; no host names, user names or paths."""
 
 import json
 import math
@@ -121,10 +116,9 @@ def environment() -> dict[str, Any]:
 
 
 def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a record atomically: the file is the old one or the new one, never a part.
+    """Write a record, whole or not at all; its folder is made when missing.
 
     Args:
-        path: the file; its folder is made when missing.
         payload: what was measured. Numbers may be Python, NumPy or torch scalars; what `environment` gives is added
             where the payload does not have it already.
     Returns: the record as it was written.

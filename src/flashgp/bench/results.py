@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashgp.bench.records import dumps
 from flashgp.foundations.quantities import readable_bytes
 
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -114,10 +113,6 @@ class Comparison:
             ],
             "notes": self.notes,
         }
-
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return dumps(self.record())
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Head and rows as text, the fastest candidate first; a `!` marks a clock that disagrees."""

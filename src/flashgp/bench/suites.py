@@ -83,11 +83,6 @@ MATRIX_LENGTHSCALE = math.sqrt(MATRIX_D)
 MATRIX_TOLERANCES = {"float32": 1e-5, "float64": 2e-8, "bfloat16": 2.0**-8}
 
 
-def _matrix_problems(options: Options, gpytorch: Any) -> Iterator[Problem]:
-    for device, name, n in options.grid:
-        yield _matrix_problem(options, gpytorch, device, name, n)
-
-
 def _matrix_problem(options: Options, gpytorch: Any, device: str, name: str, n: int) -> Problem:
     stored = DTYPES[name]
     computed = torch.float64 if stored == torch.float64 else torch.float32
@@ -148,19 +143,19 @@ MATRIX_COLUMNS = (
 def _matrix_rows(finding: Finding) -> list[dict[str, Any]]:
     plain, mapped, ours, theirs = map(finding.seconds.get, (BROADCASTING, VMAP, OURS, GPYTORCH))
     closure = next(entry.seconds for entry in finding.unevaluated if entry.evaluated_by == VMAP)
-    row = {
-        "work": finding.work,
-        "closure_seconds": closure,
-        "artefact": ratio(plain, closure),
-        "broadcasting_seconds": plain,
-        "vmap_seconds": mapped,
-        "vmap_ratio": ratio(plain, mapped),
-        "ours_seconds": ours,
-        "ours_ratio": ratio(plain, ours),
-        "gpytorch_seconds": theirs,
-        "ours_error": finding.comparison[OURS].error,
-    }
-    return [row]
+    cells = (
+        finding.problem.work,
+        closure,
+        ratio(plain, closure),
+        plain,
+        mapped,
+        ratio(plain, mapped),
+        ours,
+        ratio(plain, ours),
+        theirs,
+        finding.comparison[OURS].error,
+    )
+    return [{column["key"]: cell for column, cell in zip(MATRIX_COLUMNS, cells, strict=True)}]
 
 
 # -- online -----------------------------------------------------------------------------------------------------------
@@ -233,14 +228,9 @@ def _from_nothing(k: Callable[[Tensor, Tensor, float], Tensor], x: Tensor, y: Te
     return step
 
 
-def _online_problems(options: Options, gpytorch: Any) -> Iterator[Problem]:
+def _online_problem(options: Options, gpytorch: Any, device: str, name: str, n: int) -> Problem:
     kernel = SquaredExponential(torch.full((ONLINE_D,), ONLINE_LENGTHSCALE, dtype=torch.float64))
     gp = GP(1.0 * kernel, Zero(), Gaussian(NOISE))
-    for device, name, n in options.grid:
-        yield _online_problem(gp, gpytorch, device, name, n)
-
-
-def _online_problem(gp: GP, gpytorch: Any, device: str, name: str, n: int) -> Problem:
     x, y = (tensor.to(device) for tensor in smooth_data(n + 2, ONLINE_D, DTYPES[name]))
     given, row, point = (x[:n], y[:n]), (x[n : n + 1], y[n : n + 1]), x[n + 1 :]
     post = gp.condition(*given)
@@ -280,31 +270,17 @@ def _online_problem(gp: GP, gpytorch: Any, device: str, name: str, n: int) -> Pr
 LINALG_TOLERANCES = {"float64": 1e-8, "float32": 1e-2}  # a relative gap of eigenvalues amplifies rounding by about n
 
 
-def _cholesky(library: Any, A: Tensor) -> Tensor:
-    lower: Tensor = library.cholesky(A)
-    return lower
+def _squares(parts: Any) -> Answer:
+    """Of the entries: factors are unique up to signs."""
+    return parts[0].square(), parts[1].square()
 
 
-def _qr(library: Any, A: Tensor) -> Answer:
-    q, r = library.qr(A)
-    return q.square(), r.square()
-
-
-def _eigh(library: Any, A: Tensor) -> Answer:
-    values, vectors = library.eigh(A)
-    return values, vectors.square()
-
-
-def _solve(library: Any, A: Tensor, b: Tensor) -> Tensor:
-    solution: Tensor = library.solve_triangular(A.tril(), b, upper=False)
-    return solution
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "Cholesky": _cholesky,
-    "QR": _qr,
-    "eigh": _eigh,
-    "triangular solve": _solve,
+SOLVE = "triangular solve"
+OPERATIONS: dict[str, Callable[..., Any]] = {  # of torch.linalg or ours, a matrix, and for solves right-hand sides
+    "Cholesky": lambda library, A: library.cholesky(A),
+    "QR": lambda library, A: _squares(library.qr(A)),
+    "eigh": lambda library, A: _squares(library.eigh(A)),
+    SOLVE: lambda library, A, b: library.solve_triangular(A.tril(), b, upper=False),
 }
 
 
@@ -328,7 +304,7 @@ def _linalg_problems(options: Options, gpytorch: Any) -> Iterator[Problem]:
                     **{f"torch.linalg, {device}": on(device, operation) for device in options.devices},
                     "fgp.linalg": functools.partial(operation, linalg),
                 },
-                (A, b) if operation is _solve else (A,),
+                (A, b) if title == SOLVE else (A,),
                 lambda *inputs, run=operation: run(torch.linalg, *(tensor.double() for tensor in inputs)),
                 LINALG_TOLERANCES[name],
             )
@@ -343,6 +319,11 @@ def _system(n: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
     return matrix.to(dtype), torch.randn(n, 8, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def _each(problem: Callable[..., Problem]) -> Callable[[Options, Any], Iterator[Problem]]:
+    """The problem at every device, dtype and size."""
+    return lambda options, gpytorch: (problem(options, gpytorch, *place) for place in options.grid)
+
+
 # -- all --------------------------------------------------------------------------------------------------------------
 _ALL = (
     Suite(
@@ -351,7 +332,7 @@ _ALL = (
         "Is nested vmap thousands of times faster than broadcasting, or was something timed that is no matrix?",
         sizes=(100, 400, 1200),
         dtypes=("float32", "bfloat16", "float64"),
-        problems=_matrix_problems,
+        problems=_each(_matrix_problem),
         allowed=tuple(DTYPES),
         columns=MATRIX_COLUMNS,
         rows=_matrix_rows,
@@ -362,7 +343,7 @@ _ALL = (
         "How long does one more row take, with a prediction right after it?",
         sizes=(300, 1000),
         dtypes=("float64",),
-        problems=_online_problems,
+        problems=_each(_online_problem),
         allowed=("float64",),
     ),
     Suite(

@@ -6,6 +6,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from flashgp.bench.records import write_record
 from flashgp.bench.suite import Options
 from flashgp.bench.suites import SUITES
 from flashgp.foundations.errors import DomainError
@@ -13,25 +14,18 @@ from flashgp.foundations.quantities import readable_seconds
 
 from .console import Console
 from .options import BenchOptions, listed
-from .paths import require_distinct, require_writable
+from .paths import require_writable
 
 __all__ = ["run_bench"]
-
-ENDINGS = (".json", ".png", ".html", ".htm")
 
 
 def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""
-    began, out = time.perf_counter(), options.out or []
-    for path in out:
-        if Path(path).suffix.lower() not in ENDINGS:
-            raise DomainError(f"`--out` must end in {', '.join(ENDINGS)}, got {path!r}; choose what is to be written")
-        require_writable(path, "--out")
-        if Path(path).suffix.lower() != ".json":
-            from flashgp.plots.axes import require_matplotlib
-
-            require_matplotlib(f"--out {path}")
-    require_distinct({f"--out ({number})": path for number, path in enumerate(out, start=1)})
+    began = time.perf_counter()
+    if options.out is not None:
+        if Path(options.out).suffix.lower() != ".json":
+            raise DomainError(f"`--out` must end in .json, got {options.out!r}; a record is what is written")
+        require_writable(options.out, "--out")
     with console.stages() as stage:
 
         def progress(line: str) -> None:
@@ -53,9 +47,10 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
                     progress=progress,
                 )
             )
-    console.say(measured.text())
-    for path in out:
-        measured.save(path)
-        console.say(f"wrote {path}")
+    console.say(str(measured))
+    record = measured.record()
+    if options.out is not None:
+        write_record(options.out, record)
+        console.say(f"wrote {options.out}")
     console.note(f"measured in {readable_seconds(time.perf_counter() - began)}")
-    return {"command": "bench", "out": out, **measured.record()}
+    return {"command": "bench", "out": options.out, **record}

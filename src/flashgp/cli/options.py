@@ -451,10 +451,7 @@ class BenchOptions:
         True
     )
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of data, order and variations.")] = 0
-    out: Annotated[
-        list[str] | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write a .json record, a .png or .html; may be repeated."),
-    ] = None
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Write a .json record.")] = None
 
     def __post_init__(self) -> None:
         from flashgp.bench.suites import SUITES
