@@ -20,8 +20,6 @@ from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKe
 from flashgp.kernels.periodogram import highest_frequency, strongest_frequencies
 from flashgp.subset_fits import SubsetFits, SubsetSettings
 
-__all__ = ["KernelChoice", "KernelChoiceSettings", "choose_kernel", "table_candidates"]
-
 Array = npt.NDArray[np.float64]
 
 

@@ -29,16 +29,6 @@ from flashgp.kernels.squared_exponential import Stationary
 if TYPE_CHECKING:
     from flashgp.table import InputColumn
 
-__all__ = [
-    "GRAMMAR",
-    "NAMES",
-    "BuiltKernel",
-    "KernelColumns",
-    "KernelExpression",
-    "build_kernel",
-    "parse_kernel",
-]  # fmt: skip
-
 _GRAMMAR = """
 Kernels: {names}.
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
     from flashgp.table_model import TableModel
 
-__all__ = ["load", "save"]
-
 _TABLE, _ESTIMATOR = "flashgp.table", "flashgp.estimator"  # keys of a file's metadata
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 

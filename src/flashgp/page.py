@@ -19,8 +19,6 @@ from flashgp.foundations.errors import DomainError, ShapeError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Facts", "Figure", "Notes", "Page", "PageTable", "Preformatted", "Section", "write_page"]
-
 
 @dataclass(frozen=True)
 class Facts:

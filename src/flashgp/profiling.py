@@ -24,8 +24,6 @@ from flashgp.bench.results import format_seconds, text_table
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.profile_ranges import KINDS, Kind, ProfileRange, recording
 
-__all__ = ["Bottleneck", "Operation", "Profile", "attributed", "take_profile"]
-
 T = TypeVar("T")
 OTHER, IDLE = "other", "idle"
 _OPERATIONS = 10  # shown

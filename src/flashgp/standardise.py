@@ -17,8 +17,6 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.json_values import json_fields, refused
 from flashgp.target_transform import TargetTransform, WarpedNormal
 
-__all__ = ["MAX_SCALE", "MIN_SCALE", "ColumnScaling", "Scaling", "check_scales"]
-
 Array = npt.NDArray[np.float64]
 
 _VERSION = 2  # since a target may be transformed; without a transform version 1 is written

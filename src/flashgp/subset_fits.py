@@ -22,8 +22,6 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.options import FitOptions
 
-__all__ = ["SubsetFit", "SubsetFits", "SubsetSettings"]
-
 Array = npt.NDArray[np.float64]
 
 

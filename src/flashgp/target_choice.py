@@ -25,8 +25,6 @@ from flashgp.standardise import ColumnScaling
 from flashgp.subset_fits import SubsetFits, SubsetSettings
 from flashgp.target_transform import TargetTransform, check_target_transform
 
-__all__ = ["ChoiceSettings", "TransformChoice", "choose_transform"]
-
 Array = npt.NDArray[np.float64]
 
 

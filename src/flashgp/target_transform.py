@@ -17,8 +17,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_fields, refused
 from flashgp.foundations.normal import LOG_2PI, half_width, standard_quantile
 
-__all__ = ["KINDS", "TargetTransform", "WarpedNormal", "check_target_transform"]
-
 Array = npt.NDArray[np.float64]
 
 KINDS = ("none", "log", "yeo-johnson")

@@ -23,8 +23,6 @@ from flashgp.standardise import ColumnScaling, Scaling
 from flashgp.target_choice import choose_transform
 from flashgp.target_transform import TargetTransform
 
-__all__ = ["StandardRows", "Units", "check_categories", "standard_rows", "units_of_inputs"]
-
 _Numbers = npt.NDArray[np.float64]
 
 

@@ -14,19 +14,6 @@ from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.processes.group import Group
 from flashgp.table.columns import quoted
 
-__all__ = [
-    "BATCH_ROWS",
-    "Paths",
-    "Piece",
-    "batches_of",
-    "dealt_pieces",
-    "found_files",
-    "is_parquet",
-    "is_pattern",
-    "opened",
-    "pieces_of",
-]
-
 BATCH_ROWS = 2**16
 PARQUET = b"PAR1"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

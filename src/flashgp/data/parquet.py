@@ -18,8 +18,6 @@ from flashgp.sources.source import Batch, RowSource
 from flashgp.table.columns import quoted
 from flashgp.table.conversion import column_from_arrow, require_pyarrow
 
-__all__ = ["ParquetRows", "parquet"]
-
 
 def parquet(
     paths: Paths,

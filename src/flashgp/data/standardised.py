@@ -9,8 +9,6 @@ from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Batch, RowSource, source_of
 from flashgp.standardise import Scaling, check_scales
 
-__all__ = ["StandardisedRows", "standardised"]
-
 
 class StandardisedRows(RowSource):
     """What `standardised` makes. Fields: rows, the source in its own units; scaling, from these and back; columns."""

@@ -18,8 +18,6 @@ from flashgp.table.conversion import require_pyarrow, table_from_arrow
 from flashgp.table.encoding import Encoding
 from flashgp.table.parts import TableParts
 
-__all__ = ["EncodedRows", "ParquetParts"]
-
 _INDEX = "__index_level_"  # what pandas calls an index that it stores
 
 

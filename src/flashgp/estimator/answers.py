@@ -12,8 +12,6 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.target_transform import WarpedNormal
 from flashgp.units import Units
 
-__all__ = ["Answers"]
-
 Array = npt.NDArray[np.floating[Any]]
 
 

@@ -17,8 +17,6 @@ from flashgp.estimator.refusals import NOT_NUMBERS, refuse_inexact, refuse_label
 from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.table import FrameEncoding, table_of
 
-__all__ = ["points", "training_rows"]
-
 Array = npt.NDArray[np.float64]
 
 

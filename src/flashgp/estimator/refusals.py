@@ -10,8 +10,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.exact_integers import first_inexact
 from flashgp.table.columns import checked_names
 
-__all__ = ["NOT_NUMBERS", "refuse_inexact", "refuse_labels", "refuse_repeated_columns"]
-
 # Columns of a frame that are no numbers even if one could force them into one.
 NOT_NUMBERS = (nw.String, nw.Categorical, nw.Enum, nw.Datetime, nw.Date, nw.Duration, nw.Time)
 _LARGE = (nw.Int64, nw.UInt64, nw.Int128, nw.UInt128)

@@ -49,8 +49,6 @@ from flashgp.units import Units, check_categories, standard_rows
 if TYPE_CHECKING:
     from flashgp.inference.training.options import FitOptions
 
-__all__ = ["GPRegressor"]
-
 Array = npt.NDArray[np.floating[Any]]
 RandomState = int | np.random.RandomState | np.random.Generator | None
 

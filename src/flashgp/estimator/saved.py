@@ -32,8 +32,6 @@ from flashgp.standardise import MAX_SCALE, MIN_SCALE, ColumnScaling, Scaling
 from flashgp.table import FrameEncoding
 from flashgp.units import Units
 
-__all__ = ["ESTIMATOR_KEY", "load_regressor", "save_regressor"]
-
 ESTIMATOR_KEY = "flashgp.estimator"  # of a file's metadata
 _VERSION = 2  # since it says whether weights were given to `fit`
 _FIELDS = ("version", "settings", "own", "units", "features", "names", "encoding", "evidence", "repeated")

@@ -14,8 +14,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 
-__all__ = ["weighed"]
-
 Array = npt.NDArray[np.float64]
 
 

@@ -20,8 +20,6 @@ from flashgp.inference.state import UpdateState
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 
-__all__ = ["APPROXIMATION", "approximation_json", "approximation_tensors", "read_state"]
-
 APPROXIMATION = "approximation"  # the field of a file's description
 _KIND = "full_scale"
 _COUNTS = ("block", "neighbours", "predicting", "reduced")

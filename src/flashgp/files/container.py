@@ -28,17 +28,6 @@ from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.json_values import json_fields, parse_json, refused
 
-__all__ = [
-    "Container",
-    "Entry",
-    "file_path",
-    "lower_triangle",
-    "open_container",
-    "stacked",
-    "stored",
-    "write_container",
-]
-
 FORMAT = "flashgp"
 FORMAT_VERSION = 5
 # 1 always has a factor, and plans of two routes; nothing is known of learning online before 3, of a tolerance before 4;

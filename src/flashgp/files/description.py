@@ -36,8 +36,6 @@ from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
 
-__all__ = ["DESCRIPTION_FIELDS", "describe", "rebuild", "with_noise_of_outputs"]
-
 DESCRIPTION_FIELDS = ("kernel", "likelihood", "mean", "modules", "outputs", "parameters")
 MAX_DEPTH = 64  # kernels within kernels
 MAX_KERNELS = 1024

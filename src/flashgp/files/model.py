@@ -70,8 +70,6 @@ from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 if TYPE_CHECKING:
     from flashgp.inference.fit import Fit
 
-__all__ = ["load", "load_metadata", "save"]
-
 NO_MODULES: Mapping[str, "nn.Module | Callable[..., torch.Tensor]"] = MappingProxyType({})
 _CONFIG = (*DESCRIPTION_FIELDS, "attempts", "flashgp", "layouts", "report", "torch")
 _SOLVES = ("deterministic", "seed", "tolerance")

@@ -12,16 +12,6 @@ from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.foundations.fingerprint import PYTHON, NoFingerprintError, fingerprint
 from flashgp.foundations.json_values import json_fields, json_list, json_text
 
-__all__ = [
-    "FUNCTION",
-    "code_marks",
-    "module_description",
-    "module_state",
-    "prepared_module",
-    "require_modules",
-    "warn_of_other_code",
-]
-
 FUNCTION = "function"  # in the place of a module's fields: a function of the caller's, which has no state
 _FIELDS = ("state", "trainable", "training")
 

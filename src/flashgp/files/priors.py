@@ -11,8 +11,6 @@ from flashgp.files.validation import broadcasts
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import refused
 
-__all__ = ["PRIORS", "prior_from_tensors", "prior_tensors"]
-
 PRIORS: dict[str, tuple[type[Distribution], tuple[str, ...]]] = {
     "Beta": (distributions.Beta, ("concentration1", "concentration0")),
     "Cauchy": (distributions.Cauchy, ("loc", "scale")),

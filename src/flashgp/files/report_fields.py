@@ -11,8 +11,6 @@ from flashgp.foundations.report import Report
 from flashgp.inference.state import UPDATE
 from flashgp.planner.plan import Plan
 
-__all__ = ["json_report", "report_json"]
-
 _FIELDS = tuple(f.name for f in dataclasses.fields(Report))
 _TEXTS = ("backend", "device", "dtype", "route")
 # Fields of a plan that the first format lacks.

@@ -20,8 +20,6 @@ from flashgp.likelihoods import Gaussian
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
-__all__ = ["KIND", "read_state", "streamed_json", "streamed_tensors"]
-
 KIND = "sparse"
 _WHERE = "approximation"  # the field of a file's description
 _NUMBERS = ("left", "logs", "noise_logs", "scale", "squares")

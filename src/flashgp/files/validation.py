@@ -21,18 +21,6 @@ from flashgp.kernels import Custom, Warped
 from flashgp.means import REGISTRY, evaluate_mean
 from flashgp.solvers.direct.cholesky import Factor
 
-__all__ = [
-    "REFUSED",
-    "broadcasts",
-    "check_batch",
-    "check_group",
-    "check_memory",
-    "check_rows",
-    "check_shapes",
-    "check_values",
-    "refusing",
-]
-
 SMALL_BYTES = 64 * 2**20  # below this the free memory is not asked for
 # What our own constructors and checks raise when a file gives them nonsense: errors of the file, not of the caller.
 REFUSED = (FlashGPError, ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["accelerator", "ask_again", "give_up_accelerator", "using_accelerator"]
-
 _UNKNOWN = object()
 _found: object = _UNKNOWN
 

@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["replacing", "write_whole"]
-
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o666) -> None:
     """Write a file; as `replacing`."""

@@ -14,20 +14,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.exact_integers import first_inexact
 from flashgp.foundations.transforms import is_transformed
 
-__all__ = [
-    "as_float_tensor",
-    "check_count",
-    "check_device",
-    "check_dtype",
-    "check_finite",
-    "check_flag",
-    "check_jitter",
-    "check_points",
-    "check_seed",
-    "check_targets",
-    "promotions",
-]
-
 _PROMOTED = (torch.float16, torch.bfloat16)
 
 

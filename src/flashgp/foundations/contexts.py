@@ -16,14 +16,6 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import nn
 
-__all__ = [
-    "autocast_disabled",
-    "autocast_of_the_caller",
-    "callers_autocast",
-    "evaluation_mode",
-    "outside_inference_mode",
-]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

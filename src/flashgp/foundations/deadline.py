@@ -14,8 +14,6 @@ from typing import Any
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["NO_DEADLINE", "Deadline"]
-
 
 @dataclass(frozen=True)
 class Deadline:

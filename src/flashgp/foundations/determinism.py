@@ -26,8 +26,6 @@ from flashgp.foundations.checks import check_flag
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import single_thread
 
-__all__ = ["EVENT", "contiguous_copy", "deterministic_where", "deterministically", "is_deterministic"]
-
 EVENT = Event(EventKind.DETERMINISTIC)  # in reports
 
 Arguments = ParamSpec("Arguments")

@@ -9,24 +9,6 @@ from collections.abc import Sequence
 
 from flashgp.foundations.held_warnings import HeldWarning, give
 
-__all__ = [
-    "BackendUnavailableError",
-    "ConvergenceError",
-    "DerivativeError",
-    "DomainError",
-    "FitInterrupted",
-    "FlashGPError",
-    "FlashGPWarning",
-    "MeasurementDisturbedError",
-    "MemoryBudgetError",
-    "ModelFileError",
-    "NotPositiveDefiniteError",
-    "ProcessGroupError",
-    "RankMismatchError",
-    "ShapeError",
-    "warn",
-]
-
 # Packages whose frames lie between the line that a user wrote and ours.
 _WRAPPERS = frozenset({"flashgp", "torch", "contextlib", "jaxtyping", "beartype", "sklearn"})
 

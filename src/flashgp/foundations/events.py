@@ -12,18 +12,6 @@ from typing import Any
 
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 
-__all__ = [
-    "ApproximationReason",
-    "Event",
-    "EventKind",
-    "MinibatchReason",
-    "Obstacle",
-    "StopReason",
-    "Untried",
-    "joined",
-    "of_kind",
-]
-
 
 class StopReason(StrEnum):
     """Why a solve or a search ended. `sentence` says what that means, `advice` what to do."""

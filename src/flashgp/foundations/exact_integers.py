@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LARGEST_EXACT", "first_inexact"]
-
 LARGEST_EXACT = 2**53  # up to here every whole number is a float64 number
 
 

@@ -18,27 +18,6 @@ from typing import Any, Union
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = [
-    "Atom",
-    "Expression",
-    "Function",
-    "Surd",
-    "Symbol",
-    "cos",
-    "distance",
-    "exp",
-    "log1p",
-    "match",
-    "number",
-    "opaque",
-    "parameter",
-    "product",
-    "row_scalar",
-    "sin",
-    "square_root",
-    "squared_distance",
-]
-
 Number = Union[int, Fraction]  # noqa: UP007 - used at run time in isinstance-like coercion below
 
 

@@ -4,8 +4,6 @@ import math
 
 from flashgp.foundations.expression import Atom, Expression, Function, Surd, Symbol
 
-__all__ = ["value_at"]
-
 
 def value_at(expression: Expression, values: dict[Symbol, float]) -> float:
     """The number an expression has at given symbol values; a negative power of a zero distance counts as 0."""

@@ -18,8 +18,6 @@ from torch import Tensor
 from flashgp.foundations.expression import Expression, Symbol
 from flashgp.foundations.pair_function import PairFunction
 
-__all__ = ["Form", "Rows", "broadcast_batch"]
-
 
 @dataclass(frozen=True)
 class Form:

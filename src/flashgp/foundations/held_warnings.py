@@ -7,8 +7,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["HeldWarning", "give", "held_warnings"]
-
 
 @dataclass(frozen=True, eq=False)
 class HeldWarning:

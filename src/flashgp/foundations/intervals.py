@@ -18,8 +18,6 @@ import numpy
 
 from flashgp.foundations.expression import Atom, Expression, Factors, Function, Surd, Symbol
 
-__all__ = ["EPS", "TINY", "Interval", "interval_of", "largest_magnitude", "widened"]
-
 Array = numpy.ndarray
 EPS, TINY = float(numpy.finfo(float).eps), float(numpy.finfo(float).tiny)
 LIBRARY_ULPS = 8.0  # exp, log1p and cos of NumPy are within 4 units of the last place

@@ -13,20 +13,6 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from flashgp.foundations.errors import DomainError, ModelFileError
 
-__all__ = [
-    "json_count",
-    "json_dataclass",
-    "json_fields",
-    "json_flag",
-    "json_list",
-    "json_number",
-    "json_text",
-    "number_json",
-    "parse_json",
-    "refused",
-    "strict_json",
-]
-
 _SHOWN_CHARACTERS = 60
 _MAX_NUMBER = 1e300
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["lazy_import", "load_autograd", "no_forks"]
-
 _lock = threading.RLock()  # re-entrant: compiling imports, and a fork may come from inside
 _held = threading.local()  # what the thread that forks holds meanwhile
 

@@ -3,8 +3,6 @@
 import os
 import threading
 
-__all__ = ["SharedLock"]
-
 
 class SharedLock:
     """`with lock.held:` is one thread's at a time, and that thread's again inside.

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter, number_tensor
 
-__all__ = ["NamedValues"]
-
 _OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}  # hooks, and the mode
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["LOG_2PI", "QUANTILE_975", "check_probability", "half_width", "standard_quantile"]
-
 LOG_2PI = math.log(2.0 * math.pi)
 QUANTILE_975 = 1.959963984540054  # half the width of the central 95 % interval, in standard deviations
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["OPERATIONS", "OperationTime", "OperationTimes", "operation_flops", "result_numbers"]
-
 # gemm: (n x n)(n x t); triangular: a solve with n x n and t columns; qr: reduced, of n x k; cholesky, eigh: of n x n.
 OPERATIONS = ("gemm", "cholesky", "qr", "eigh", "triangular")
 

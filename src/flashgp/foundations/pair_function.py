@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_leaves
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.transforms import is_transformed
 
-__all__ = ["PairFunction", "both_sides", "over_batch"]
-
 
 @dataclass(frozen=True)
 class PairFunction:

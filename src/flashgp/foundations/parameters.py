@@ -19,17 +19,6 @@ from torch.distributions import Distribution, constraints
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.transforms import is_transformed
 
-__all__ = [
-    "Domain",
-    "Parameter",
-    "ParameterEntry",
-    "as_parameter",
-    "check_numbers",
-    "dimensions_of",
-    "named_parameter_objects",
-    "number_tensor",
-]
-
 PARAMETER_DTYPE = torch.float64
 
 

@@ -16,8 +16,6 @@ from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["KINDS", "Kind", "ProfileRange", "Record", "profile_range", "profiled", "recording"]
-
 Kind = Literal["pairwise products", "factorisation", "triangular solves", "transfers"]
 KINDS: tuple[Kind, ...] = ("pairwise products", "factorisation", "triangular solves", "transfers")
 Arguments = ParamSpec("Arguments")

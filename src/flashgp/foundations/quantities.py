@@ -1,7 +1,5 @@
 """Counts, bytes and seconds as text: the one home of how a number with a unit is shown."""
 
-__all__ = ["counted", "readable_bytes", "readable_seconds"]
-
 
 def readable_bytes(count: float) -> str:
     """1536 -> '1.5 KiB'."""

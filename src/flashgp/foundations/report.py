@@ -8,8 +8,6 @@ from typing import Any
 from flashgp.foundations.events import Event, joined
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
-__all__ = ["Report", "joined_titles"]
-
 AND = " and "
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["counts_are_own", "fewer_threads", "single_thread", "usual_threads"]
-
 _outside = threading.local()  # count: of this thread before the outermost block that runs alone
 _MKL_NAME = "MKL_Set_Num_Threads_Local"  # sets the calling thread's count and returns the one before
 

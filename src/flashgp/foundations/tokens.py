@@ -6,8 +6,6 @@ from typing import Any
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["object_of", "token_of"]
-
 _OBJECTS: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()
 _COUNT = itertools.count()
 

@@ -9,8 +9,6 @@ from torch.autograd import forward_ad
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["has_tangent", "in_forward_mode", "is_followed", "is_transformed", "refuse_transformed", "same_numbers"]
-
 
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a transform of torch.func (vmap, grad, jvp) holds the tensor, so that its numbers cannot be looked at."""

@@ -12,8 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["usual_names_refused"]
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

@@ -21,8 +21,6 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import Event
 
-__all__ = ["COUNTED_BYTES", "Workspace", "ran_out_of_memory"]
-
 COUNTED_BYTES = 2**20  # buffers above one MiB are counted (docs/design.md, memory)
 # From here NumPy asks the system for huge pages. Smaller buffers the C library may keep, and cut small ones out of them
 # later, each of which would then take a whole huge page or two; from 32 MiB on it gives every buffer back as it was.

@@ -20,18 +20,6 @@ from flashgp.planner.prices import Priced
 from flashgp.planner.training import exact_seconds
 from flashgp.sources.shuffled import buffer_rows
 
-__all__ = [
-    "approximate_plan",
-    "costs",
-    "exact_price",
-    "obstacle",
-    "offer_event",
-    "offered",
-    "offers_of",
-    "refuse_unfit",
-    "with_offers",
-]
-
 
 @deterministic_where(lambda prior, rows, asked, settings, time_limit=None, **_: settings.deterministic)
 def approximate_plan(

@@ -17,8 +17,6 @@ from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.progress import ToldProgress
 
-__all__ = ["ApproximatePosterior"]
-
 
 class ApproximatePosterior(Posterior):
     """The posterior of the full-scale model: inducing points, and block Vecchia on what they leave, eq. (M-148).

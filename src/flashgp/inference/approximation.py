@@ -10,16 +10,6 @@ from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.planner.approximate_prices import ApproximateWork, Sizes
 
-__all__ = [
-    "APPROXIMATIONS",
-    "DEFAULT",
-    "LADDER",
-    "Approximation",
-    "approximation_of",
-    "approximation_of_read",
-    "refuse_exact",
-]
-
 APPROXIMATIONS = ("full_scale", "sparse", "auto")
 # Inducing points, rows of a block, neighbours, from the least time and memory to the most. DEFAULT is what "auto" takes
 # without a time limit: docs/decisions/0033-sizes-by-plan.md.

@@ -16,8 +16,6 @@ from flashgp.inference.replicates import equal_rows
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
 
-__all__ = ["Decision", "counts_of", "decided"]
-
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan | ApproximatePlan, Event]
 

@@ -11,8 +11,6 @@ from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem
 
-__all__ = ["conditioning_plan", "planned_as"]
-
 
 @deterministic_where(lambda prior, rows, settings, **_: settings.deterministic)
 def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool = False) -> Plan:

@@ -10,8 +10,6 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.transforms import is_transformed
 from flashgp.inference.prior import Prior
 
-__all__ = ["check_answer", "check_extent", "check_likelihood", "check_residual", "check_rows"]
-
 LARGEST = torch.finfo(torch.float64).max / 4.0  # a difference is up to twice the larger of two numbers
 
 

@@ -26,8 +26,6 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.sources.source import RowSource, held
 
-__all__ = ["posterior_given", "posterior_of", "posterior_of_read", "with_prior"]
-
 
 def posterior_of(state: "AnyState | FullScaleState | StreamedState", units: str = "") -> Posterior:
     """The facade of a state of any kind."""

@@ -26,19 +26,6 @@ from flashgp.processes.gradient_shares import unwrapped
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 
-__all__ = [
-    "GatheredTable",
-    "agreed_memory",
-    "agreed_plan",
-    "checked_rows",
-    "compare_models",
-    "gathered",
-    "of_this_rank",
-    "own_rows_of_interrupted",
-    "shared_event",
-    "tensor_mark",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class GatheredTable:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from flashgp.planner.plan import Plan
     from flashgp.solvers.contract import Step
 
-__all__ = ["GP"]
-
 _OF_MANY = (
     "pass all targets or points at once, y (*batch, n) or x (*batch, n, d), for a posterior of each; for gradients "
     "condition(..., differentiable=True), or gp.log_marginal_likelihood"

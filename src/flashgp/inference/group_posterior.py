@@ -49,8 +49,6 @@ from flashgp.planner.products import ProductPlan
 from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["GroupPosterior", "condition_group", "fit_group"]
-
 
 class GroupPosterior(Posterior):
     """A posterior that the ranks of a group have in common. Made by `gp.condition` and `fgp.fit` with `group=`.

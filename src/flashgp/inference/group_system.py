@@ -20,8 +20,6 @@ from flashgp.processes.shares import Shares
 from flashgp.solvers.contract import Index, System
 from flashgp.solvers.group_space import GroupSpace
 
-__all__ = ["GroupRows", "GroupSystem"]
-
 
 class GroupSystem(CovarianceSystem):
     """A = K + diag(noise) of all rows on every rank; each evaluates its share of the pairs, eq. (M-201).

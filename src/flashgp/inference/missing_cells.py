@@ -11,8 +11,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.transforms import is_transformed
 from flashgp.inference.prior import Prior
 
-__all__ = ["check_observed", "observed", "of_observed", "rows_of_output"]
-
 
 def observed(y: Tensor, outputs: int | None) -> Bool[Tensor, "n outputs"] | None:
     """Which cells have a value; None where all have one."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 
-__all__ = ["OddSettings", "odd_data"]
-
 
 @dataclass(frozen=True)
 class OddSettings:

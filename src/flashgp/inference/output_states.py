@@ -23,8 +23,6 @@ from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import State, UpdateState
 from flashgp.planner.plan import Plan
 
-__all__ = ["AnyState", "OutputStates", "joined_report"]
-
 
 @dataclass(frozen=True, eq=False)
 class OutputStates:

@@ -26,8 +26,6 @@ from flashgp.processes.shares import Shares
 from flashgp.sources.checksum import hashes
 from flashgp.sources.source import RowSource
 
-__all__ = ["check_alike", "counts_over", "dealt", "decided_for", "decided_over", "planned_over", "refuse_ranks"]
-
 
 def check_alike(
     group: Group, prior: Prior, asked: Approximation, seed: int, deadline: Deadline, **more: object

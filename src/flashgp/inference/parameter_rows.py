@@ -12,8 +12,6 @@ from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.prior import Prior
 from flashgp.kernels.base import LENGTH_ROLES, Kernel
 
-__all__ = ["HEAD", "NumberRow", "number_rows", "prior_texts", "row_cells", "table_text"]
-
 HEAD = ("parameter", "of", "value", "prior in force")
 
 MAX_ENTRIES = 1_000  # of one parameter

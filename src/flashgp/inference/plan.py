@@ -44,15 +44,6 @@ from flashgp.planner.variances import (
 )
 from flashgp.processes.shares import too_many_ranks
 
-__all__ = [
-    "PredictionQuestion",
-    "check_plan",
-    "plan",
-    "planned_device",
-    "prediction_plan",
-    "rows_on_time",
-]
-
 # Float64 numbers per test point: mean, variance, what they are put together from (six), and as much again that the C
 # library keeps: freed blocks below 32 MiB are not given back to the system one by one.
 RESULTS = 12

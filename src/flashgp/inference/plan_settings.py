@@ -16,8 +16,6 @@ from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.problem import ConditioningProblem, Features, Resources
 from flashgp.planner.variances import VarianceProblem
 
-__all__ = ["PlanSettings", "ProblemSize", "RowCounts", "chosen_device", "conditioning_problem", "resources_of"]
-
 
 def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
     """x's own device by default; "auto" an accelerator when there is one. Raises: DomainError."""

@@ -23,8 +23,6 @@ from flashgp.means import REGISTRY, evaluate_mean, mean_of_output
 from flashgp.processes.gradient_shares import copied, summed_gradients, summed_parameters, unwrapped
 from flashgp.processes.group import Group
 
-__all__ = ["Prior", "conflicting"]
-
 Value = TypeVar("Value")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
-__all__ = ["ProgressBar", "Shown", "shown_progress"]
-
 WAIT_SECONDS = 1.0  # what takes less shows none
 REFRESH_SECONDS = 0.1
 

@@ -23,8 +23,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.prior import Prior
 from flashgp.likelihoods.base import Likelihood
 
-__all__ = ["Replicates", "equal_rows", "join", "joined_event", "joining_keys"]
-
 LISTED_ROWS = 1024  # up to so many rows on the CPU a set of tuples finds repeats sooner than a sort
 
 

@@ -13,8 +13,6 @@ from flashgp.planner.variances import STRIP_BYTES
 from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.contract import Step
 
-__all__ = ["ConditionSettings", "OnlineSettings", "SolveSettings", "TimeSettings"]
-
 
 @dataclass(frozen=True)
 class OnlineSettings:

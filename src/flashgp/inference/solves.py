@@ -22,8 +22,6 @@ from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.settings import REFINEMENT
 
-__all__ = ["PreparedOnce", "Solves"]
-
 F64 = torch.float64
 PROBE_SEED = 2**32  # added to a seed for the draws of probes
 

@@ -36,8 +36,6 @@ from flashgp.planner.products import ProductPlan, stored_bytes
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["UPDATE", "Cache", "State", "UpdateState", "continued", "versions_of"]
-
 F64 = torch.float64
 UPDATE = "update"  # the stage of the events of a report that the next update replaces
 

@@ -30,8 +30,6 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.state import State
 from flashgp.solvers.direct.strided import load_routines
 
-__all__ = ["Stream", "StreamMetrics", "StreamStep"]
-
 LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream has no end
 
 

@@ -21,8 +21,6 @@ from flashgp.inference.streamed.state import Bound, StreamedState
 from flashgp.sources.source import Held, held, source_of
 from flashgp.sources.survey import Block, row_variances
 
-__all__ = ["StreamedPosterior"]
-
 
 class StreamedPosterior(ApproximatePosterior):
     """The posterior of inducing points by their collapsed bound, eqs. (M-160) and (M-165).

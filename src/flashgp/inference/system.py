@@ -20,8 +20,6 @@ from flashgp.operators.stored import StoredTiles
 from flashgp.planner.products import stored_bytes
 from flashgp.solvers.contract import Index, System
 
-__all__ = ["CovarianceSystem"]
-
 F64 = torch.float64
 KEPT_GAIN = 1.5  # of products on float64 tiles, from which these are kept: docs/decisions/0010-solvers.md
 

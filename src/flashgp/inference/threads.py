@@ -30,8 +30,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import counts_are_own, fewer_threads, single_thread, usual_threads
 from flashgp.pairwise.cpu.pool import run_together, workers
 
-__all__ = ["ONE_THREAD_ROWS", "FreeCores", "in_task", "one_thread", "quiet_openblas", "side_by_side"]
-
 Result = TypeVar("Result")
 
 ONE_THREAD_ROWS = 400  # up to here a second thread does not make a factorisation and its inverse faster

@@ -6,8 +6,6 @@ from enum import StrEnum
 
 from flashgp.foundations.events import Event, EventKind
 
-__all__ = ["Unfinished", "UnfinishedSettings", "why_unfinished"]
-
 
 class Unfinished(StrEnum):
     """Why a fit did not finish; the value is why, in words."""

@@ -31,19 +31,6 @@ from flashgp.kernels.random_features import Draw, RandomFeatures, Term, multipli
 if TYPE_CHECKING:
     from flashgp.operators import CovarianceOperator, SkippingOperator
 
-__all__ = [
-    "LENGTH_ROLES",
-    "Constant",
-    "Kernel",
-    "Leaf",
-    "Numeric",
-    "Product",
-    "Scaled",
-    "Sum",
-    "active_columns",
-    "as_dims",
-]
-
 Numeric = float | Tensor | Parameter
 LENGTH_ROLES = ("input_scale", "period")  # of parameters in units of their column; a frequency is in one over them
 

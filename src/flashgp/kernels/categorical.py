@@ -15,8 +15,6 @@ from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 
-__all__ = ["Categorical", "Coregionalization"]
-
 
 def _hidden(x: Tensor) -> bool:
     """Whether a vmap of torch.func holds points, at any level: their values cannot be looked at."""

@@ -18,8 +18,6 @@ from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.tracing.checks import check_symmetry, random_pairs, some_values
 from flashgp.kernels.tracing.trace import Fusion, Untraceable, trace
 
-__all__ = ["Custom"]
-
 MAX_NUMBERS = 4096  # in the parameters of a function that is not fused: each is an entry of theta
 TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
 

@@ -18,8 +18,6 @@ from flashgp.kernels.periodic import Periodic
 from flashgp.kernels.rational_quadratic import RationalQuadratic
 from flashgp.kernels.squared_exponential import SquaredExponential
 
-__all__ = ["CANDIDATES", "DEFAULT", "SeasonalKernel", "TableKernel"]
-
 
 @dataclass(frozen=True)
 class TableKernel:

@@ -16,8 +16,6 @@ from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 
-__all__ = ["Linear", "Polynomial"]
-
 
 class Linear(Leaf):
     """sum_k variance_k x_k x'_k, eq. (M-12): Bayesian linear regression through the origin.

@@ -14,8 +14,6 @@ from flashgp.kernels.base import Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier, gamma_quantile
 from flashgp.kernels.squared_exponential import Stationary
 
-__all__ = ["Matern"]
-
 WIDE = 0.25  # shape of the gamma distribution that half of the frequencies come from
 
 

@@ -13,8 +13,6 @@ from flashgp.foundations.parameters import Domain
 from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier
 
-__all__ = ["Cosine", "Periodic"]
-
 
 class Periodic(Leaf):
     """exp(-2 sum_k sin^2(pi (x_k - x'_k) / period_k) / lengthscale_k^2), eq. (M-10).

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Periodogram", "SinusoidFits", "highest_frequency", "periodogram", "strongest_frequencies"]
-
 OVERSAMPLING = 5  # frequencies in one over the range of x: between two of them phases move by a tenth of a turn at most
 MAX_FREQUENCIES = 2**16
 CLOSE_GAPS = 0.25  # rows closer than all but this share of gaps tell the highest frequency

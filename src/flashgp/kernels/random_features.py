@@ -20,8 +20,6 @@ from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DerivativeError
 from flashgp.foundations.form import broadcast_batch
 
-__all__ = ["Draw", "RandomFeatures", "Term", "fourier", "gamma_quantile", "multiplied"]
-
 SOBOL_COLUMNS = 32  # beyond, Sobol points are no more even than random ones
 SOBOL_STEP = 2.0**-30  # torch's points are multiples of this
 OWN_PARTS = 2**20  # numbers of draws that no part of a kernel has

@@ -11,8 +11,6 @@ from flashgp.kernels.base import Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier, gamma_quantile
 from flashgp.kernels.squared_exponential import Stationary
 
-__all__ = ["RationalQuadratic"]
-
 
 class RationalQuadratic(Stationary):
     """(1 + q / (2 a))^(-a), eq. (M-9): a mixture of squared exponentials over lengthscales; a = scale_mixture.

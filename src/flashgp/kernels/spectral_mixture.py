@@ -16,8 +16,6 @@ from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term
 from flashgp.kernels.spectrum import mixture_of, spectrum_of
 
-__all__ = ["SpectralMixture"]
-
 MAX_COMPONENTS = 128  # torch tiles hold the two statistics of every component at once
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from flashgp.kernels.periodogram import SinusoidFits, periodogram
 
-__all__ = ["mixture_of", "separate_peaks", "spectrum_of"]
-
 MAX_ROWS = 4096
 FREQUENCIES = 2048
 STEPS = 50

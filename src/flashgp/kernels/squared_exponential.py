@@ -10,8 +10,6 @@ from flashgp.foundations.parameters import Domain
 from flashgp.kernels.base import Leaf, Numeric
 from flashgp.kernels.random_features import Draw, Term, fourier
 
-__all__ = ["SquaredExponential", "Stationary"]
-
 
 class Stationary(Leaf):
     """A function of the distance between x / lengthscale and x' / lengthscale, with unit variance.

@@ -14,8 +14,6 @@ from flashgp.kernels.base import Kernel, active_columns, as_dims
 from flashgp.kernels.random_features import Draw, Term
 from flashgp.processes.gradient_shares import called
 
-__all__ = ["Warped", "autocast_events", "collapsed_features"]
-
 COLLAPSED_LENGTHSCALES = 1e-2  # standard deviation of a feature, below which it tells no rows apart
 CHECKED_ROWS = 1000
 

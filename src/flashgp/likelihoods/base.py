@@ -13,8 +13,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Parameter
 
-__all__ = ["Likelihood", "LinearNoise", "PredictiveDistribution", "Sites"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sites:

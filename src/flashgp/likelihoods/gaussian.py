@@ -21,8 +21,6 @@ from flashgp.foundations.parameters import Domain, Parameter, as_parameter
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.likelihoods.base import Likelihood, LinearNoise, PredictiveDistribution, Sites
 
-__all__ = ["Gaussian", "Normal", "ReplicatedGaussian", "repeated"]
-
 Numeric = float | Tensor | Parameter
 _POSITIVE = math.ulp(0.0)  # the smallest weight that is one
 

@@ -22,8 +22,6 @@ from flashgp.operators.tiled import TiledSum, block_sum, product_sum
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.torch import differentiable
 
-__all__ = ["block", "diagonal", "followed", "product"]
-
 
 def product(products: PairProducts, right: Tensor) -> Tensor:
     """K @ right for right (*batch, m, t); differentiable where autograd or a transform follows any tensor of it.

@@ -19,8 +19,6 @@ from flashgp.foundations.tokens import object_of
 from flashgp.operators.multiplication import checked_plan
 from flashgp.planner.products import ProductPlan
 
-__all__ = ["CompiledOperator"]
-
 
 class CompiledOperator:
     """`k.operator(x1, x2)` as torch.compile sees it: it multiplies, also transposed; everything else belongs outside.

@@ -25,8 +25,6 @@ from flashgp.pairwise.near.far import FarTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.products import ProductPlan
 
-__all__ = ["CovarianceOperator"]
-
 
 class CovarianceOperator(LinearOperator):
     """K_ij = k(x1_i, x2_j), shape (*batch, n, m); differentiable in parameters, inputs and right-hand sides.

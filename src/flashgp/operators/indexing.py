@@ -9,8 +9,6 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, ShapeError
 
-__all__ = ["Side", "sides"]
-
 Side = slice | Tensor  # forward slice (its rows are a view), or positions 0 to count - 1
 WHOLE = slice(None)
 WANTED = "an integer, a slice, or a one-dimensional list, array or tensor of integers or booleans"

@@ -16,8 +16,6 @@ from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.report import Report
 from flashgp.operators.indexing import Side, sides
 
-__all__ = ["DiagonalOperator", "LinearOperator", "Product", "SumOperator", "check_floating"]
-
 
 @dataclass(frozen=True)
 class Product:

@@ -34,8 +34,6 @@ from flashgp.planner.plan import allowed_bytes
 from flashgp.planner.problem import Features, OtherWork, ProductProblem, Resources
 from flashgp.planner.products import ProductPlan, plan_product
 
-__all__ = ["MIN_PLANNED_PAIRS", "OperatorOptions", "PairProducts", "checked_plan"]
-
 MIN_PLANNED_PAIRS = PORTABLE_PAIRS  # of products that are planned: below, a plan takes as long as the product
 
 

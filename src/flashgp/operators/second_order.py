@@ -16,8 +16,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.second_order import BlockTape, Pull
 
-__all__ = ["MAX_TILES", "SecondOrder", "second_order"]
-
 MAX_TILES = 24  # different derivatives of a profile, each kept as two n x n matrices
 
 

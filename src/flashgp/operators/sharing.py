@@ -19,8 +19,6 @@ from flashgp.pairwise.cpu.tile_list import EveryTile
 from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.processes.group import Group
 
-__all__ = ["share_of_tiles", "shared_operator", "summed_gradient"]
-
 MULTIPLE = 16  # of rows of a tile: what compiled loops take at once
 MIN_TILE_ROWS = 32  # of panels: then the halves of the tiles on the diagonal are a thirtieth of all pairs
 MAX_TILE_ROWS = 4096  # the same for very many rows, so that the list of tiles stays below 2^23

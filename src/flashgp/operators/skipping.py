@@ -16,8 +16,6 @@ from flashgp.operators.linear import LinearOperator
 from flashgp.pairwise.near.far import FarTiles, far_tiles
 from flashgp.planner.products import ProductPlan
 
-__all__ = ["SkippingOperator"]
-
 
 class SkippingOperator(LinearOperator):
     """K whose products skip far tiles: what `k.operator(x1, x2, skip_below=...)` gives.

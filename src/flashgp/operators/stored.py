@@ -10,8 +10,6 @@ from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.products import STORED_ROWS
 
-__all__ = ["StoredTiles"]
-
 SUMMED_COLUMNS = 512  # of float64 products: sums of all n terms round more than products that are computed again
 
 

@@ -22,8 +22,6 @@ from flashgp.pairwise.torch import differentiable
 from flashgp.pairwise.torch.opaque import Pieces
 from flashgp.pairwise.torch.tiles import tile_rows
 
-__all__ = ["Slot", "TiledSum", "block_sum", "product_sum", "row_panels"]
-
 Tile = tuple[slice, slice]
 NOWHERE: Tile = (slice(0, 0), slice(0, 0))  # of no pairs: it tells the shapes of a sum that has no tiles
 

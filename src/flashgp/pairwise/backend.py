@@ -24,8 +24,6 @@ from flashgp.pairwise.problem import PairProblem
 # What a profile shows as work of a backend, however it is implemented.
 _WORK = ("block", "diagonal", "product", "block_gradient", "bilinear_gradient", "diagonal_gradient", "taped_block")
 
-__all__ = ["BACKENDS", "Backend", "PairGradient", "register_backend"]
-
 
 @dataclass
 class PairGradient:

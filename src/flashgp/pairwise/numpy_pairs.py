@@ -20,8 +20,6 @@ from flashgp.pairwise.program.numpy_program import numpy_partials, numpy_value
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.statistics import FAR_SQUARED
 
-__all__ = ["MAX_NUMPY_ROWS", "TITLE", "Array", "NumpyPairs", "RowArrays"]
-
 MAX_NUMPY_ROWS = 256  # of a likelihood with its gradient: above, torch is as quick (docs/decisions/0016)
 TITLE = "NumPy"  # in reports
 MAX_NUMPY_PRODUCT = 64**2  # entries of a matrix product; larger ones go to torch, to keep to one pool of threads

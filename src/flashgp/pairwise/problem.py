@@ -10,8 +10,6 @@ from flashgp.foundations.expression import Symbol
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.pairwise.near.tile_lists import NearTiles
 
-__all__ = ["PairProblem", "exchanged"]
-
 
 @dataclass(frozen=True)
 class PairProblem:

@@ -18,32 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "COLOURS",
-    "GREEN",
-    "GREY",
-    "INK",
-    "ORANGE",
-    "SKY",
-    "VERMILLION",
-    "central",
-    "date_axis",
-    "empty",
-    "legend",
-    "moments",
-    "new_axes",
-    "new_figure",
-    "note",
-    "numbers",
-    "percent",
-    "plain",
-    "require_matplotlib",
-    "short",
-    "shown_rows",
-    "style",
-]
-
 BLUE, VERMILLION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
 INK, GREY, _GRID = "#222222", "#6b6b6b", "#e4e4e4"
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY)  # of lines and bars of different things, in this order

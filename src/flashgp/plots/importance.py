@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from flashgp.inference.predict.importance import Importance
 
-__all__ = ["importance"]
-
 MAX_ROWS = 25
 
 

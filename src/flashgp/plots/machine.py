@@ -12,8 +12,6 @@ from .axes import COLOURS, GREY, INK, empty, legend, new_axes, plain, style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["machine_bandwidths", "machine_rates"]
-
 _COLOURS = (*COLOURS, GREY)
 _NAMES = {"gemm": "matrix product", "cholesky": "Cholesky", "qr": "QR", "eigh": "eigenvectors",
           "triangular": "triangular solve"}  # fmt: skip

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flashgp.inference.fit import Fit
     from flashgp.inference.posterior import Posterior
 
-__all__ = ["posterior_1d"]
-
 MAX_DATA = 5_000
 _MAX_MARKS = 1_000
 _MARGIN = 0.05  # of the data's range, on each side

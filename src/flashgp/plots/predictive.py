@@ -29,8 +29,6 @@ from .axes import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["calibration", "pit_histogram", "predicted_observed"]
-
 MAX_POINTS = 5_000
 MAX_BARS = 400
 

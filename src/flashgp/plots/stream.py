@@ -13,8 +13,6 @@ from .axes import BLUE, GREY, INK, ORANGE, VERMILLION, empty, legend, new_axes, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["latency", "prequential_error"]
-
 _MAX_POINTS = 20_000
 
 

@@ -13,8 +13,6 @@ from .axes import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, empty, legend, new
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["training_trace"]
-
 _FLOOR = 1e-3  # nats; smaller differences are of no interest and would stretch the axis
 _MAX_POINTS = 2_000
 

@@ -10,8 +10,6 @@ import torch
 from flashgp.foundations.deadline import Deadline
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["GroupDeadline", "deadline_of", "decided_by_first", "largest", "late", "smallest"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from torch import distributed as dist
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 
-__all__ = ["init_process_group"]
-
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 
 

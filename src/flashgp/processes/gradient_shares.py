@@ -22,8 +22,6 @@ from flashgp.foundations.contexts import evaluation_mode
 from flashgp.foundations.errors import DomainError
 from flashgp.processes.group import Group
 
-__all__ = ["called", "copied", "sum_together", "summed_gradients", "summed_parameters", "unwrapped"]
-
 _GROUP: ContextVar[Group | None] = ContextVar("flashgp_gradient_shares", default=None)
 Model = TypeVar("Model", bound=nn.Module)
 

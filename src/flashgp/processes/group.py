@@ -41,8 +41,6 @@ from flashgp.processes.interrupts import interrupt_deferred
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares, too_many_ranks
 
-__all__ = ["ALONE", "Group", "GroupSettings"]
-
 INIT = "flashgp.processes.init_process_group()"
 ANNOUNCED_SECONDS = 1.0  # after which a rank that waits for the others says so in the group's store
 MAX_SECONDS = 366 * 24 * 3600.0  # which torch's own clocks can count

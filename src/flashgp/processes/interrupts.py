@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["interrupt_deferred"]
-
 _late: list[FrameType | None] = []  # of a Ctrl-C that waits for the end of the next block: where the program was
 
 

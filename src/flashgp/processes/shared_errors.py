@@ -14,8 +14,6 @@ import torch
 from flashgp.foundations import errors
 from flashgp.foundations.errors import ProcessGroupError
 
-__all__ = ["packed", "unpacked"]
-
 MAX_TEXT = 100_000  # characters of a message
 
 

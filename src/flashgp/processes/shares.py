@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.quantities import counted
 
-__all__ = ["Shares", "too_many_ranks"]
-
 
 @dataclass(frozen=True)
 class Shares:

@@ -27,19 +27,6 @@ from flashgp.foundations.events import Event, StopReason
 from flashgp.foundations.workspace import Workspace
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
-__all__ = [
-    "NO_LIMITS",
-    "Goal",
-    "Index",
-    "Limits",
-    "Prepared",
-    "Solution",
-    "Solver",
-    "Step",
-    "System",
-    "check_residual",
-]
-
 Index = slice | Tensor  # rows as a slice or as positions, int64
 
 

@@ -13,8 +13,6 @@ from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.space import RowExchange, Space
 
-__all__ = ["GroupSpace"]
-
 
 class GroupSpace(Space):
     """Rows of a group: each rank has those of its share.

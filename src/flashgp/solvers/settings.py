@@ -5,11 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-__all__ = [
-    "DEFAULTS", "REFINEMENT", "ComparisonSettings", "FullScaleSettings", "LanczosSettings", "LowRankSettings",
-    "SolveSettings",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class LowRankSettings:

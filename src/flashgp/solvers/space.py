@@ -12,8 +12,6 @@ from torch import Tensor
 
 from flashgp import linalg
 
-__all__ = ["LOCAL_SPACE", "LocalSpace", "RowExchange", "Space"]
-
 
 class RowExchange:
     """Rows that a place works on, wherever they are stored; here where all rows are, which are all that is wanted."""

@@ -6,8 +6,6 @@ It is made of a hash of each row, by which equal rows are also found where no pr
 import numpy
 import numpy.typing as npt
 
-__all__ = ["checksum", "combined", "hashes"]
-
 # Odd constants of SplitMix64 (Steele, Lea & Flood 2014): multiplications and shifts that mix all 64 bits.
 _GAMMA = numpy.uint64(0x9E3779B97F4A7C15)
 _FIRST = numpy.uint64(0xBF58476D1CE4E5B9)

@@ -23,8 +23,6 @@ from flashgp.sources.source import RowSource
 from flashgp.sources.statistics import Moments
 from flashgp.sources.survey import Block, Survey, read_once, surveyed
 
-__all__ = ["GroupSurvey", "surveyed_over"]
-
 F64 = torch.float64
 HALF = 2**32
 SEED_APART = 2**20  # between the seeds of ranks that do not know where their rows begin

@@ -4,8 +4,6 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["Sampler"]
-
 
 class Sampler:
     """Keeps the rows with the smallest of as many uniform random numbers as there are rows: each set of rows is as

@@ -12,8 +12,6 @@ import torch
 
 from flashgp.sources.survey import Block, SameRows, Survey, checked, joined
 
-__all__ = ["ShuffledRows"]
-
 BUFFER_NUMBERS = 2**22  # 32 MiB
 MAX_BUFFER = 2**17  # rows
 MIN_BATCHES = 8  # in the buffer

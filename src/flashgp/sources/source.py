@@ -11,9 +11,6 @@ from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError
 from flashgp.processes.group import Group
 
-__all__ = ["Batch", "Batches", "Held", "RowSource", "held", "source_of"]
-
-
 Batch = tuple[str, Any, Any, Any]  # place, x, y, row_variance
 SHUFFLED_ROWS = 2**16  # of rows that are held, copied at once
 

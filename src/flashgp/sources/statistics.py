@@ -5,9 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Moments"]
-
-
 CONSTANT_ROUNDINGS = 1e3  # of the mean, below which a spread is none
 
 

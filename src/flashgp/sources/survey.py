@@ -21,8 +21,6 @@ from flashgp.sources.sample import Sampler
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.statistics import Moments
 
-__all__ = ["Block", "SameRows", "Survey", "checked", "joined", "read_once", "row_variances", "surveyed"]
-
 F64 = torch.float64
 
 

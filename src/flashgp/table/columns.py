@@ -17,8 +17,6 @@ import numpy.typing as npt
 from ..foundations.errors import DomainError, ShapeError
 from .dates import DateDoubt, Order, calendar_days
 
-__all__ = ["Column", "Doubt", "Kind", "Table", "checked_names", "listed", "quoted"]
-
 Kind = Literal["number", "percentage", "boolean", "date", "time", "category", "other"]
 Doubt = Literal["codes"] | DateDoubt
 

@@ -11,8 +11,6 @@ from .conversion import number_of
 from .headers import has_header, is_clear_header
 from .records import first_records
 
-__all__ = ["Comments", "stated_delimiter", "without_comments"]
-
 _DETECTED = "#"  # where nothing is said and the text begins with it
 _STATED_DELIMITER = re.compile(r'"?sep=(?![\w"])([\t -~])"?[ \t]*(?=[\r\n])', re.ASCII | re.IGNORECASE)
 

@@ -14,20 +14,6 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ORDERS",
-    "DateDoubt",
-    "Dates",
-    "Order",
-    "calendar_days",
-    "clock_hours",
-    "days_without_year",
-    "is_season",
-    "likely_dates",
-    "read_dates",
-    "shown_date",
-]
-
 Order = Literal["dmy", "mdy"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 DateDoubt = Literal["seasons", "days"]

@@ -11,8 +11,6 @@ from .columns import Column, Kind, quoted
 from .conversion import MISSING, NO_VALUE_BESIDE, given_cells, numbers_of
 from .thousands import decided_mark, groups_of_points
 
-__all__ = ["has_decimal_comma"]
-
 _THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}$"  # 12,345 may also be twelve thousand
 _NUMERIC: tuple[Kind, ...] = ("number", "percentage")
 _PERCENT_SIGN = r"[\s\x{a0}\x{202f}]*%$"

@@ -26,8 +26,6 @@ from .headers import has_header, lacks_a_name
 from .records import first_records, numbered_records
 from .thousands import THOUSANDS
 
-__all__ = ["parse_delimited"]
-
 _DELIMITERS = (",", "\t", ";", "|")  # earlier wins a tie
 _SHOWN = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", " ": "space"}
 _BLOCK_BYTES = 2**26  # the longest row

@@ -16,8 +16,6 @@ from .dates import clock_hours, days_without_year, is_season, likely_dates, show
 from .numbers import DECIMAL_COMMA, before_percent, is_name, number_of
 from .roles import as_categories
 
-__all__ = ["open_dates", "open_reading", "slip"]
-
 _DOUBTS: dict[Doubt, tuple[str, str]] = {
     "codes": ("codes, or numbers with spaces between thousands", "write numbers without spaces"),
     "seasons": ("seasons of two years, or months", "write seasons as one year, months as YYYY-MM-01"),

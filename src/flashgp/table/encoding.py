@@ -22,8 +22,6 @@ from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_i
 from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason
 from .roles import MISSING_LEVEL, names_rows, with_categories, with_codes, with_missing_level
 
-__all__ = ["EncodedTable", "Encoding", "Missing"]
-
 Missing = Literal["error", "drop"]
 
 _VERSION = 1

@@ -12,8 +12,6 @@ from .columns import Table, checked_names, quoted
 from .conversion import require_pyarrow, table_from_arrow
 from .reading import read_table
 
-__all__ = ["table_of"]
-
 _SHOWN_CHARACTERS = 200
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from .columns import Column, listed
 from .conversion import MISSING, NO_VALUE_BESIDE, column_from_text, number_of
 
-__all__ = ["has_header", "is_clear_header", "lacks_a_name"]
-
 _FIRST_YEAR, _LAST_YEAR = 1500, 2200  # that a header may be of
 _MIN_COUNTED = 3  # columns called 0, 1, 2: two of these are as likely a row
 

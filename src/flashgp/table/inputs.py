@@ -20,8 +20,6 @@ from .dates import ORDERS, Order
 from .matching import converted, in_order, unusable_reason
 from .roles import with_missing_level
 
-__all__ = ["FrameEncoding", "InputColumn", "Unseen", "as_learned", "inputs_from_json", "learned_inputs", "positions_of"]
-
 Unseen = Literal["error", "new"]
 
 _INPUT_KINDS = tuple(kind for kind in get_args(Kind) if kind != "other")

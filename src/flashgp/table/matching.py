@@ -18,8 +18,6 @@ from .doubts import open_dates, open_reading, slip
 from .numbers import is_name, number_of
 from .roles import FEW_LEVELS, MISSING_LEVEL, as_categories, has_few_levels
 
-__all__ = ["complete", "converted", "in_order", "is_constant", "kept_rows", "kind_note", "shown", "unusable_reason"]
-
 _ORDER_WORDS: dict[Order, str] = {"dmy": "the day before the month", "mdy": "the month before the day"}
 CLASSIFICATION = "which looks like classification and is not here yet"
 

@@ -3,8 +3,6 @@
 import re
 from typing import Any
 
-__all__ = ["DECIMAL_COMMA", "before_percent", "has_names", "is_name", "number_of"]
-
 DECIMAL_COMMA = r"^[+-]?(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 _NAME = re.compile(r"0\d+", re.ASCII)
 _PERCENTAGE = re.compile(r"([+-]?[0-9.,].*?)\s*%")

@@ -21,8 +21,6 @@ from .encoding import Encoding, Missing
 from .matching import complete, is_constant
 from .roles import MISSING_LEVEL, with_categories
 
-__all__ = ["TableParts", "learn_encoding"]
-
 MAX_LEVELS = 2**16  # of text, in memory at once
 Keep = Callable[[Table], npt.NDArray[np.bool_]]
 

@@ -16,8 +16,6 @@ from .columns import Table, quoted
 from .conversion import require_pyarrow, table_from_arrow
 from .delimited import parse_delimited
 
-__all__ = ["STANDARD_INPUT", "STANDARD_OUTPUT", "SUFFIXES", "read_table", "require_format"]
-
 STANDARD_INPUT = STANDARD_OUTPUT = "-"
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")

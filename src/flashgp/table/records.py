@@ -6,8 +6,6 @@ import io
 from collections.abc import Iterator
 from itertools import islice
 
-__all__ = ["first_records", "numbered_records"]
-
 _SAMPLE_RECORDS = 1000
 _SAMPLE_CHARACTERS = 2**22
 

@@ -11,17 +11,6 @@ from .columns import Column, Table, quoted
 from .conversion import MISSING
 from .numbers import is_name
 
-__all__ = [
-    "FEW_LEVELS",
-    "MISSING_LEVEL",
-    "as_categories",
-    "has_few_levels",
-    "names_rows",
-    "with_categories",
-    "with_codes",
-    "with_missing_level",
-]
-
 FEW_LEVELS = 20
 # Text with more levels, distinct in more than this share of its rows, is an identifier or prose, unless somebody says
 # that it is a category.

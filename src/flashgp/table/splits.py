@@ -15,8 +15,6 @@ from ..foundations.errors import DomainError, ShapeError
 from .columns import Table, quoted
 from .reading import read_table
 
-__all__ = ["read_split", "split_last", "split_rows"]
-
 _MASK_NAMES = ("test_mask.csv.gz", "test_mask.csv")
 _Rows = npt.NDArray[np.int64]
 

@@ -4,8 +4,6 @@ import re
 from itertools import product
 from typing import Any
 
-__all__ = ["THOUSANDS", "decided_mark", "groups_of_points", "may_be_codes", "without_thousands"]
-
 _SPACES = " \u00a0\u202f"
 _OTHERS = ("'", "\u2019", *_SPACES)
 _BETWEEN = {".": (",", *_OTHERS), ",": (".", *_OTHERS)}  # by the decimal mark

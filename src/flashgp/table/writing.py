@@ -22,8 +22,6 @@ from .columns import quoted
 from .conversion import require_pyarrow
 from .reading import STANDARD_OUTPUT, require_format
 
-__all__ = ["prediction_file", "write_predictions"]
-
 Columns = Mapping[str, Any]
 
 

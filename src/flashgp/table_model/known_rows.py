@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from flashgp.sources.checksum import hashes
 
-__all__ = ["KnownRows"]
-
 _STEPS = 2.0**32  # to a standard deviation: numbers of text differ by some 1e-16, rows of a table by far more
 _Numbers = npt.NDArray[np.float64]
 

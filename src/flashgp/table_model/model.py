@@ -46,8 +46,6 @@ if TYPE_CHECKING:  # a fit and an update import what they need; predictions do w
     from .preparation import PreparedTable
     from .read_preparation import PreparedRows
 
-__all__ = ["TABLE_KEY", "TableModel", "fit_prepared", "fit_rows"]
-
 TABLE_KEY = "flashgp.table"  # of a file's metadata
 UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
 _FIELDS = ("encoding", "scaling", "kernel")

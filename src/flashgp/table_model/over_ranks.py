@@ -29,14 +29,6 @@ from flashgp.units import StandardRows, standard_rows
 
 from .settings import TableSettings
 
-__all__ = [
-    "PlannedFit",
-    "check_same_rows",
-    "memory_of_each",
-    "planned_over_ranks",
-    "standard_rows_of_first",
-]
-
 _Numbers = npt.NDArray[np.float64]
 
 

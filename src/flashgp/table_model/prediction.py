@@ -15,8 +15,6 @@ from flashgp.target_transform import WarpedNormal
 
 from .scores import Scores
 
-__all__ = ["RowCounts", "TablePrediction", "in_place"]
-
 _Numbers = npt.NDArray[np.float64]
 _SHOWN_ROWS = 5
 

@@ -36,8 +36,6 @@ from flashgp.units import check_categories
 from .over_ranks import PlannedFit, check_same_rows, planned_over_ranks, standard_rows_of_first
 from .settings import TableSettings
 
-__all__ = ["PreparedTable", "best_kernel", "fit_options", "kernel_of", "prepare"]
-
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
 

@@ -41,8 +41,6 @@ from .over_ranks import memory_of_each, standard_rows_of_first
 from .preparation import best_kernel, fit_options, kernel_of, names_of
 from .settings import TableSettings
 
-__all__ = ["PreparedRows", "prepare_rows"]
-
 _Numbers = npt.NDArray[np.float64]
 
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from flashgp.foundations.normal import QUANTILE_975
 from flashgp.target_transform import WarpedNormal
 
-__all__ = ["Scores"]
-
 
 @dataclass(frozen=True)
 class Scores:

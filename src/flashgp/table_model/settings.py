@@ -12,8 +12,6 @@ from flashgp.kernels import Kernel
 from flashgp.table import Missing
 from flashgp.target_transform import check_target_transform
 
-__all__ = ["TableSettings"]
-
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_whole", "event_sum", "halves", "mapped", "padded", "placed", "whole_batch"]
-
 
 def halves(given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Tensors, and what there is of each."""

@@ -53,8 +53,6 @@ from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
 from flashgp.solvers.settings import DEFAULTS
 
-__all__ = ["condition"]
-
 
 @outside_inference_mode
 @autocast_disabled

@@ -21,8 +21,6 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.transforms import is_transformed
 from flashgp.inference.exact.batching import as_whole, event_sum, halves, mapped, padded, placed, whole_batch
 
-__all__ = ["Evaluation", "differentiable_likelihood"]
-
 Gradients = list[Tensor | None]
 HESSIAN_MATRICES = 12  # n x n, that second derivatives have alive at once
 

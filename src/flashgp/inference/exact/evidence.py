@@ -12,8 +12,6 @@ from flashgp.inference.output_states import AnyState, OutputStates, joined_repor
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 
-__all__ = ["evidence_is_known", "log_evidence"]
-
 UNNOTED_RESIDUAL = 1e-12  # relative, of weights that are as good as float64 gives, where no bound is known
 UNNOTED_SHARE, UNNOTED_NATS = 0.1, 1e-3  # of a likelihood's standard error, or nats: what weights may add unsaid
 

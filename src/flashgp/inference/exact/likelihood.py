@@ -37,17 +37,6 @@ from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, NumpyPairs, RowArrays
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import Factor, factorise
 
-__all__ = [
-    "SECOND_ORDER_ROWS",
-    "DirectSettings",
-    "evaluate_likelihood",
-    "factorise_covariance",
-    "log_marginal_likelihood",
-    "parts_of",
-    "value_and_gradients",
-]
-
-
 SECOND_ORDER_ROWS = 4096  # a dozen n x n matrices: 1.5 GiB
 
 

@@ -14,8 +14,6 @@ from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import State, UpdateState
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
-__all__ = ["STORED", "restore", "with_prior"]
-
 STORED = ("representer_weights", "residual", "x", "y")  # properties of a state, from which it is restored
 
 

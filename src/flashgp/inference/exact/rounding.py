@@ -14,8 +14,6 @@ from torch import Tensor
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 
-__all__ = ["LikelihoodRounding", "Rounding", "smallest_pivot"]
-
 LIKELIHOOD_SHARE = 1e-3  # of a log likelihood, or nats below 1: what rounding may move it by unsaid
 
 

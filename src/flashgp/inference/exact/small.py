@@ -29,8 +29,6 @@ from flashgp.kernels.base import Leaf
 from flashgp.means import Constant, Zero
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS, TITLE, NumpyPairs, RowArrays
 
-__all__ = ["SmallLikelihood", "SmallModel", "small_likelihood"]
-
 Array = numpy.ndarray
 MAX_SCIPY_ROWS = 64  # above, LAPACK is torch's: quicker there, and one pool of threads instead of two
 

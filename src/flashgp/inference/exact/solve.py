@@ -18,8 +18,6 @@ from flashgp.foundations.report import Report
 from flashgp.inference.system import CovarianceSystem
 from flashgp.solvers.contract import Goal, Solution
 
-__all__ = ["OF_THE_WEIGHTS", "Stopping", "mean_goal", "record", "unfinished"]
-
 RELATIVE_FLOOR = 1e-13  # a residual that small is as good as float64 gives, whatever its bound says
 # Events of one solve of the weights, which a later one makes untrue.
 OF_THE_WEIGHTS = frozenset(

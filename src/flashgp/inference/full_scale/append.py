@@ -40,8 +40,6 @@ from flashgp.solvers.preconditioners.near_rows import (
 )
 from flashgp.solvers.settings import FullScaleSettings
 
-__all__ = ["append"]
-
 
 @dataclass(frozen=True, eq=False)
 class _More:

@@ -31,8 +31,6 @@ from flashgp.planner.approximate import ApproximatePlan
 from flashgp.processes.agreement import deadline_of, smallest
 from flashgp.processes.group import ALONE
 
-__all__ = ["ROUTE", "condition", "condition_on", "layout_events"]
-
 ROUTE = "full scale"
 GROWTH = 4  # times as many rows as the last ones are conditioned on to see what all of them take
 ROOM = 30.0  # times the planned seconds: with more time than that nothing is looked at

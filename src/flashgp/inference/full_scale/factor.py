@@ -38,8 +38,6 @@ from flashgp.solvers.group_space import GroupSpace
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, dealt_blocks
 from flashgp.solvers.preconditioners.whitening import Whitening, whitening
 
-__all__ = ["Basis", "FullScaleFactor", "Gradients", "Sums", "gradients", "noise_floor", "rounding_of"]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 PAIRS = 2**18  # of the small matrices taken together: a tile of the portable backend

@@ -58,8 +58,6 @@ from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.fit_stages import part_sizes
 from flashgp.processes.agreement import deadline_of
 
-__all__ = ["fit_full_scale"]
-
 MUCH = 0.05  # nats a row that more neighbours add, from which they are taken
 
 

@@ -31,11 +31,6 @@ from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourh
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
-__all__ = [
-    "PIVOT_SHARE", "Layout", "layout_of", "of_first", "pivot_points", "rows_of_all", "scaled_points",
-    "with_points_that_suffice",
-]  # fmt: skip
-
 F64 = torch.float64
 T = TypeVar("T")
 FEWER = ApproximateWork.fewer_points  # one in so many is tried

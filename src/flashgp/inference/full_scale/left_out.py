@@ -23,8 +23,6 @@ from flashgp.solvers.preconditioners.near_rows import (
 )
 from flashgp.solvers.settings import FullScaleSettings
 
-__all__ = ["leave_one_out", "lost", "representer_weights"]
-
 MORE = 8  # times as many neighbours stand for all of them
 BLOCKS = 32  # that are looked at
 

@@ -12,8 +12,6 @@ from flashgp.inference.full_scale.layout import Layout
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["FullScaleLogJoint"]
-
 
 class FullScaleLogJoint(LogJoint):
     """Minus the log joint of the full-scale model, eq. (M-148), with its gradient, eqs. (M-149) and (M-150).

@@ -38,8 +38,6 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.preconditioners.near_rows import nearest_rows
 
-__all__ = ["FullScalePaths", "FullScalePredictor", "draw_paths", "predict"]
-
 F64 = torch.float64
 UNCHECKED_BYTES = 2**28
 

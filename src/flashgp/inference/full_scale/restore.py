@@ -15,8 +15,6 @@ from flashgp.inference.replicates import join
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.state import UpdateState
 
-__all__ = ["restore", "with_prior"]
-
 
 @torch.no_grad()
 def restore(

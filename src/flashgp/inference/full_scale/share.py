@@ -9,8 +9,6 @@ from torch import Tensor
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import Group
 
-__all__ = ["Share"]
-
 
 @dataclass(frozen=True, eq=False)
 class Share:

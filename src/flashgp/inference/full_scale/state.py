@@ -25,8 +25,6 @@ from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.plan import Plan
 from flashgp.solvers.growing.shared_rows import SharedRows
 
-__all__ = ["FullScaleState", "Lost", "Tables"]
-
 
 @dataclass(frozen=True)
 class Lost:

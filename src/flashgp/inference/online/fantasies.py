@@ -28,8 +28,6 @@ from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.state import State
 from flashgp.solvers.growing.panels import PIVOT
 
-__all__ = ["Fantasies", "FantasyPrediction", "fantasize"]
-
 F64 = torch.float64
 
 

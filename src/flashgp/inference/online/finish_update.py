@@ -29,8 +29,6 @@ from flashgp.inference.state import UPDATE, State, UpdateState
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["FactorCheck", "Table", "Update", "finish_update"]
-
 F64 = torch.float64
 
 

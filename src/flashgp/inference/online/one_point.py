@@ -23,8 +23,6 @@ from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["appended_row"]
-
 F64 = torch.float64
 MIN_NORM = 2.0**-500
 

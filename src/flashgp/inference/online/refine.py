@@ -24,8 +24,6 @@ from flashgp.inference.training.fit import fit_prior
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 
-__all__ = ["refined"]
-
 
 def refined(
     state: AnyState,

@@ -42,16 +42,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = [
-    "append",
-    "check_updatable",
-    "checked_rows",
-    "drop",
-    "in_dtype_of",
-    "replace_rows",
-    "slide",
-]
-
 F64 = torch.float64
 MANY_ROWS = ONE_THREAD_ROWS + 1
 

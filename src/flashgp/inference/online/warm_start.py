@@ -22,8 +22,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["solved_again"]
-
 F64 = torch.float64
 # Events of the state before, which an update makes untrue.
 OF_THE_OLD = OF_THE_WEIGHTS | {EventKind.LOG_DETERMINANT, EventKind.LIKELIHOOD_UNCERTAIN, EventKind.TILES_NOT_STORED}

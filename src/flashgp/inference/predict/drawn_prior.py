@@ -11,8 +11,6 @@ from flashgp.inference.prior import Prior
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 
-__all__ = ["PriorDraws", "prior_covariance"]
-
 
 class PriorDraws(ABC):
     """Functions f0 of the prior without its mean; called on x (*batch, n, d), their values (*batch, n, columns).

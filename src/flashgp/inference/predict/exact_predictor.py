@@ -47,8 +47,6 @@ from flashgp.planner.variances import VarianceSettings, check_variance
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 
-__all__ = ["ExactPredictor", "Waiting", "predict"]
-
 KEPT_NUMBERS = 2**17  # of K_sx kept between mean and variance: 1 MiB
 FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes each operation wait for it
 

@@ -17,8 +17,6 @@ from flashgp.pairwise.numpy_pairs import Array, RowArrays
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 
-__all__ = ["FewPoints"]
-
 
 class FewPoints:
     """Mean and variance at few points. Made by `of`."""

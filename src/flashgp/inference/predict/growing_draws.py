@@ -24,8 +24,6 @@ from flashgp.inference.predict.drawn_prior import PriorDraws, prior_covariance
 from flashgp.inference.prior import Prior
 from flashgp.solvers.direct.cholesky import factorise_keeping
 
-__all__ = ["GrowingDraws"]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 BLOCK = 256  # points that are drawn at a time at least; those after them may be known then

@@ -31,8 +31,6 @@ from flashgp.inference.unfinished import Unfinished
 from flashgp.likelihoods.base import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 
-__all__ = ["Importance", "ImportanceSettings", "column_groups", "importance"]
-
 CALL_PAIRS = 2**19  # of training and predicted rows, below which a call costs more than its arithmetic
 InUnits = Callable[[Tensor, Tensor], Tensor]
 

@@ -24,8 +24,6 @@ from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.variances import CORRECTION_SECONDS
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
-__all__ = ["LeaveOneOut", "leave_one_out", "left_out_moments"]
-
 COMPARED_ROWS = 16
 
 

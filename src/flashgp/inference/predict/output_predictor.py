@@ -11,8 +11,6 @@ from flashgp.inference.output_states import OutputStates, joined_report
 from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.predictor import Predictor, Variance
 
-__all__ = ["OutputPredictor"]
-
 
 class OutputPredictor(Predictor):
     """What the state of each output says of points.

@@ -26,8 +26,6 @@ from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, draw_seed, prior_draws
 from flashgp.solvers.direct.cholesky import refine
 
-__all__ = ["Paths", "draw_paths", "representers"]
-
 # At the peak for each number of the right-hand sides, with a float64 factor and with solves: draws, targets, solvers'.
 FACTOR_NUMBERS, SOLVE_NUMBERS = 9, 22
 UNCHECKED_BYTES = 2**28  # below which the free memory is not asked for

@@ -28,8 +28,6 @@ from flashgp.planner.variances import (
     variance_price,
 )
 
-__all__ = ["planner_of", "planners_of", "price_of", "prices_event"]
-
 Planner = Callable[[bool | str], ProductPlan]
 PRICED_POINTS = 1000  # whose price the report of a fit says
 QUICK_SECONDS = 1.0  # which nobody has to be told of

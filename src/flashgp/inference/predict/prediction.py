@@ -22,8 +22,6 @@ from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
 
-__all__ = ["Prediction"]
-
 SHOWN = 6  # numbers in a text
 LARGEST_PROBABILITY = math.nextafter(1.0, 0.0)
 

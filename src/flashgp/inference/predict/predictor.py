@@ -10,8 +10,6 @@ from torch import Tensor
 
 from flashgp.foundations.report import Report
 
-__all__ = ["Predictor", "Variance"]
-
 
 @dataclass(frozen=True, eq=False)
 class Variance:

@@ -6,8 +6,6 @@ from typing import Literal
 
 from flashgp.foundations.quantities import readable_seconds
 
-__all__ = ["PredictionProgress", "ToldProgress"]
-
 
 @dataclass(frozen=True)
 class PredictionProgress:

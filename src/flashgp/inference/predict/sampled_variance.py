@@ -30,15 +30,6 @@ from flashgp.inference.state import State
 from flashgp.planner.variances import FEATURES, STRIP_BYTES, ProbeSizes
 from flashgp.solvers.contract import NO_LIMITS, Limits
 
-__all__ = [
-    "SampledVariance",
-    "VarianceProbes",
-    "deviation_interval",
-    "deviation_moments",
-    "probes_of",
-    "variance_probes",
-]
-
 LARGEST = ProbeSizes()
 SAMPLED_SEED = 2**33  # added to a seed for the draws that variances are sampled from
 TOLERANCE = 1e-5  # standard deviations of an observation: h is small where C predicts well

@@ -49,8 +49,6 @@ from flashgp.planner.variances import (
 from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.contract import Limits, Step
 
-__all__ = ["PosteriorVariance", "PredictOptions"]
-
 log = logging.getLogger("flashgp.predict")
 
 F64 = torch.float64

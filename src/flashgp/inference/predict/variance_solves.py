@@ -17,8 +17,6 @@ from flashgp.inference.solves import Solves
 from flashgp.planner.variances import SOLVED_POINTS
 from flashgp.solvers.contract import NO_LIMITS, Goal, Limits
 
-__all__ = ["FLOOR", "SHARE", "Explained", "explained", "explained_jointly", "precisions", "strips"]
-
 SHARE = 0.01  # of a variance, that its error may be
 FIRST_SHARE = 1e-3  # of the prior variance, that the first solve may be off by, while the variance is not known
 PRECISION_SHARE = 1e-3  # of an entry of the diagonal of A^-1, that its error may be

@@ -23,8 +23,6 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
 
-__all__ = ["append", "check_alike"]
-
 
 @outside_inference_mode
 @autocast_disabled

@@ -39,21 +39,6 @@ from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.direct.strided import add_gram_, add_product_
 
-__all__ = [
-    "BoundSums",
-    "Inputs",
-    "Slopes",
-    "StreamedBound",
-    "add_gram",
-    "add_symmetric",
-    "added",
-    "block",
-    "joined",
-    "noise_floor",
-    "pairs_of",
-    "summed",
-]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 PART_NUMBERS = 2**19  # of one buffer of the rows that a thread takes at a time: 4 MiB, which caches hold

@@ -20,8 +20,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.sources.source import RowSource
 from flashgp.sources.survey import surveyed
 
-__all__ = ["bracket"]
-
 PAIRS = 2**30  # of rows in blocks, all together: all pairs of 32,768 rows
 
 

@@ -29,8 +29,6 @@ from flashgp.kernels.warped import collapsed_features
 from flashgp.processes.gradient_shares import summed_parameters
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["Inputs", "chosen_points", "collapsed_bound", "differentiable", "evaluated"]
-
 Value = TypeVar("Value")
 
 Evaluation = tuple[float, Sequence[Tensor | None]]

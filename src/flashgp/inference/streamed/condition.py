@@ -40,8 +40,6 @@ from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
-__all__ = ["ROUTE", "at_most", "condition", "condition_on"]
-
 ROUTE = "streamed"
 
 

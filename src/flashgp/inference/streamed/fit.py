@@ -61,8 +61,6 @@ from flashgp.processes.agreement import deadline_of
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
-__all__ = ["fit_streamed"]
-
 FACTORS = 4  # matrices of a part that an exact gradient holds, at most
 MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample, and from there to all
 

@@ -20,8 +20,6 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.sources.survey import Block
 
-__all__ = ["leave_out"]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 

@@ -42,8 +42,6 @@ from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.survey import Block
 
-__all__ = ["InducingValues", "MinibatchBound", "RowMeans", "condition_on_values", "minibatch_bound"]
-
 F64 = torch.float64
 SAMPLE_ROWS = 2000  # of x that are kept, for draws of posterior functions
 

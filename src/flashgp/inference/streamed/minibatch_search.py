@@ -33,8 +33,6 @@ from flashgp.sources.shuffled import ShuffledRows
 from flashgp.sources.statistics import Moments
 from flashgp.sources.survey import Block, Survey
 
-__all__ = ["RUN", "LearnedValues", "MinibatchSearch", "learned_values"]
-
 F64 = torch.float64
 Array = numpy.ndarray
 RUN = Run(Stage.MINIBATCHES)

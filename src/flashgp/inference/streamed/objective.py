@@ -18,8 +18,6 @@ from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import Group
 from flashgp.sources.survey import Block, Survey
 
-__all__ = ["StreamedLogJoint", "block_rows", "blocks_of"]
-
 F64 = torch.float64
 
 BLOCK_NUMBERS = 2**21  # of one buffer of a block: 16 MiB

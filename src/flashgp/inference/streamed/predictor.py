@@ -31,8 +31,6 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 
-__all__ = ["StreamedPaths", "StreamedPredictor", "draw_paths", "predict"]
-
 F64 = torch.float64
 UNCHECKED_BYTES = 2**28
 

@@ -15,8 +15,6 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
-__all__ = ["restore", "with_prior"]
-
 
 @torch.no_grad()
 def restore(

@@ -18,16 +18,6 @@ from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Block, Survey
 
-__all__ = [
-    "inputs_of",
-    "noise_of",
-    "prior_of_rows",
-    "row_variances_apart",
-    "row_variances_back",
-    "sample_rows",
-    "survey_of",
-]
-
 SAMPLE_ROWS = 2000  # at least, of those that are kept
 
 

@@ -22,8 +22,6 @@ from flashgp.planner.plan import Plan
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
-__all__ = ["Bound", "RowsKept", "StreamedState"]
-
 
 @dataclass(frozen=True)
 class Bound:

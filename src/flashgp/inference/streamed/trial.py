@@ -18,8 +18,6 @@ from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.full_scale.layout import FEWER, NEGLIGIBLE
 from flashgp.inference.training.objective import Problem
 
-__all__ = ["TEST_SHARE", "Trial", "largest_part"]
-
 F64 = torch.float64
 TEST_SHARE = 0.2  # of the sample, that nothing is learned from
 GROWTH = 1.1  # of numbers of rows that are priced

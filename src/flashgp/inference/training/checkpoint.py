@@ -18,8 +18,6 @@ from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.fingerprint import PYTHON
 from flashgp.processes.group import Group
 
-__all__ = ["EvaluationLog", "log_over"]
-
 STATE = "state"  # no run has this name
 FORMAT_VERSION = 3  # until 2, models that differed in code alone were taken for each other
 

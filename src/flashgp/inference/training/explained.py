@@ -10,8 +10,6 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.period_starts import PERIODIC_ROLES
 
-__all__ = ["nothing_explained"]
-
 CHANCE = 1.0  # nats that a model without periods gains of a target that is noise
 PER_PERIOD = 1.5  # log n each: of noise, some frequency explains so much
 

@@ -20,8 +20,6 @@ import numpy
 
 from flashgp.inference.training.settings import StochasticSettings
 
-__all__ = ["Trend"]
-
 
 class Trend:
     """The optima of the last two numbers of rows.

@@ -23,8 +23,6 @@ from flashgp.inference.training.settings import StochasticSettings
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
 
-__all__ = ["fisher_information", "log_joint_curvature"]
-
 REPEATS_SEED = 2**33  # added to a seed for the draws of what repeated rows say
 SHRINKAGE = 0.1  # towards the diagonal: so few draws know small eigenvalues badly
 

@@ -27,8 +27,6 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.events import StopReason
 from flashgp.inference.training.settings import ScoringSettings
 
-__all__ = ["Curvature", "Descent", "damped_bfgs", "descend"]
-
 Array = numpy.ndarray
 Gradient = Array | NotPositiveDefiniteError | ConvergenceError
 

@@ -59,17 +59,6 @@ from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan, allowed_bytes
 from flashgp.processes.group import Group
 
-__all__ = [
-    "Fitted",
-    "fit_prior",
-    "interrupted_message",
-    "last_pass",
-    "mark_of",
-    "problem_of",
-    "report_exact",
-    "report_search",
-]
-
 S = TypeVar("S")  # a state of any kind
 
 

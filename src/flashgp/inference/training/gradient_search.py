@@ -14,8 +14,6 @@ from flashgp.inference.training.objective import Objective
 from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import StochasticSettings
 
-__all__ = ["GradientSearch"]
-
 log = logging.getLogger("flashgp.fit")
 Array = numpy.ndarray
 Point = tuple[Array, float, Array]

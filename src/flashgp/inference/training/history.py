@@ -18,8 +18,6 @@ from flashgp.inference.threads import FreeCores
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["HistoryEntry", "Measure", "Progress", "Recorder", "Run", "Solving", "Stage", "TimeUp", "power_law", "work"]
-
 log = logging.getLogger("flashgp.fit")
 Measure = Literal["log joint", "gain"]
 T = TypeVar("T")

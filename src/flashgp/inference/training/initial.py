@@ -33,8 +33,6 @@ from flashgp.inference.missing_cells import observed
 from flashgp.inference.prior import Prior
 from flashgp.kernels import Kernel, Sum, Warped
 
-__all__ = ["DataFacts", "RoleStart", "power_of_two", "role_starts"]
-
 LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
 VARIANCE_PRIOR_SD = 2.0
 NOISE_PRIOR = (-4.0, 2.0)

@@ -13,8 +13,6 @@ from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import SearchSettings
 
-__all__ = ["evaluated", "minimise", "retry_with_reset_lengthscales"]
-
 log = logging.getLogger("flashgp.fit")
 Array = numpy.ndarray
 

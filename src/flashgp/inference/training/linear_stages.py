@@ -38,8 +38,6 @@ from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.planner.fit_stages import FitStage, Search, fit_stages
 from flashgp.processes.agreement import deadline_of
 
-__all__ = ["LinearStages", "plan_settings", "report_answer", "reserved_seconds"]
-
 AFTER_COARSE = 3.0  # times as long as a coarse objective takes the first other one to make, which tries fewer points
 ROUNDS = 3  # choices of points and neighbours for all rows, at most
 

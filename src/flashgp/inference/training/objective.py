@@ -32,8 +32,6 @@ from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import RoleStart
 from flashgp.inference.training.parameter_vector import ParameterVector
 
-__all__ = ["Estimate", "Evaluation", "LogJoint", "Objective", "ParameterPriors", "Problem", "priors_in_force"]
-
 Array = numpy.ndarray
 
 

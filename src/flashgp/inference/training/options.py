@@ -19,8 +19,6 @@ from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import ALONE, Group
 
-__all__ = ["FitOptions", "FitSettings"]
-
 
 @dataclass(frozen=True)
 class FitSettings:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
 from flashgp.inference.training.initial import RoleStart, power_of_two
 
-__all__ = ["ParameterVector", "Slot"]
-
 Array = numpy.ndarray
 EDGE_SHARE = 1e-2  # of an interval, or of where a half-line begins: a value so close to it is on it
 SAME_START = 1e-3  # of the spread of random starts: vectors so close are one start

@@ -29,8 +29,6 @@ from flashgp.kernels.base import active_columns
 from flashgp.kernels.periodogram import strongest_frequencies
 from flashgp.kernels.spectrum import separate_peaks, spectrum_of
 
-__all__ = ["PERIODIC_ROLES", "with_periods"]
-
 Array = numpy.ndarray
 PERIODIC_ROLES = ("period", "frequency")
 

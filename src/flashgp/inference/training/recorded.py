@@ -12,8 +12,6 @@ from flashgp.inference.training.history import Recorder, Run, Solving, TimeUp
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.processes.group import Group
 
-__all__ = ["recalled_or_computed"]
-
 
 def _of_first(evaluation: Evaluation, group: Group) -> Evaluation:
     """Rank 0's evaluation, which every rank goes on from: a last bit could send a search another way."""

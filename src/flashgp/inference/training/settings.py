@@ -8,15 +8,6 @@ from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.solvers.settings import SolveSettings
 
-__all__ = [
-    "EstimateSettings",
-    "MinibatchSettings",
-    "PeriodSettings",
-    "ScoringSettings",
-    "SearchSettings",
-    "StochasticSettings",
-]
-
 
 @dataclass(frozen=True)
 class PeriodSettings:

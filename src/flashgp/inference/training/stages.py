@@ -30,8 +30,6 @@ from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.planner.fit_stages import FitStage, Search
 
-__all__ = ["ExactStages"]
-
 Array = numpy.ndarray
 
 

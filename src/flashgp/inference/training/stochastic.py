@@ -26,8 +26,6 @@ from flashgp.inference.training.history import Recorder, Run, Solving, Stage
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 
-__all__ = ["StochasticFit"]
-
 Array = numpy.ndarray
 
 

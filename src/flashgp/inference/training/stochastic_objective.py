@@ -62,8 +62,6 @@ from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
 
-__all__ = ["EstimateOptions", "EstimatedLogJoint"]
-
 OUTPUT_SEED = 2**34  # added to a seed for the draws of each further output
 
 

@@ -22,8 +22,6 @@ from flashgp.inference.training.stochastic import StochasticFit
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.planner.fit_stages import Search, fit_stages
 
-__all__ = ["Trained", "best_found", "train"]
-
 
 @dataclass(frozen=True)
 class Trained:

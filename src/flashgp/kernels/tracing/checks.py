@@ -10,8 +10,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.pair_function import PairFunction
 from flashgp.foundations.parameters import Domain
 
-__all__ = ["check_symmetry", "random_pairs", "some_values", "values_at"]
-
 PROBES = 8
 SYMMETRY = 1e-9  # of the largest value: far above what rounding makes of the order of two points
 Pair = tuple[Tensor, Tensor]

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Graph", "Node", "evaluate", "functional", "schema_name"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:

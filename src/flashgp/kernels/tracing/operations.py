@@ -29,8 +29,6 @@ from flashgp.kernels.tracing.profile_algebra import exact, is_nonnegative, logar
 from flashgp.kernels.tracing.terms import MAX_ELEMENTS, STRUCTURAL, PairTerms
 from flashgp.kernels.tracing.values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Term, Value
 
-__all__ = ["PairOperations"]
-
 aten = torch.ops.aten
 
 

@@ -7,8 +7,6 @@ from fractions import Fraction
 from flashgp.foundations.expression import Atom, Expression, Function, Surd, Symbol, exp, log1p, number
 from flashgp.kernels.tracing.values import NotFused
 
-__all__ = ["exact", "is_even", "is_nonnegative", "logarithm", "power", "root", "substituted"]
-
 Part = Callable[[Expression, str], Expression]  # an expression of one row or of parameters, and a function of it
 Sure = Callable[[Symbol], bool]  # whether a symbol is positive
 

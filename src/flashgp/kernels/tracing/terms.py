@@ -18,8 +18,6 @@ from flashgp.kernels.tracing.graph import Graph, Node, schema_name
 from flashgp.kernels.tracing.profile_algebra import exact
 from flashgp.kernels.tracing.values import Difference, Elements, Fixed, NotFused, Quadratic, Row, Value
 
-__all__ = ["MAX_ELEMENTS", "STRUCTURAL", "Indices", "PairTerms"]
-
 aten = torch.ops.aten
 STRUCTURAL = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "expand", "permute", "t", "transpose",

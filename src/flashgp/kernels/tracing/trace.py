@@ -27,8 +27,6 @@ from flashgp.kernels.tracing.operations import PairOperations
 from flashgp.kernels.tracing.profile_algebra import is_even, substituted
 from flashgp.kernels.tracing.values import Fixed, NotFused, Row, Value
 
-__all__ = ["Fusion", "Untraceable", "trace"]
-
 MAX_STATISTICS = 16  # each is one more tile, and one more term of every generated program
 MAX_SCALARS = 16
 MAX_PARAMETERS = 64

@@ -15,8 +15,6 @@ import numpy
 from flashgp.foundations.expression import Expression
 from flashgp.kernels.tracing.graph import Node
 
-__all__ = ["Difference", "Elements", "Fixed", "NotFused", "Quadratic", "Row", "Term", "Value"]
-
 
 class NotFused(Exception):  # noqa: N818 - not an error: the function is tiled instead
     """Why a function does not take the form of eq. (M-1)."""

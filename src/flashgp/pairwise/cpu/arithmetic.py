@@ -18,8 +18,6 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["FAST", "FUNCTIONS", "on_its_own", "wide_vectors"]
-
 FAST = {"reassoc", "nnan", "ninf", "nsz", "arcp", "contract"}
 _STRICT: Any = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
 F32, F64 = numpy.float32, numpy.float64

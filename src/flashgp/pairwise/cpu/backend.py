@@ -28,8 +28,6 @@ from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 
-__all__ = ["PORTABLE_PAIRS", "CpuTiles", "columns_together", "cpu_tiles_missing"]
-
 PORTABLE_PAIRS = 10_000_000  # below, a compile would take longer than the portable backend does
 COMPILED_PAIRS = 1_000_000  # from here on compiled loops are 1.3 to 7 times as quick, where they exist (decision 16)
 COMPILER_BYTES = 160 * 2**20  # numba and LLVM in this process, from the first compile on

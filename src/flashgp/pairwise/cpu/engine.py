@@ -33,17 +33,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.source_cache import warn_not_kept
 
-__all__ = [
-    "TITLE",
-    "CompiledPairs",
-    "Gradients",
-    "NotCompiledError",
-    "add_blocks",
-    "compile_seconds",
-    "is_compiled",
-    "paired",
-]
-
 CHUNK_PAIRS = 2**23  # pairs between two looks at whether to stop
 TITLE = "compiled backend"  # in reports
 MIN_TILES = 3  # per worker: fewer and starting a thread costs more than it brings

@@ -22,8 +22,6 @@ from flashgp.pairwise.cpu.layout import Statistic
 from flashgp.pairwise.cpu.scalar_code import ScalarCode
 from flashgp.pairwise.program.families import Family, Slope, indexed
 
-__all__ = ["compiled", "generated_source"]
-
 LETTER = {"distance": "q", "product": "s", "match": "m"}
 SWEEP = {"differences": "difference_sweep", "dot": "dot_sweep"}
 BUFFER = {"left": "L", "right": "E", "parameter": "P"}  # slopes by these; D by statistics

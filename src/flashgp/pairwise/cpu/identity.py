@@ -5,8 +5,6 @@ import hashlib
 import platform
 from pathlib import Path
 
-__all__ = ["of_this_library"]
-
 
 @functools.lru_cache(maxsize=1)
 def of_this_library() -> str:

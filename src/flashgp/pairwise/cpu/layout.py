@@ -24,18 +24,6 @@ from flashgp.pairwise.cpu.precision import sensitivity
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.program import program_of
 
-__all__ = [
-    "INLINE",
-    "ROWS",
-    "Statistic",
-    "block_size",
-    "fill_columns",
-    "layout_of",
-    "narrow_codes",
-    "packed",
-    "packed_columns",
-]
-
 Array = numpy.ndarray
 
 CAREFUL_FIRST = ("split", "inline", "differences", "dot", "match")

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace, ran_out_of_memory
 
-__all__ = ["Panel", "PanelSettings", "visit_panels"]
-
 
 @dataclass(frozen=True)
 class PanelSettings:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["run_together", "workers"]
-
 _pool: ThreadPoolExecutor | None = None
 _size = 0
 _lock = threading.Lock()

@@ -16,8 +16,6 @@ from flashgp.pairwise.program.families import distance_runs
 from flashgp.pairwise.program.numpy_program import numpy_partials
 from flashgp.pairwise.program.program import program_of
 
-__all__ = ["Sensitivity", "sensitivity"]
-
 Array = numpy.ndarray
 SAMPLED_ROWS, SAMPLED_PARTNERS = 16, 16
 LARGER = 1.001  # times the largest row of a sample: one up to that adds nothing to it

@@ -15,17 +15,6 @@ from numba.extending import intrinsic
 
 from flashgp.pairwise.cpu.arithmetic import FAST, on_its_own, wide_vectors
 
-__all__ = [
-    "distance_column_pull",
-    "distance_row_pull",
-    "exact_difference",
-    "product_column_pull",
-    "product_row_pull",
-    "tile_column_sums",
-    "tile_row_sums",
-    "tile_sum",
-]
-
 _OPTIONS: Any = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
 
 

@@ -5,8 +5,6 @@ from fractions import Fraction
 
 from flashgp.foundations.expression import Atom, Expression, Factors, Function, Surd, Symbol
 
-__all__ = ["ScalarCode"]
-
 LOG2_E = math.log2(math.e)
 
 

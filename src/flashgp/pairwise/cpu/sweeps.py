@@ -11,18 +11,6 @@ from numba import njit
 
 from flashgp.pairwise.cpu.arithmetic import FAST, on_its_own, wide_vectors
 
-__all__ = [
-    "add_columns",
-    "column_sums",
-    "difference_sweep",
-    "dot_sweep",
-    "mirror_rows",
-    "row_sums",
-    "store_rows",
-    "weights_sweep",
-    "weights_tile",
-]
-
 _OPTIONS: Any = {"nogil": True, "fastmath": FAST, "error_model": "numpy"}
 
 

@@ -7,8 +7,6 @@ import functools
 
 import numpy
 
-__all__ = ["EveryTile", "every_tile"]
-
 Array = numpy.ndarray
 LISTED = 2**12  # tiles that are listed at once; the list is kept for the next computation of these sizes
 

@@ -16,8 +16,6 @@ from flashgp.foundations.expression import Symbol
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.intervals import EPS, TINY, Interval, largest_magnitude, widened
 
-__all__ = ["Boxes", "boxes_of", "covariance_bound"]
-
 Array = numpy.ndarray
 CHUNK = 2**15  # pairs of boxes evaluated at once: the arrays of their columns stay in the cache
 

@@ -19,8 +19,6 @@ from flashgp.pairwise.near.ordering import spatial_order
 from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.problem import PairProblem
 
-__all__ = ["FarTiles", "far_tiles"]
-
 Array = numpy.ndarray
 # Rows per panel. Compiled loops reach nine tenths of their rate on 128 rows and half on 32, while a box of 128 rows in
 # two dimensions is half as wide as one of 512; a GPU needs larger ones to be busy (docs/decisions/0009).

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows
 
-__all__ = ["spatial_order"]
-
 Array = numpy.ndarray
 
 

@@ -10,8 +10,6 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["NearTiles"]
-
 Array = numpy.ndarray
 
 

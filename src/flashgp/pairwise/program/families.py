@@ -17,8 +17,6 @@ from fractions import Fraction
 from flashgp.foundations.expression import Atom, Expression, Function, Symbol, number
 from flashgp.foundations.form import Form
 
-__all__ = ["MIN_MEMBERS", "Family", "Indexed", "Slope", "distance_runs", "indexed"]
-
 MIN_MEMBERS = 4  # fewer terms are written out: straight-line code of that length compiles as quickly
 _REPEATED = ("distance", "product", "parameter")  # what a repeated term may name
 

@@ -10,8 +10,6 @@ from flashgp.foundations.form import Form
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.program.tile_code import ELEMENTARY, RUNTIME
 
-__all__ = ["numpy_partials", "numpy_value"]
-
 Array = numpy.ndarray
 
 

@@ -18,8 +18,6 @@ from flashgp.foundations.expression import Expression, Symbol, number
 from flashgp.foundations.form import Form
 from flashgp.pairwise.program.tile_code import RUNTIME, Generator, Scalar, function_text, input_name
 
-__all__ = ["Partial", "Program", "evaluate", "program_of"]
-
 
 @dataclass(frozen=True)
 class Partial:

@@ -17,8 +17,6 @@ from flashgp.pairwise.program.numpy_program import numpy_partials
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.program.tile_code import Scalar
 
-__all__ = ["rounding_slopes", "steepness"]
-
 GRID_FIRST, GRID_LAST = -80.0, 41.0
 # Squared distances: a profile changes within one in a few octaves.
 GRID = numpy.exp2(numpy.arange(GRID_FIRST, GRID_LAST))

@@ -24,8 +24,6 @@ from flashgp.foundations.errors import warn
 from flashgp.foundations.lazy_import import no_forks
 from flashgp.foundations.machine import user_folder
 
-__all__ = ["cache_directory", "import_generated", "refuse_foreign", "wanted_directory", "warn_not_kept"]
-
 
 def import_generated(text: str, identity: str = "") -> ModuleType:
     """The module of a generated text; `identity` names what else the compiled code depends on (versions).

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from flashgp.foundations.expression import Atom, Expression, Factors, Function, Surd, Symbol, number
 
-__all__ = ["ELEMENTARY", "RUNTIME", "Generator", "Line", "Scalar", "function_text", "input_name"]
-
 Scalar = float | Tensor
 _LETTERS = {
     "distance": "q", "product": "s", "match": "m", "opaque": "o", "left": "a", "right": "b", "parameter": "p"

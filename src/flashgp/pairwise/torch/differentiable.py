@@ -14,8 +14,6 @@ from flashgp.foundations.form import broadcast_batch
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import evaluate
 
-__all__ = ["block", "diagonal"]
-
 
 def block(problem: PairProblem) -> Tensor:
     """The dense block (*batch, n, m), differentiable to any order in features, row scalars and theta."""

@@ -13,8 +13,6 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.pair_function import PairFunction, both_sides, over_batch
 
-__all__ = ["Pieces", "columns", "diagonal", "pullback", "temporary_bytes", "tiles"]
-
 PIECE_NUMBERS = 2**21  # float64 numbers that the pairs of one piece make on the way: 16 MiB
 KEPT_SHARE = 2  # as much again is kept by the C library, which does not give freed pieces back at once
 GRADIENT_SHARE = 3  # a reverse pass keeps what the function made, and makes about twice as much

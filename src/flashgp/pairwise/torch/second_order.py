@@ -20,8 +20,6 @@ from flashgp.pairwise.program.program import Partial
 from flashgp.pairwise.program.tile_code import Scalar
 from flashgp.pairwise.torch.tile_job import TileJob, TileSettings
 
-__all__ = ["BlockTape"]
-
 Pull = Callable[[Tensor], list[Tensor | None]]
 
 

@@ -15,8 +15,6 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.program.slopes import steepness
 from flashgp.pairwise.torch import opaque
 
-__all__ = ["FAR_SQUARED", "TileStatistics"]
-
 DISTANCE_BUDGET = {torch.float64: 1e-11, torch.float32: 1e-8}  # largest admitted error of q from cancellation
 # Features whose squared distance from their centre, times eps, passes 1e-9 (1e-3 in float32) pull gradients back by
 # differences: the difference of two sums, eq. (M-24), would be all rounding where the terms are far larger than it.

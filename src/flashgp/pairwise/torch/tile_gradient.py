@@ -12,8 +12,6 @@ from flashgp.pairwise.program.tile_code import Scalar
 from flashgp.pairwise.torch import opaque
 from flashgp.pairwise.torch.tile_job import TileJob, visit_panels
 
-__all__ = ["Accumulator", "pull_panels"]
-
 
 class Accumulator:
     """Adds up the pullback of sum(W * K) over tiles, eqs. (M-23) to (M-26).

@@ -19,8 +19,6 @@ from flashgp.pairwise.program.tile_code import Scalar
 from flashgp.pairwise.torch import opaque
 from flashgp.pairwise.torch.statistics import FAR_SQUARED, TileStatistics
 
-__all__ = ["TILE_PAIRS", "TITLE", "TileJob", "TileSettings", "tile_pairs", "tile_rows", "visit_panels"]
-
 TITLE = "portable backend"  # in reports
 TILE_PAIRS = {"cpu": 2**18}  # pairs per tile: two float64 tiles fit a 4 MiB cache (docs/decisions/0003)
 ACCELERATOR_TILE_PAIRS = 2**24

@@ -28,8 +28,6 @@ from flashgp.pairwise.triton.norms import store_norms
 from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes
 from flashgp.pairwise.triton.tile_source import power_of_two
 
-__all__ = ["HELD", "TritonTiles"]
-
 MAX_STATISTICS = 128  # each has lines of its own in a kernel, and arguments
 HELD = 32  # columns of left and right that the reverse kernel keeps in registers; more are read again in every tile
 

@@ -15,8 +15,6 @@ from flashgp.pairwise.triton.kernel_source import kernel_text, lines
 from flashgp.pairwise.triton.profile_source import Derivative, float_text, profile_source
 from flashgp.pairwise.triton.tile_source import PairText, TileStatistic
 
-__all__ = ["GradientText", "gradient_source"]
-
 
 class GradientText:
     """The pieces of the kernel for one form and one way to have W.

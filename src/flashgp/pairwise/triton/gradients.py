@@ -14,8 +14,6 @@ from flashgp.pairwise.triton.launch import LaunchSettings, blocks_for, columns_p
 from flashgp.pairwise.triton.packing import Packed
 from flashgp.pairwise.triton.tile_source import power_of_two
 
-__all__ = ["pair_gradient"]
-
 
 def pair_gradient(
     form: Form,

@@ -10,8 +10,6 @@ from flashgp.foundations.form import Form
 from flashgp.pairwise.triton.profile_source import DEVICE_FUNCTIONS, float_text, profile_source
 from flashgp.pairwise.triton.tile_source import PairText, TileStatistic
 
-__all__ = ["FEW", "block_source", "kernel_text", "product_source"]
-
 FEW = 4  # right-hand sides up to which each keeps a tile of partial sums in registers
 
 # Changing one of these must not compile a kernel again; the others are strides, whose divisibility by 16 is worth it.

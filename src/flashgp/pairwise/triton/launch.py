@@ -16,17 +16,6 @@ from flashgp.pairwise.triton.kernel_source import block_source, product_source
 from flashgp.pairwise.triton.packing import CAREFUL, FAST, Packed
 from flashgp.pairwise.triton.tile_source import TileStatistic, tile_statistics
 
-__all__ = [
-    "LaunchSettings",
-    "TileShape",
-    "blocks_for",
-    "columns_per_split",
-    "launch",
-    "on_device",
-    "routes",
-    "shape_for",
-]
-
 
 @dataclass(frozen=True)
 class TileShape:

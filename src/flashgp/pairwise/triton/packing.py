@@ -25,8 +25,6 @@ from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.pairwise.program.slopes import rounding_slopes
 from flashgp.pairwise.triton.tile_source import TileStatistic
 
-__all__ = ["CAREFUL", "FAST", "PADDING", "Packed", "packed"]
-
 PADDING = 128  # rows to which a side is padded: no tile has more, so that loads of features need no mask
 FAST, CAREFUL = 0, 1
 EPS = torch.finfo(torch.float32).eps

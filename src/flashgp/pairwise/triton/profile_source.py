@@ -16,8 +16,6 @@ from flashgp.foundations.form import Form
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.program.tile_code import Generator, Line, input_name
 
-__all__ = ["DEVICE_FUNCTIONS", "Derivative", "ProfileSource", "float_text", "profile_source"]
-
 LOG2_E = math.log2(math.e)
 
 # What generated code calls. log1p is written out because the device's logarithm loses the digits of a small argument:

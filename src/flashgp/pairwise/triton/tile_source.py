@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from flashgp.foundations.form import Form
 from flashgp.pairwise.triton.profile_source import ProfileSource
 
-__all__ = ["DOT_CHUNK", "UNROLLED", "PairText", "TileStatistic", "power_of_two", "tile_statistics"]
-
 UNROLLED = 8  # columns up to which differences are unrolled: about as many instructions as a product (not yet measured)
 DOT_CHUNK = 64  # columns of one tensor-core product; more are taken in a loop
 MIN_DOT = 16  # the tensor cores' smallest inner size here

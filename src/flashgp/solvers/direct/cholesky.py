@@ -17,8 +17,6 @@ from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import check_residual
 
-__all__ = ["Factor", "TriangularFactor", "factorise", "factorise_keeping", "refine"]
-
 JITTER_STEPS = (1.0, 10.0, 100.0)  # times n eps, the size of the factorisation's own rounding error
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["compiled_update"]
-
 SIGNATURE = "void(f8[:,:], f8[:,:], f8[::1], f8[:,:], f8[::1], f8[::1], f8[::1])"
 OPTIONS: Any = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
 

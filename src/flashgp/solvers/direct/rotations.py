@@ -12,8 +12,6 @@ from typing import Any
 
 from flashgp.foundations.lazy_import import no_forks
 
-__all__ = ["Rotations", "rotations"]
-
 LOST_SECONDS = 0.05  # after which the compiled loops are made ready
 ENTRY_SECONDS = 1e-9  # that LAPACK takes longer, for every entry of the triangle's square
 Update = Callable[[Any, Any, Any, Any, Any, Any, Any], None]

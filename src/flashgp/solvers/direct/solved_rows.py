@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["RowSolver", "solved"]
-
 
 class RowSolver(Protocol):
     """A factor L of K = L L^T, (n, n), that solves for rows in place."""

@@ -19,17 +19,6 @@ from torch import Tensor
 from flashgp.foundations.lazy_import import lazy_import
 from flashgp.solvers.direct.rotations import Rotations, rotations
 
-__all__ = [
-    "Array",
-    "Triangle",
-    "add_gram_",
-    "add_product_",
-    "load_routines",
-    "solve_triangle_",
-    "update_triangle",
-    "using_routines",
-]
-
 F64 = torch.float64
 Array = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 PREFIX = {torch.float64: "d", torch.float32: "s"}  # of a routine's name

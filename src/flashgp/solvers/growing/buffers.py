@@ -12,8 +12,6 @@ from torch import Tensor
 
 from flashgp.foundations.workspace import Workspace
 
-__all__ = ["BufferPool", "Memory"]
-
 
 class BufferPool:
     """At most one buffer that nobody needs any more, for the next removal: a window that slides takes two in turns.

@@ -26,8 +26,6 @@ from flashgp.solvers.direct.solved_rows import solved
 from flashgp.solvers.direct.strided import STRIP, Array, Triangle, solve_triangle_, update_triangle
 from flashgp.solvers.growing.buffers import BufferPool, Memory
 
-__all__ = ["PIVOT", "PanelFactor", "corner_factor"]
-
 MIN_ROWS, MAX_ROWS = 64, 1024  # of a panel that is made for more rows than are known yet; n / 2 between
 SPARE_AFTER_REMOVAL = 16  # rows: a window that slides claims them one by one
 MAX_RUNS = 16  # runs of columns that are copied run by run; more are gathered entry by entry

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["SharedRows"]
-
 MIN_ROOM = 64  # rows
 
 

@@ -17,8 +17,6 @@ from flashgp.solvers.iterative.conjugate_gradients import PreparedConjugateGradi
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.settings import REFINEMENT, SolveSettings
 
-__all__ = ["CholeskySolver"]
-
 F64 = torch.float64
 
 

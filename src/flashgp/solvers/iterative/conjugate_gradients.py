@@ -34,8 +34,6 @@ from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.settings import DEFAULTS, SolveSettings
 from flashgp.solvers.space import Space
 
-__all__ = ["ConjugateGradients", "PreparedConjugateGradients"]
-
 F64 = torch.float64
 
 

@@ -20,8 +20,6 @@ from flashgp.solvers.contract import System, check_residual
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.settings import DEFAULTS, LanczosSettings
 
-__all__ = ["LogDeterminant", "log_determinant"]
-
 F64 = torch.float64
 
 

@@ -15,8 +15,6 @@ from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.solvers.contract import Goal, Limits, Solution, Step, System, check_residual
 
-__all__ = ["Progress", "noise_bound", "product"]
-
 F64 = torch.float64
 
 

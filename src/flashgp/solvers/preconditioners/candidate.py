@@ -29,10 +29,6 @@ from flashgp.solvers.preconditioners.preconditioner import Comparison, Precondit
 from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, FullScaleSettings, SolveSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
-__all__ = [
-    "CandidatePreconditioner", "Compared", "ComparisonRun", "Outcome", "full_scale", "low_rank", "making_passes",
-]  # fmt: skip
-
 MAX_COORDINATE = 1e150  # squares of it are still numbers
 
 Outcome = Literal["untried", "refused", "lost", "kept"]

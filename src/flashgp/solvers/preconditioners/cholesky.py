@@ -10,8 +10,6 @@ from flashgp.solvers.contract import System
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 
-__all__ = ["CholeskyPreconditioner"]
-
 F64 = torch.float64
 ENTRY_ROUNDING = 64.0  # units in the last place by which an entry of K may be off, relative to the variance; eq. (M-83)
 

@@ -24,8 +24,6 @@ from flashgp.solvers.preconditioners.tall_products import tall_times, tall_trans
 from flashgp.solvers.preconditioners.whitening import whitening
 from flashgp.solvers.settings import DEFAULTS, FullScaleSettings
 
-__all__ = ["FullScale", "making_bytes", "making_flops"]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 TINY = torch.finfo(F64).tiny

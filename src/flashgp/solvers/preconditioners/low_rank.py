@@ -20,8 +20,6 @@ from flashgp.solvers.preconditioners.tall_products import tall_times, tall_trans
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import Space
 
-__all__ = ["LowRank"]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 

@@ -12,17 +12,6 @@ from torch import Tensor
 from flashgp.solvers.settings import FullScaleSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
-__all__ = [
-    "DealtBlocks",
-    "Neighbourhoods",
-    "blocks_of_near_rows",
-    "dealt_blocks",
-    "nearest_earlier_rows",
-    "nearest_of_all_earlier_rows",
-    "nearest_rows",
-    "neighbourhoods",
-]
-
 CANDIDATES = 2**15  # rows that are looked at for a point
 
 

@@ -20,8 +20,6 @@ from flashgp.solvers.contract import System
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
-__all__ = ["PartialCholesky", "common_pivots", "partial_cholesky"]
-
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
 SHIFTS = (1.0, 10.0, 100.0, 1000.0)  # times b eps max diag(K), of a block of pivots; eq. (M-77)

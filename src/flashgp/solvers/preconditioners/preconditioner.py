@@ -12,8 +12,6 @@ from torch import Tensor
 
 from flashgp.foundations.events import EventKind, Obstacle, StopReason
 
-__all__ = ["Comparison", "Preconditioner", "SolveState"]
-
 
 class Preconditioner(ABC):
     """P = L L^T.

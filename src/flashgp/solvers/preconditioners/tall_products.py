@@ -7,8 +7,6 @@ a view of rows, in the layout that the next product wants.
 
 from torch import Tensor
 
-__all__ = ["tall_times", "tall_transposed_times"]
-
 WIDTH = 4  # of more columns than that: zeros fill them up to a multiple, since the kernels of BLAS are for blocks
 
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Whitening", "whitening"]
-
 F64 = torch.float64
 TINY = torch.finfo(F64).tiny
 
