@@ -19,9 +19,8 @@ import flashgp as fgp
 from flashgp.bench import write_record
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.system import CovarianceSystem
-from flashgp.solvers.preconditioners.low_rank import LowRank
+from flashgp.solvers.preconditioners.low_rank import LowRank, tall_times, tall_transposed_times
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
-from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.settings import LowRankSettings
 
 COLUMNS = [

@@ -29,7 +29,7 @@ from flashgp.cli.options import FitOptions
 from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
 from flashgp.foundations.deadline import Deadline
-from flashgp.inference.unfinished import Unfinished
+from flashgp.inference.findings import Unfinished
 from flashgp.standardise import Scaling
 from flashgp.table_model import TableModel
 from flashgp.table_model.model import fit_prepared
@@ -869,6 +869,7 @@ def test_no_row_is_scored_by_solves_like_the_one_that_time_ended() -> None:
     import flashgp as fgp
     from flashgp.cli.after_fit import AFTER_FIT
     from flashgp.foundations.deadline import Deadline
+    from flashgp.inference.data import Data
     from flashgp.inference.exact.condition import condition
     from flashgp.inference.predict.plan import price_of
     from flashgp.inference.settings import ConditionSettings, TimeSettings
@@ -887,8 +888,7 @@ def test_no_row_is_scored_by_solves_like_the_one_that_time_ended() -> None:
     with pytest.warns(fgp.FlashGPWarning, match="The time limit ended the solve"):
         state = condition(
             gp,
-            x,
-            x[:, 0],
+            Data.of(gp, x, x[:, 0]),
             ConditionSettings(deadline=Deadline(1e6, 0.0, lambda: 0.0), plan=plan, time=TimeSettings(min_rows=1500)),
         )
     assert AFTER_FIT.scored(fgp.Posterior(state), 100, in_time) == 0

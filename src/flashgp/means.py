@@ -17,6 +17,7 @@ from flashgp.processes.gradient_shares import called
 
 __all__ = ["REGISTRY", "Constant", "Linear", "Zero"]
 
+
 Numeric = float | Tensor | Parameter
 
 

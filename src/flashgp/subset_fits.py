@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.leave_one_out import leave_one_out
@@ -100,10 +101,10 @@ class SubsetFits:
             NotPositiveDefiniteError: where no covariance had a factor.
         """
         if options is None:
-            return SubsetFit(condition(start, self.x, z, ConditionSettings()), start, complete=True)
+            return SubsetFit(condition(start, Data.of(start, self.x, z), ConditionSettings()), start, complete=True)
         message = f"interrupted while {what} was chosen; nothing was fitted"
         try:
-            fitted = fit_prior(start, self.x, z, options)
+            fitted = fit_prior(start, Data.of(start, self.x, z), options)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(message) from None
         if of_kind(fitted.report.events, EventKind.FIT_INTERRUPTED):

@@ -15,7 +15,7 @@ import numpy
 import torch
 
 import flashgp as fgp
-from flashgp.inference.unfinished import why_unfinished
+from flashgp.inference.findings import why_unfinished
 from hunt import specs
 from hunt.cases import ANY_POINTS, Points, targets
 from hunt.differences import Findings

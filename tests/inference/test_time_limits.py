@@ -12,6 +12,7 @@ import flashgp as fgp
 from clocks import Clock
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import Event, EventKind, of_kind
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.inference.training.fit import Fitted, fit_prior
@@ -67,7 +68,7 @@ def fitted(route: str, limit: float, evaluation: float, posterior: float, **opti
         settings=slow(clock, evaluation),
         **options,
     )
-    return fit_prior(gp, x, y, asked), clock
+    return fit_prior(gp, Data.of(gp, x, y), asked), clock
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -124,7 +125,7 @@ def test_without_time_for_an_evaluation_the_data_say_what_the_parameters_are() -
     clock = Clock()
     options = FitOptions(deadline=Deadline(1.0, 1.0, clock), settings=FitSettings(time=TIME))
     clock.now = 2.0  # reading the table took longer
-    found = fit_prior(far, x, y, options)
+    found = fit_prior(far, Data.of(far, x, y), options)
     assert not found.history
     (event,) = of_kind(found.report.events, EventKind.FIT_TIME_UP)
     assert event.fields == {"limit": 1.0, "unfitted": True}
@@ -142,7 +143,7 @@ def test_a_posterior_of_some_rows_is_that_of_them(outputs: int | None, batch: tu
     plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, batch=len(x) if batch else 1, route="direct"), seconds=1e6)
     settings = ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
     with pytest.warns(fgp.FlashGPWarning, match="this one is of 100 random ones"):
-        state = condition(gp, x, y, settings)
+        state = condition(gp, Data.of(gp, x, y), settings)
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
     wanted = gp.condition(x[..., rows, :], y[..., rows] if outputs is None else y[..., rows, :])
     assert torch.equal(state.x, wanted.x)
@@ -154,7 +155,9 @@ def test_rows_with_variances_of_their_own_keep_them() -> None:
     variance = torch.linspace(0.01, 1.0, 300, dtype=torch.float64)
     gp = fgp.GP(prior().kernel, likelihood=fgp.likelihoods.Gaussian(row_variance=variance))
     plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, route="direct"), seconds=1e6)
-    state = condition(gp, x, y, ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME))
+    state = condition(
+        gp, Data.of(gp, x, y), ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
+    )
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
     assert torch.equal(state.prior.likelihood.row_variance, variance[rows])
 
@@ -164,7 +167,7 @@ def test_a_posterior_of_some_rows_says_what_was_made_of_all() -> None:
     x, y = table(300)
     plan = dataclasses.replace(fgp.plan(prior(), n=300, d=3, route="direct"), seconds=1e6)
     settings = ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
-    events = condition(prior(), x, y.half(), settings).report.events
+    events = condition(prior(), Data.of(prior(), x, y.half()), settings).report.events
     assert [event.kind for event in events[:2]] == [EventKind.HALF_PRECISION, EventKind.POSTERIOR_OF_PART]
     assert len(events) == len(set(events))
 
@@ -175,11 +178,11 @@ def test_rows_whose_factor_takes_no_time_are_taken_however_late_it_is() -> None:
     late = ConditionSettings(deadline=Deadline(1.0, -1e9, Clock()), plan=plan, time=TimeSettings(min_rows=100))
     with warnings.catch_warnings():
         warnings.simplefilter("error", fgp.FlashGPWarning)  # nothing is lost
-        state = condition(prior(), x, y, late)
+        state = condition(prior(), Data.of(prior(), x, y), late)
     assert state.count == ROWS
     assert state.report.events == [Event(EventKind.FACTOR_ON_TIME, limit=1.0)]
     none = dataclasses.replace(late, time=TIME)
-    assert condition(prior(), x, y, none).count == 100
+    assert condition(prior(), Data.of(prior(), x, y), none).count == 100
 
 
 def test_few_rows_are_taken_whole_however_short_the_time() -> None:
@@ -196,7 +199,9 @@ def test_a_float32_factor_that_fails_late_leaves_no_error() -> None:
     plan = fgp.plan(gp, n=300, d=3, route="refined")
     costly = tuple(dataclasses.replace(other, seconds=1e6) for other in plan.alternatives)
     plan = dataclasses.replace(plan, seconds=0.01, alternatives=costly)
-    state = condition(gp, x, y, ConditionSettings(deadline=Deadline(1.0, 0.0, Clock()), plan=plan, time=TIME))
+    state = condition(
+        gp, Data.of(gp, x, y), ConditionSettings(deadline=Deadline(1.0, 0.0, Clock()), plan=plan, time=TIME)
+    )
     assert state.count == 100
     assert state.report.route == "direct"
 
@@ -221,7 +226,7 @@ def test_iterations_that_are_worse_than_fewer_rows_give_way_to_them() -> None:
             progress=slowly,
             time=dataclasses.replace(TIME, growth=1e9),
         )
-        return condition(gp, x, y, settings)
+        return condition(gp, Data.of(gp, x, y), settings)
 
     assert conditioned(3.0).count == 100
     longer = conditioned(60.0)

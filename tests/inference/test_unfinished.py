@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.unfinished import Unfinished, UnfinishedSettings, why_unfinished
+from flashgp.inference.findings import Unfinished, UnfinishedSettings, why_unfinished
 
 LOST = {"standard_error": 0.01, "seconds": None}
 

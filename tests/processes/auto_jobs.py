@@ -9,6 +9,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.data import Data
 from flashgp.inference.over_ranks import counts_over
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
@@ -34,7 +35,7 @@ def counted(process_group: Any, kind: str, counts: tuple[int, ...]) -> tuple[Any
     part = here(process_group, counts)
     prior = model(kind, None if variance is None else variance[part])
     with Group.of(process_group).together() as group:
-        return dataclasses.astuple(counts_over(group, prior, x[part], y[part]))
+        return dataclasses.astuple(counts_over(group, prior, Data.of(prior, x[part], y[part])))
 
 
 @quiet

@@ -14,6 +14,7 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import approximation_of
+from flashgp.inference.data import Data
 from flashgp.inference.fit import fit_as
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import layout_of
@@ -145,7 +146,9 @@ def limited(process_group: Any, moment: int | None) -> dict[str, Any]:
     part = Shares.even(201, group.size).slice(group.rank)
     clock = EndsAt(moment if group.rank == group.size - 1 else None)
     options = FitOptions(starts=1, deadline=Deadline(LIMIT, LIMIT, clock), settings=FEW, group=group)
-    fit = fit_as(model("plain"), x[part], y[part], options, approximation_of("full_scale", 12, 20))
+    fit = fit_as(
+        model("plain"), Data.of(model("plain"), x[part], y[part]), options, approximation_of("full_scale", 12, 20)
+    )
     theta = torch.cat([p.detach().reshape(-1) for p in fit.gp.parameters()])
     return {
         "theta": theta.tolist(), "mean": fit.posterior.predict(z).mean.tolist(), "evaluations": len(fit.history),

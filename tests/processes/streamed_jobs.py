@@ -11,6 +11,7 @@ from torch import distributed as dist
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.approximation import approximation_of
+from flashgp.inference.data import Data
 from flashgp.inference.fit import fit_as
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
@@ -156,7 +157,9 @@ def limited_at(group: Any, moment: int | None) -> dict[str, Any]:
     options = FitOptions(deadline=Deadline(LIMIT, LIMIT, clock), settings=FEW, group=Group.of(group))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
-        fit = fit_as(model(), x[rank::size], y[rank::size], options, approximation_of("sparse", 8, "auto"))
+        fit = fit_as(
+            model(), Data.of(model(), x[rank::size], y[rank::size]), options, approximation_of("sparse", 8, "auto")
+        )
     found = [t.tolist() for t in answers(fit.posterior)]
     return {"answers": found, "read": clock.read}
 

@@ -8,7 +8,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.inference.approximation import LADDER
-from flashgp.inference.decision import counts_of
+from flashgp.inference.data import Data
 from processes import auto_jobs
 from processes.condition_jobs import model
 from processes.launch import Ranks
@@ -30,7 +30,7 @@ def short_memory(n: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["plain", "repeated", "variances", "outputs", "float32"])
 def test_rows_of_all_ranks_are_counted(ranks: Ranks, kind: str) -> None:
     """Those that differ, too, as one process counts them that has all of them."""
-    one = counts_of(model(kind, auto_jobs.rows_of(kind, ROWS)[2]), *auto_jobs.rows_of(kind, ROWS)[:2])
+    one = Data.of(model(kind, auto_jobs.rows_of(kind, ROWS)[2]), *auto_jobs.rows_of(kind, ROWS)[:2]).counts
     joined = {"plain": 0, "variances": 5}.get(kind, 7)
     assert (one.n, one.distinct or ROWS) == (ROWS, ROWS - joined)
     for counts in COUNTS:

@@ -8,6 +8,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
+from flashgp.inference.data import Data
 from flashgp.inference.group_posterior import GroupPosterior, condition_group, fit_group
 from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
 from flashgp.inference.training.options import FitOptions, FitSettings
@@ -47,7 +48,7 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
         if what == "condition":
             solve = SolveSettings(tolerance=1e-8, group=group)
             post = condition_group(
-                gp, x[part], y[part], ConditionSettings(solve, deadline=deadline, plan=plan, time=TIME)
+                gp, Data.of(gp, x[part], y[part]), ConditionSettings(solve, deadline=deadline, plan=plan, time=TIME)
             )
             report, theta = post.report, []
         else:
@@ -61,7 +62,7 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
                 starts=1, max_iterations=10, deadline=deadline, plan=plan, settings=settings, tolerance=1e-6,
                 group=group,
             )  # fmt: skip
-            fit = fit_group(gp, x[part], y[part], asked)
+            fit = fit_group(gp, Data.of(gp, x[part], y[part]), asked)
             post, report, theta = GroupPosterior(fit.state), fit.report, [entry.theta for entry in fit.history]
         mean = post.predict(z).mean
     return {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
+from flashgp.solvers.preconditioners.low_rank import tall_times, tall_transposed_times
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.sources.checksum import checksum, combined
-from flashgp.sources.sample import Sampler
 from flashgp.sources.source import Batches, Held, source_of
-from flashgp.sources.survey import Survey, surveyed
+from flashgp.sources.survey import Sampler, Survey, checksum, combined, surveyed
 from inference.plain_gp import F64, data
 
 

@@ -25,17 +25,17 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximation import Approximation, approximation_of
+from flashgp.inference.data import Data
 from flashgp.inference.facades import posterior_given, with_prior
+from flashgp.inference.findings import odd_data, why_unfinished
 from flashgp.inference.gp import GP
 from flashgp.inference.missing_cells import check_observed, observed
-from flashgp.inference.odd_data import odd_data
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.unfinished import why_unfinished
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT, TableKernel
 from flashgp.likelihoods import Gaussian
@@ -320,13 +320,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if options is not None:
             from flashgp.inference.fit import fit_as
 
-            fitted = fit_as(gp, x, y, options, self._asked_approximation())
+            fitted = fit_as(gp, Data.of(gp, x, y), options, self._asked_approximation())
             gp, posterior = fitted.gp, fitted.posterior
             self.history_, self.report_ = fitted.history, fitted.report
         else:
             solve = SolveSettings(deterministic=self.deterministic, tolerance=self.tolerance)
             settings = ConditionSettings(solve, deadline=deadline, **self._condition_options())
-            posterior = posterior_given(gp, x, y, settings, self._asked_approximation())
+            posterior = posterior_given(gp, Data.of(gp, x, y), settings, self._asked_approximation())
             self.report_ = posterior.report
         self._learned: Posterior | None = posterior
         self._evidence: float | None = None

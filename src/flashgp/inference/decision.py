@@ -1,9 +1,5 @@
 """Whether inference is exact or approximate where that is left to the library: approximation="auto"."""
 
-from typing import Any
-
-from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.determinism import contiguous_copy
 from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import ApproximationReason, Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
@@ -12,21 +8,11 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import equal_rows
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
 
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan | ApproximatePlan, Event]
-
-
-def counts_of(prior: Prior, x: Any, y: Any) -> RowCounts:
-    """The sizes of a table, its distinct rows counted. Raises: ShapeError, DomainError."""
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
-    group = equal_rows(prior, contiguous_copy(x), contiguous_copy(y))
-    distinct = None if group is None else int(group.max()) + 1
-    return RowCounts(x.shape[-2], x.shape[-1], distinct, x.shape[:-2].numel())
 
 
 def decided(

@@ -1,13 +1,12 @@
 """The posterior, as users see it, of a state of any kind: exact, full-scale, or of inducing points."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from flashgp.foundations.checks import check_points
 from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.data import Data, held
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.restore import with_prior as exact_with_prior
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
@@ -24,7 +23,7 @@ from flashgp.inference.streamed.condition import condition as condition_streamed
 from flashgp.inference.streamed.restore import with_prior as streamed_with_prior
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed_posterior import StreamedPosterior
-from flashgp.sources.source import RowSource, held
+from flashgp.sources.source import RowSource
 
 
 def posterior_of(state: "AnyState | FullScaleState | StreamedState", units: str = "") -> Posterior:
@@ -44,7 +43,7 @@ def posterior_of_read(
 
 
 def posterior_given(
-    prior: Prior, x: Any, y: Any, settings: ConditionSettings, approximation: Approximation | None = None
+    prior: Prior, data: Data, settings: ConditionSettings, approximation: Approximation | None = None
 ) -> Posterior:
     """`GP.condition` on rows that are held, with its arguments as values. Raises: as it."""
     event, solve, deadline = None, settings.solve, settings.deadline
@@ -59,20 +58,20 @@ def posterior_given(
         )  # fmt: skip
         wanted = PlanSettings(settings.memory, settings.device, settings.dtype, deterministic=solve.deterministic)
         approximation, _, event = decided_for(
-            solve.group, prior, x, y, approximation, wanted, deadline.limit, training=False
+            solve.group, prior, data, approximation, wanted, deadline.limit, training=False
         )
         if approximation is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
     alone = solve.group.size == 1  # other ranks may have rows
-    if alone and approximation is not None and approximation.kind == "sparse" and not check_points(x, "x").shape[-2]:
-        approximation.points_of(check_points(x, "x").shape[-1])  # which may be refused
+    if alone and approximation is not None and approximation.kind == "sparse" and not data.count:
+        approximation.points_of(data.x.shape[-1])  # which may be refused
         approximation = None  # of no rows there is nothing to approximate: the posterior is the prior
     if approximation is None:
-        found = Posterior(condition(prior, x, y, settings)) if alone else condition_group(prior, x, y, settings)
+        found = Posterior(condition(prior, data, settings)) if alone else condition_group(prior, data, settings)
     elif approximation.kind == "sparse":
-        found = posterior_of_read(prior, held(x, y, prior.outputs), settings, approximation)
+        found = posterior_of_read(prior, held(data), settings, approximation)
     else:
-        found = ApproximatePosterior(condition_full_scale(prior, x, y, approximation, settings))
+        found = ApproximatePosterior(condition_full_scale(prior, data, approximation, settings))
     if event is not None:
         found.report.events.insert(0, event)
     return found

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_flag, check_jitter, check_points, check_targets
+from flashgp.foundations.checks import check_flag, check_jitter
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, FitInterrupted
 from flashgp.foundations.events import Event, EventKind
@@ -23,15 +23,15 @@ from flashgp.inference.approximation import (
     approximation_of_read,
     refuse_exact,
 )
-from flashgp.inference.decision import counts_of
+from flashgp.inference.data import Data, held
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.facades import posterior_of
+from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import fit_full_scale
 from flashgp.inference.gp import GP
 from flashgp.inference.group_posterior import fit_group
-from flashgp.inference.odd_data import odd_data
 from flashgp.inference.output_states import OutputStates
 from flashgp.inference.over_ranks import check_alike, decided_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
@@ -47,10 +47,9 @@ from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.fit import Fitted, fit_prior, interrupted_message
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
-from flashgp.inference.unfinished import Unfinished, why_unfinished
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
-from flashgp.sources.source import RowSource, held, source_of
+from flashgp.sources.source import RowSource, source_of
 
 __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as", "fit_read"]
 
@@ -247,27 +246,27 @@ def fit(
                 f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
                 "fit.gp.condition(x, y, group=group)"
             )
-        odd = _odd_data(gp, x, y) if ranks.size == 1 else []
+        data = Data.of(gp, x, y)
+        odd = _odd_data(data) if ranks.size == 1 else []
         if not exact_posterior or asked is None:
-            found = fit_as(gp, x, y, options, asked)
+            found = fit_as(gp, data, options, asked)
         else:
-            seconds = _planned(gp, x, y, options).seconds
-            found = _with_exact_posterior(lambda search: fit_as(gp, x, y, search, asked), x, y, options, seconds)
+            seconds = _planned(gp, data, options).seconds
+            found = _with_exact_posterior(lambda search: fit_as(gp, data, search, asked), data, options, seconds)
         found.report.events[:0] = odd
         return found
 
 
-def _odd_data(gp: GP, x: Any, y: Any) -> list[Event]:
-    """What looks wrong in one table. Raises: ShapeError, DomainError for what is none."""
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, gp.outputs, missing=gp.separate)
-    if gp.is_batch(x, y) or not len(x):
+def _odd_data(data: Data) -> list[Event]:
+    """What looks wrong in one table."""
+    x, outputs = data.x, data.prior.outputs
+    if data.is_batch or not data.count:
         return []
-    targets = ["the target"] if gp.outputs is None else [f"output {j}" for j in range(gp.outputs)]
-    return odd_data(x, y, [*(f"x{j + 1}" for j in range(x.shape[-1])), *targets], range(len(x)))
+    targets = ["the target"] if outputs is None else [f"output {j}" for j in range(outputs)]
+    return odd_data(x, data.y, [*(f"x{j + 1}" for j in range(x.shape[-1])), *targets], range(len(x)))
 
 
-def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approximation | None = None) -> Fit:
+def fit_as(gp: GP, data: Data, options: FitOptions, approximation: Approximation | None = None) -> Fit:
     """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
     event = None
     if approximation is not None and approximation.kind == "auto":
@@ -279,15 +278,15 @@ def fit_as(gp: GP, x: Any, y: Any, options: FitOptions, approximation: Approxima
             memory=options.memory, dtype=options.dtype, deterministic=options.deterministic, starts=options.starts,
         )  # fmt: skip
         approximation, _, event = decided_for(
-            group, gp, x, y, approximation, _wanted(options), deadline.limit, training=True
+            group, gp, data, approximation, _wanted(options), deadline.limit, training=True
         )
     if approximation is None:
-        exact = (fit_group if options.group.size > 1 else fit_prior)(gp, x, y, options)
+        exact = (fit_group if options.group.size > 1 else fit_prior)(gp, data, options)
         found = _fit_of(exact, posterior_of(exact.state), None)
     elif approximation.kind == "sparse":
-        found = fit_read(gp, held(x, y, gp.outputs), options, approximation, by_part=event is not None)
+        found = fit_read(gp, held(data), options, approximation, by_part=event is not None)
     else:
-        full_scale = fit_full_scale(gp, x, y, approximation, options)
+        full_scale = fit_full_scale(gp, data, approximation, options)
         found = _fit_of(full_scale, posterior_of(full_scale.state), None)
     if isinstance(found.posterior.state, State | OutputStates) and options.group.size == 1:
         prices = prices_event(found.posterior.state)
@@ -305,16 +304,14 @@ def _wanted(options: FitOptions) -> PlanSettings:
     )
 
 
-def _planned(gp: GP, x: Any, y: Any, options: FitOptions) -> Plan:
+def _planned(gp: GP, data: Data, options: FitOptions) -> Plan:
     """The plan of the exact posterior. Raises: MemoryBudgetError."""
-    rows, device = counts_of(gp, x, y), chosen_device(options.device, check_points(x, "x"))
+    rows, device = data.counts, chosen_device(options.device, data.x)
     factored = rows.batch * gp.kernel.batch_shape.numel() > 1
     return conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))
 
 
-def _with_exact_posterior(
-    search: Callable[[FitOptions], Fit], x: Any, y: Any, options: FitOptions, seconds: float
-) -> Fit:
+def _with_exact_posterior(search: Callable[[FitOptions], Fit], data: Data, options: FitOptions, seconds: float) -> Fit:
     """The parameters that a search by an approximation finds, and the exact posterior, which takes so many seconds.
 
     Raises: FitInterrupted for Ctrl-C where the posterior has no partial answer.
@@ -331,7 +328,7 @@ def _with_exact_posterior(
         interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=options.settings.time,
     )  # fmt: skip
     try:
-        state = condition(found.gp, x, y, settings)
+        state = condition(found.gp, data, settings)
     except KeyboardInterrupt as stop:
         path = None if options.checkpoint is None else Path(options.checkpoint)
         raise FitInterrupted(interrupted_message(path), gp=found.gp, history=found.history) from stop

@@ -16,10 +16,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError, FitInterrupted, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
+from flashgp.inference.data import Data
 from flashgp.inference.prior import Prior
 from flashgp.planner.plan import Plan, Shared
 from flashgp.processes.gradient_shares import unwrapped
@@ -51,8 +51,8 @@ class _GatheredRows(torch.autograd.Function):
         return gradients[0][ctx.rows], None, None
 
 
-def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> GatheredTable:
-    """This rank's rows x, (rows, d), and y, (rows,) or (rows, outputs), joined with those of the others.
+def gathered(prior: Prior, data: Data, group: Group, **equal: object) -> GatheredTable:
+    """This rank's rows joined with those of the others.
 
     Gradients by x and y reach this rank's own rows.
 
@@ -62,7 +62,7 @@ def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> Gat
         on every rank, if called within `group.together()`.
     Cost: n (d + outputs) numbers on every rank, sent once.
     """
-    x, y = checked_rows(prior, x, y)
+    x, y = rows_of_one_model(data)
     group.check_device(x.device)
     compare_models(
         prior, group, columns=x.shape[-1], dtypes=f"{x.dtype} and {y.dtype}", targets=tuple(y.shape[1:]),
@@ -83,16 +83,15 @@ def gathered(prior: Prior, x: Any, y: Any, group: Group, **equal: object) -> Gat
     return GatheredTable(prior, _GatheredRows.apply(x, group, shares), _GatheredRows.apply(y, group, shares), shares)
 
 
-def checked_rows(prior: Prior, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """This rank's rows. Raises: ShapeError, DomainError for what is no table of one model."""
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
-    if prior.is_batch(x, y):
+def rows_of_one_model(data: Data) -> tuple[Tensor, Tensor]:
+    """This rank's rows. Raises: DomainError for what is no complete table of one model."""
+    data.complete()
+    if data.is_batch:
         raise DomainError(
             "`group` shares the rows of one model, got a batch of models or tables; give each rank models of its own, "
             "without a group"
         )
-    return x, y
+    return data.x, data.y
 
 
 def compare_models(prior: Prior, group: Group, **equal: object) -> None:

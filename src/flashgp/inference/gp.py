@@ -170,6 +170,7 @@ class GP(Prior):
         distinct rows.
         """
         lazy_import("flashgp.inference.facades")
+        from flashgp.inference.data import Data
         from flashgp.inference.facades import posterior_given, posterior_of_read
 
         ranks = Group.of(group)
@@ -195,7 +196,8 @@ class GP(Prior):
             if y is None:
                 asked = approximation_of_read(approximation, inducing, neighbours)
                 return posterior_of_read(self, source_of(x), settings, asked)
-            return posterior_given(self, x, y, settings, approximation_of(approximation, inducing, neighbours))
+            asked_approximation = approximation_of(approximation, inducing, neighbours)
+            return posterior_given(self, Data.of(self, x, y), settings, asked_approximation)
 
     def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
         """That of minibatches; None where q is something else."""
@@ -247,10 +249,13 @@ class GP(Prior):
         ranks = Group.of(group)
         if ranks.size > 1:
             lazy_import("flashgp.inference.gathered")
+            from flashgp.inference.data import Data
             from flashgp.inference.gathered import gathered
 
             with ranks.together():
-                table = gathered(self, x, y, ranks, dtype=dtype, jitter=jitter, theta=sorted(theta or ()))
+                table = gathered(
+                    self, Data.of(self, x, y), ranks, dtype=dtype, jitter=jitter, theta=sorted(theta or ())
+                )
                 return self.with_likelihood(table.prior.likelihood).log_marginal_likelihood(
                     table.x, table.y, theta=theta, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows
                 )

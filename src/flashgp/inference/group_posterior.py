@@ -18,7 +18,7 @@ from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.report import Report
-from flashgp.inference.decision import counts_of
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
@@ -177,7 +177,7 @@ class _Together(Predictor):
         self._predictor.forget()
 
 
-def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> GroupPosterior:
+def condition_group(prior: Prior, data: Data, settings: ConditionSettings) -> GroupPosterior:
     """`GP.condition` with a group of several ranks. Raises: as it, the same error on every rank."""
     with settings.solve.group.together() as group:
         before = group.bytes_sent
@@ -186,25 +186,25 @@ def condition_group(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -
                 "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
                 "gp.log_marginal_likelihood(x, y, group=) has gradients by parameters, x and y"
             )
-        table = gathered(prior, x, y, group, **_asked(settings))
-        prior, x, y = table.prior, table.x.detach(), table.y.detach()
+        table = gathered(prior, data, group, **_asked(settings))
+        data = Data(table.prior, table.x.detach(), table.y.detach())
         plan = settings.plan
         if plan is None:
             wanted = PlanSettings(
-                agreed_memory(settings.memory, x.device, group), chosen_device(settings.device, x), settings.dtype,
-                solver=settings.solver, deterministic=settings.solve.deterministic,
+                agreed_memory(settings.memory, data.x.device, group), chosen_device(settings.device, data.x),
+                settings.dtype, solver=settings.solver, deterministic=settings.solve.deterministic,
                 factored=settings.jitter is not None, ranks=group.size,
             )  # fmt: skip
-            plan = conditioning_plan(prior, counts_of(prior, x, y), wanted)
+            plan = conditioning_plan(data.prior, data.counts, wanted)
         plan = agreed_plan(plan, group)
         deadline = deadline_of(group, settings.deadline)
         settings = replace(settings, plan=plan, memory=None, device=plan.device, deadline=deadline)
-        state = condition(prior, x, y, settings)
+        state = condition(data.prior, data, settings)
         state.report.events.append(shared_event(group, before, table.shares, plan.shared))
         return GroupPosterior(agreed_state(state, group))
 
 
-def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnyState]:
+def fit_group(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:
     """`fgp.fit` with a group of several ranks. Raises: as it, the same error on every rank.
 
     Few rows are fitted by every rank alike; all rows by factors of every rank, or by estimated gradients that are
@@ -212,11 +212,11 @@ def fit_group(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     """
     with options.group.together() as group:
         before = group.bytes_sent
-        table = gathered(prior, x, y, group, **_fit_asked(options))
+        table = gathered(prior, data, group, **_fit_asked(options))
         memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
         options = replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
         with own_rows_of_interrupted(table.shares, group):
-            fitted = fit_prior(table.prior, table.x.detach(), table.y.detach(), options)
+            fitted = fit_prior(table.prior, Data(table.prior, table.x.detach(), table.y.detach()), options)
         agreed_state(fitted.state, group)
         planned = fitted.report.plan.shared
         fitted.report.events.append(shared_event(group, before, table.shares, planned, fitting=True))

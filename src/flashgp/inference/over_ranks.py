@@ -7,13 +7,13 @@ from typing import Any
 import numpy
 import torch
 
-from flashgp.foundations.checks import check_points
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.decision import Decision, counts_of, decided
-from flashgp.inference.gathered import agreed_memory, checked_rows, compare_models, tensor_mark
+from flashgp.inference.data import Data
+from flashgp.inference.decision import Decision, decided
+from flashgp.inference.gathered import agreed_memory, compare_models, rows_of_one_model, tensor_mark
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import joining_keys
@@ -23,8 +23,8 @@ from flashgp.planner.plan import Plan
 from flashgp.processes.agreement import decided_by_first
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
-from flashgp.sources.checksum import hashes
 from flashgp.sources.source import RowSource
+from flashgp.sources.survey import hashes
 
 
 def check_alike(
@@ -73,8 +73,7 @@ def planned_over(
 def decided_for(
     group: Group,
     prior: Prior,
-    x: Any,
-    y: Any,
+    data: Data,
     asked: Approximation,
     settings: PlanSettings,
     time_limit: float | None,
@@ -87,9 +86,8 @@ def decided_for(
     Raises: as `decided`, and ShapeError, DomainError for what is no table; the same on every rank.
     """
     with group.together():
-        points = check_points(x, "x")
-        rows = counts_of(prior, points, y) if group.size == 1 else counts_over(group, prior, points, y)
-        device = chosen_device(settings.device, points)
+        rows = data.counts if group.size == 1 else counts_over(group, prior, data)
+        device = chosen_device(settings.device, data.x)
         settings = replace(
             settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
             factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
@@ -126,17 +124,17 @@ def decided_over(
     )
 
 
-def counts_over(group: Group, prior: Prior, x: Any, y: Any) -> RowCounts:
+def counts_over(group: Group, prior: Prior, data: Data) -> RowCounts:
     """The sizes of the table of all ranks, its distinct rows counted without gathering it.
 
     Each rank sends a hash of each of its distinct rows to the rank that counts those of this remainder. A plan is all
     that they are for: of n rows two that differ have the same one in n^2 / 2^65 tables, and are planned as one.
 
-    Args: x, (rows, d), and y, (rows,) or (rows, outputs), of this rank.
+    Args: data, of this rank.
     Raises: ShapeError, DomainError; on every rank, if called within `group.together()`.
     Cost: 8 bytes for each row, sent once.
     """
-    x, y = checked_rows(prior, x, y)
+    x, y = rows_of_one_model(data)
     shares, found = group.shares(len(x)), numpy.zeros(0, numpy.uint64)
     keys = joining_keys(prior.likelihood, x, y) if len(x) else []
     if keys:

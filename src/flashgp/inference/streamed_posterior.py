@@ -8,6 +8,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.data import Data, held
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.prediction import Prediction
@@ -18,7 +19,7 @@ from flashgp.inference.streamed.left_out import leave_out
 from flashgp.inference.streamed.predictor import StreamedPaths, draw_paths, predict
 from flashgp.inference.streamed.rows import noise_of
 from flashgp.inference.streamed.state import Bound, StreamedState
-from flashgp.sources.source import Held, held, source_of
+from flashgp.sources.source import Held, source_of
 from flashgp.sources.survey import Block, row_variances
 
 
@@ -207,7 +208,7 @@ class StreamedPosterior(ApproximatePosterior):
         """
         if self.state.knows_rows:
             self._refuse_known("leave_out")
-        rows = held(x, y, self.state.prior.outputs)
+        rows = held(Data.of(self.state.prior, x, y))
         check_points(rows.x, "x", like=self.state.inducing)
         known = None if row_variance is None else row_variances(row_variance, "row_variance", rows.x)
         block = Block(rows.x.double(), rows.y.double(), known)

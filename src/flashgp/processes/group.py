@@ -32,11 +32,12 @@ from flashgp.foundations.errors import (
     BackendUnavailableError,
     DomainError,
     FlashGPWarning,
+    HeldWarning,
     ProcessGroupError,
     RankMismatchError,
+    held_warnings,
     warn,
 )
-from flashgp.foundations.held_warnings import HeldWarning, held_warnings
 from flashgp.processes.interrupts import interrupt_deferred
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares, too_many_ranks

@@ -17,11 +17,8 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import ShapeError
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
-from flashgp.sources.checksum import combined
-from flashgp.sources.sample import Sampler
 from flashgp.sources.source import RowSource
-from flashgp.sources.statistics import Moments
-from flashgp.sources.survey import Block, Survey, read_once, surveyed
+from flashgp.sources.survey import Block, Moments, Sampler, Survey, combined, read_once, surveyed
 
 F64 = torch.float64
 HALF = 2**32

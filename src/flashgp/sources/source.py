@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets
 from flashgp.foundations.errors import DomainError
 from flashgp.processes.group import Group
 
@@ -94,13 +93,6 @@ class Held(RowSource):
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)).to(self.x.device)
         for index in order.split(SHUFFLED_ROWS):
             yield "", self.x[index], self.y[index], None if self.row_variance is None else self.row_variance[index]
-
-
-def held(x: Any, y: Any, outputs: int | None) -> Held:
-    """A copy of rows that the caller holds. Raises: ShapeError, DomainError."""
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, outputs)
-    return Held(x.detach().clone(), y.detach().clone())
 
 
 def source_of(rows: Any) -> RowSource:

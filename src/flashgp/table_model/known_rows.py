@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.sources.checksum import hashes
+from flashgp.sources.survey import hashes
 
 _STEPS = 2.0**32  # to a standard deviation: numbers of text differ by some 1e-16, rows of a table by far more
 _Numbers = npt.NDArray[np.float64]

@@ -25,6 +25,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.data import Data
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
@@ -666,7 +667,7 @@ def fit_prepared(
     asked = prepared.approximation
     if asked is None:  # the plan has memory, dtype and solver
         options = replace(options, plan=prepared.exact_plan, memory=None, dtype=None, solver=None)
-    return _model_of(prepared, fit_as(prepared.gp, *prepared.own_tensors, options, asked))
+    return _model_of(prepared, fit_as(prepared.gp, Data.of(prepared.gp, *prepared.own_tensors), options, asked))
 
 
 def fit_rows(

@@ -14,8 +14,8 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.inference import plan as plans
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.findings import odd_data
 from flashgp.inference.gp import GP
-from flashgp.inference.odd_data import odd_data
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.training.options import FitOptions

@@ -19,8 +19,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
+from flashgp.inference.findings import odd_data
 from flashgp.inference.gp import GP
-from flashgp.inference.odd_data import odd_data
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.streamed.rows import sample_rows

@@ -9,6 +9,7 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.data import Data
 from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -34,7 +35,7 @@ def state_in(limit: float, tick: float, **likelihood: torch.Tensor) -> FullScale
     if likelihood:
         gp.likelihood = fgp.likelihoods.Gaussian(0.1, **likelihood)
     settings = ConditionSettings(SolveSettings(), deadline=Deadline(limit, limit, ticking(tick)))
-    return condition(gp, x, y, Approximation("full_scale", 16, 16), settings)
+    return condition(gp, Data.of(gp, x, y), Approximation("full_scale", 16, 16), settings)
 
 
 @pytest.mark.parametrize(("tick", "rows"), [(0.02, 400), (0.0075, 1066)])

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
@@ -25,17 +24,18 @@ from flashgp.foundations.placement import placement_events
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.rounding import Rounding, smallest_pivot
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
-from flashgp.inference.missing_cells import check_observed, observed, of_observed
+from flashgp.inference.missing_cells import check_observed, of_observed
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import Replicates, equal_rows, join, joined_event
+from flashgp.inference.replicates import Replicates, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State, versions_of
@@ -56,8 +56,8 @@ from flashgp.solvers.settings import DEFAULTS
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda prior, x, y, settings: settings.solve.deterministic)
-def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyState:
+@deterministic_where(lambda prior, data, settings: settings.solve.deterministic)
+def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState:
     """See `GP.condition`. Outputs with noise of their own are conditioned one after the other, by one plan."""
     started = time.perf_counter()
     tolerance, deterministic = settings.solve.tolerance, settings.solve.deterministic
@@ -69,19 +69,16 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
         )
     solve = replace(settings.solve, tolerance=float(tolerance))
     limits = Limits(settings.deadline, callback=settings.progress, interrupted=settings.interrupted)
-    events = [*promotions(x=x, y=y), *autocast_events(prior.kernel)]
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
-    if (cells := observed(y, prior.outputs)) is not None:
-        check_observed(prior, cells)
-        return _with_missing_cells(prior, x, y, settings, events)
-    x, y = contiguous_copy(x), contiguous_copy(y)
+    events = [*data.promoted, *autocast_events(prior.kernel)]
+    if data.cells is not None:
+        check_observed(prior, data.cells)
+        return _with_missing_cells(prior, data, settings, events)
+    x, y = contiguous_copy(data.x), contiguous_copy(data.y)
     if deterministic:
         events.append(EVENT)
     events += [*placement_events(), *collapsed_features(prior.kernel, x)]
-    n, d = x.shape[-2:]
-    group = None if differentiable else equal_rows(prior, x, y)
-    distinct = n if group is None else int(group.max()) + 1
+    n, group = data.count, None if differentiable else data.group
+    distinct = n if group is None else data.distinct
     if plan is None:
         where = x.device if settings.device is None else settings.device
         asked = PlanSettings(
@@ -89,7 +86,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
             solver=settings.solver, deterministic=deterministic,
             factored=settings.jitter is not None or differentiable or prior.is_batch(x, y),
         )  # fmt: skip
-        plan = conditioning_plan(prior, RowCounts(n, d, distinct, x.shape[:-2].numel()), asked)
+        plan = conditioning_plan(prior, replace(data.counts, distinct=distinct), asked)
         target = planned_device(plan, settings.device, x)
     else:
         target = planned_device(plan, settings.device, x)
@@ -101,7 +98,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
         needed = plan.seconds if plan.route in FACTORED else settings.time.min_solve * plan.seconds
         slow = largest(settings.solve.group, cores.slowdown(plan.seconds))
         if n > settings.time.min_rows and settings.time.late(settings.deadline, slow * needed):
-            return _of_part(prior, x, y, settings, slow, events)
+            return _of_part(prior, Data(prior, x, y), settings, slow, events)
     if group is not None and distinct < n:
         events.append(joined_event(group))
     if target != x.device:
@@ -174,7 +171,7 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
             del job, jobs
             states.clear()
             factor = solves = None
-            return _of_part(prior, x, y, settings, slow, tried)
+            return _of_part(prior, Data(prior, x, y), settings, slow, tried)
         _report_jitter(job.report, job.direct, factor, certain=solves is not None)
         if n and not job.direct.jitters:
             _report_rounding(job, None if solves is not None else factor, weights)
@@ -199,19 +196,18 @@ def condition(prior: Prior, x: Any, y: Any, settings: ConditionSettings) -> AnyS
     return OutputStates(prior, tuple(states), report) if prior.separate else states[0]
 
 
-def _with_missing_cells(
-    prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, events: list[Event]
-) -> OutputStates:
+def _with_missing_cells(prior: Prior, data: Data, settings: ConditionSettings, events: list[Event]) -> OutputStates:
     """Each output by itself, of the rows that it was observed in, eq. (M-252)."""
     if settings.plan is not None:
         raise DomainError("`plan` is of outputs that are observed in all rows, got missing cells of y; leave it out")
-    x, y = contiguous_copy(x).clone(), contiguous_copy(y).clone()
+    x, y = contiguous_copy(data.x).clone(), contiguous_copy(data.y).clone()
     if not settings.differentiable:
         x, y, prior = x.detach(), y.detach(), prior.held()
     parts = []
     for j in range(prior.factors):
         own = replace(settings, deadline=settings.deadline.share(1.0 / (prior.factors - j)))
-        part = condition(*of_observed(prior, x, y, j, live=settings.differentiable), own)
+        observed = Data(*of_observed(prior, x, y, j, live=settings.differentiable))
+        part = condition(observed.prior, observed, own)
         assert isinstance(part, State)
         parts.append(part)
     report = joined_report([part.report for part in parts])
@@ -253,14 +249,12 @@ class _NoTimeError(Exception):
     """What a route needs has failed, and there is no time for another one."""
 
 
-def _of_part(
-    prior: Prior, x: Tensor, y: Tensor, settings: ConditionSettings, slowdown: float, events: list[Event]
-) -> AnyState:
+def _of_part(prior: Prior, data: Data, settings: ConditionSettings, slowdown: float, events: list[Event]) -> AnyState:
     """The posterior of as many random rows as a float64 factor can have, instead of what there is no time for.
 
     Args: events: of x and y as they came, and of what was tried.
     """
-    plan, deadline, n = settings.plan, settings.deadline, x.shape[-2]
+    plan, deadline, n = settings.plan, settings.deadline, data.count
     assert plan is not None
     rows = rows_on_time(
         prior, plan, deadline.own, settings.time, deterministic=settings.solve.deterministic, slowdown=slowdown
@@ -272,12 +266,13 @@ def _of_part(
     else:
         event = Event(EventKind.FACTOR_ON_TIME, limit=deadline.limit)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
-    index = order[:rows].sort().values.to(x.device)
-    y = y[..., index] if prior.outputs is None else y[..., index, :]
+    index = order[:rows].sort().values.to(data.x.device)
+    y = data.y[..., index] if prior.outputs is None else data.y[..., index, :]
     settings = replace(
         settings, deadline=NO_DEADLINE, plan=None, solver=None, dtype=torch.float64, memory=plan.available_bytes
     )
-    state = condition(prior.with_likelihood(prior.likelihood.rows(index)), x[..., index, :], y, settings)
+    part = Data(prior.with_likelihood(prior.likelihood.rows(index)), data.x[..., index, :], y)
+    state = condition(part.prior, part, settings)
     known = state.report.events
     known[:0] = [*(e for e in events if e.kind is not EventKind.ROWS_JOINED and e not in known), event]
     return state

@@ -2,12 +2,10 @@
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
@@ -17,6 +15,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.data import Data
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
@@ -25,7 +24,7 @@ from flashgp.inference.gathered import agreed_memory, gathered, shared_event
 from flashgp.inference.over_ranks import check_alike, planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import equal_rows, join, joined_event
+from flashgp.inference.replicates import join, joined_event
 from flashgp.inference.settings import ConditionSettings
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.processes.agreement import deadline_of, smallest
@@ -46,9 +45,9 @@ def layout_events(layout: Layout, sums: Sums) -> list[Event]:
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda prior, x, y, asked, settings: settings.solve.deterministic)
+@deterministic_where(lambda prior, data, asked, settings: settings.solve.deterministic)
 @torch.no_grad()
-def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
+def condition(prior: Prior, data: Data, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
     """The state of a prior given data, by an approximation; with a group given the rows of all ranks.
 
     Every rank has all rows, and in the end A of all of them where it predicts; A of a pass and the blocks are shared.
@@ -56,40 +55,38 @@ def condition(prior: Prior, x: Any, y: Any, asked: Approximation, settings: Cond
     """
     group = settings.solve.group
     if group.size == 1:
-        return condition_on(prior, x, y, asked, settings)
+        return condition_on(prior, data, asked, settings)
     with group.together():
         before = group.bytes_sent
         check_alike(
             group, prior, asked, settings.solve.seed, settings.deadline, neighbours=asked.neighbours,
             memory=settings.memory, deterministic=settings.solve.deterministic,
         )  # fmt: skip
-        table = gathered(prior, x, y, group)
-        x, y = table.x, table.y
-        memory = agreed_memory(settings.memory, chosen_device(settings.device, x), group)
+        table = gathered(prior, data, group)
+        data = Data(table.prior, table.x, table.y)
+        memory = agreed_memory(settings.memory, chosen_device(settings.device, data.x), group)
         deadline = deadline_of(group, settings.deadline)
-        state = condition_on(table.prior, x, y, asked, replace(settings, memory=memory, deadline=deadline))
+        state = condition_on(data.prior, data, asked, replace(settings, memory=memory, deadline=deadline))
         state.report.events.append(shared_event(group, before, table.shares, state.report.plan.shared))
         return state
 
 
 @torch.no_grad()
-def condition_on(prior: Prior, x: Any, y: Any, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
+def condition_on(prior: Prior, data: Data, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
     """The same, given all rows on every rank."""
     began, ranks = time.perf_counter(), settings.solve.group
     refuse_exact(
         solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
         progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
     )  # fmt: skip
-    events = promotions(x=x, y=y)
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
+    events, x, y = list(data.complete().promoted), data.x, data.y
     target = chosen_device(settings.device, x)
     if target != x.device:
         moved = x.numel() * x.element_size()
         events.append(Event(EventKind.MOVED, bytes=moved, source=str(x.device), target=str(target)))
     x, y = (contiguous_copy(t.detach().to(target)).clone() for t in (x, y))
     refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
-    group = equal_rows(prior, x, y)
+    group = None if data.group is None else data.group.to(target)
     prior = prior.held()
     replicates, rows_prior, points, targets = None, prior, x, y
     if group is not None:
@@ -159,7 +156,7 @@ def _of_part(
     def of_rows(rows: int) -> FullScaleState:
         index = order[:rows].sort().values.to(x.device)
         part = prior.with_likelihood(prior.likelihood.rows(index))
-        return condition_on(part, x[index], y[index], asked, replace(settings, deadline=NO_DEADLINE))
+        return condition_on(part, Data(part, x[index], y[index]), asked, replace(settings, deadline=NO_DEADLINE))
 
     while True:
         began = deadline.clock()

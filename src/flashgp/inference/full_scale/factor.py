@@ -25,7 +25,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.full_scale.share import Share
+from flashgp.inference.full_scale.layout import Share
 from flashgp.inference.threads import in_task
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles

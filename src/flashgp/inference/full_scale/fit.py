@@ -12,12 +12,10 @@ import functools
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
 
-from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
@@ -26,6 +24,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition_on
 from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
@@ -40,9 +39,8 @@ from flashgp.inference.gathered import (
     shared_event,
 )
 from flashgp.inference.over_ranks import check_alike, planned_over
-from flashgp.inference.plan_settings import RowCounts, chosen_device
+from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import equal_rows
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.explained import nothing_explained
@@ -63,12 +61,12 @@ MUCH = 0.05  # nats a row that more neighbours add, from which they are taken
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda prior, x, y, asked, options: options.deterministic)
-def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
+@deterministic_where(lambda prior, data, asked, options: options.deterministic)
+def fit_full_scale(prior: Prior, data: Data, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
     """See `flashgp.fit`; with a group given the rows of all ranks, whose blocks are shared."""
     group = options.group
     if group.size == 1:
-        return _fit(prior, x, y, asked, options)
+        return _fit(prior, data, asked, options)
     with group.together():
         before = group.bytes_sent
         check_alike(
@@ -76,34 +74,29 @@ def fit_full_scale(prior: Prior, x: Any, y: Any, asked: Approximation, options: 
             priors=options.priors, max_iterations=options.max_iterations, checkpoint=options.checkpoint is not None,
             neighbours=asked.neighbours, memory=options.memory, deterministic=options.deterministic,
         )  # fmt: skip
-        table = gathered(prior, x, y, group)
-        x, y = table.x.detach(), table.y.detach()
-        memory = agreed_memory(options.memory, chosen_device(options.device, x), group)
+        table = gathered(prior, data, group)
+        data = Data(table.prior, table.x.detach(), table.y.detach())
+        memory = agreed_memory(options.memory, chosen_device(options.device, data.x), group)
         options = dataclasses.replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
         with own_rows_of_interrupted(table.shares, group):
-            fitted = _fit(table.prior, x, y, asked, options)
+            fitted = _fit(data.prior, data, asked, options)
         for report in (fitted.report, fitted.state.report):
             report.events.append(shared_event(group, before, table.shares, report.plan.shared, fitting=True))
         return dataclasses.replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
 
 
-def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
+def _fit(prior: Prior, data: Data, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
     """The same, given all rows on every rank."""
     began, ranks = time.perf_counter(), options.group
     single = None if options.dtype == torch.float64 else options.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    promoted = promotions(x=x, y=y)
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs)
-    if not x.shape[-2]:
+    if not data.complete().count:
         raise ShapeError(
-            f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
+            f"`x` must have at least one row to fit, got shape {tuple(data.x.shape)}; condition on no rows instead"
         )
-    x, y = contiguous_copy(x), contiguous_copy(y)
-    refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
-    group, target = equal_rows(prior, x, y), chosen_device(options.device, x)
-    distinct = x.shape[-2] if group is None else int(group.max()) + 1
-    counts, limit = RowCounts(len(x), x.shape[-1], distinct), options.deadline.limit
+    x, y = contiguous_copy(data.x), contiguous_copy(data.y)
+    refuse_unfit(prior, "full_scale", batch=data.is_batch)
+    target, counts, limit = chosen_device(options.device, x), data.counts, options.deadline.limit
     wanted = plan_settings(options, target)
 
     def planned(sizes: Approximation, *, taken: bool = False) -> ApproximatePlan:
@@ -113,7 +106,7 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
     plan = planned(asked)
     prior, asked = prior.released(), asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
-    problem = problem_of(prior, x, y, group, target, direct, options)
+    problem = problem_of(prior, data, target, direct, options)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     more = float(ranks.max(torch.tensor(-float(plan.most_neighbours)))) < 0.0  # on every rank
     beside = (asked.kind, more, *map(dataclasses.astuple, (plan.sizes, plan.sizes.coarse())), asked.points_like(x))
@@ -129,18 +122,18 @@ def _fit(prior: Prior, x: Any, y: Any, asked: Approximation, options: FitOptions
         problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,
         recorder, coarse=choices.coarse,
     ).run()  # fmt: skip
-    report = Report(events=promoted)
+    report = Report(events=list(data.promoted))
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
         SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory,
-        deadline=options.deadline, time=options.settings.time,
+        device=target, deadline=options.deadline, time=options.settings.time,
     )  # fmt: skip
     message = (
         "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
         "gp.condition(x, y, approximation=...) goes on from there"
     )
     with last_pass(ranks, message, prior, recorder):
-        state = condition_on(prior, x.to(target), y.to(target), choices.asked, settings)
+        state = condition_on(prior, data, choices.asked, settings)
         state.report.events += choices.events
         answer = planned(choices.asked, taken=True) if choices.taken else plan
         state.report.plan = answer  # of the fit, which says what a fit with more neighbours takes

@@ -7,7 +7,7 @@ regression, for pivots as inducing points.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -24,6 +24,7 @@ from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.approximate_prices import ApproximateWork, Sizes
+from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.group_space import GroupSpace
@@ -155,3 +156,34 @@ def of_first(points: Tensor, group: Group) -> Tensor:
         return points
     count = int(group.from_first(torch.tensor([len(points)], device=points.device)))
     return group.from_first(points if group.rank == 0 else points.new_empty(count, *points.shape[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Fields: group; positions, of the rows that this rank's blocks need, among all; count, of all rows."""
+
+    group: Group
+    positions: Tensor
+    count: int
+
+    def summed(self, own: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over ranks of float64 tensors."""
+        return sum_together(self.group, own)
+
+    def gradients(
+        self, by_rows: Sequence[Tensor | None], others: Sequence[Tensor | None], like: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The sums over ranks, of all rows. A gradient that no rank has is None.
+
+        Args: by_rows, of the rows of this share; others; like, what they are gradients by, one after another.
+        """
+        own = [self._of_all(part, known) for part, known in zip(by_rows, like, strict=False)]
+        own += [torch.zeros_like(k) if p is None else p for p, k in zip(others, like[len(by_rows) :], strict=True)]
+        found = [*by_rows, *others]
+        there = self.group.max(torch.tensor([part is not None for part in found], dtype=torch.int64)).tolist()
+        return [total if any_ else None for total, any_ in zip(self.summed(own), there, strict=True)]
+
+    def _of_all(self, part: Tensor | None, like: Tensor) -> Tensor:
+        """With zeros for the rows that are of other ranks alone."""
+        out = torch.zeros(self.count, *like.shape[1:], dtype=torch.float64, device=like.device)
+        return out if part is None else out.index_copy_(0, self.positions, part)

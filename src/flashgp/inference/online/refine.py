@@ -13,11 +13,10 @@ import torch
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.data import Data
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.missing_cells import observed
 from flashgp.inference.output_states import AnyState, OutputStates
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
-from flashgp.inference.replicates import equal_rows
+from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import continued
 from flashgp.inference.training.fit import fit_prior
@@ -41,19 +40,17 @@ def refined(
         raise DomainError(
             f"`posterior` must be detached, of one table with rows, to be refined, got {what}; use fgp.fit"
         )
-    n, d = state.x.shape
-    complete = observed(state.y, state.prior.outputs) is None
-    group = equal_rows(state.prior, state.x, state.y) if complete else None
+    data = Data(state.prior, state.x, state.y)
     asked = PlanSettings(device=state.x.device, dtype=torch.float64, deterministic=state.settings.deterministic)
-    plan = conditioning_plan(state.prior, RowCounts(n, d, None if group is None else int(group.max()) + 1), asked)
+    plan = conditioning_plan(state.prior, data.counts, asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
         starts=1, initial="given", priors=priors, max_iterations=steps, deadline=deadline, plan=plan,
         seed=state.settings.seed, deterministic=state.settings.deterministic, progress=progress,
-        settings=FitSettings(time=TimeSettings(min_rows=n)),  # no row is lost, however short the time
+        settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
-    fitted = fit_prior(state.prior, state.x, state.y, options)
+    fitted = fit_prior(state.prior, data, options)
     if isinstance(fitted.state, OutputStates):
         assert isinstance(state, OutputStates)
         before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]

@@ -27,6 +27,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.missing_cells import observed, rows_of_output
 from flashgp.inference.online.finish_update import Table, Update, finish_update
@@ -365,7 +366,7 @@ def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online:
     if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
         solver = None if state.plan is None else state.plan.solver
         dtype = None if state.factor is None else torch.float32
-    again = condition(prior, x, y, ConditionSettings(state.settings, solver=solver, dtype=dtype))
+    again = condition(prior, Data(prior, x, y), ConditionSettings(state.settings, solver=solver, dtype=dtype))
     assert isinstance(again, State)
     return continued(again, online)
 

@@ -22,12 +22,13 @@ from flashgp.foundations.checks import check_count, check_seed
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import half_width
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.findings import Unfinished
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.exact_predictor import predict
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.unfinished import Unfinished
 from flashgp.likelihoods.base import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 
@@ -279,9 +280,9 @@ def _predicted(
     Columns that the prior does not read are not predicted again: they change nothing, not even by rounding.
     """
     prior, rest, held = state.prior, split.rest(block), split.held[block]
+    left = Data(prior.with_likelihood(prior.likelihood.rows(rest)), state.x[rest], state.y[rest])
     behind = condition(
-        prior.with_likelihood(prior.likelihood.rows(rest)), state.x[rest], state.y[rest],
-        ConditionSettings(replace(state.settings), solver="cholesky", dtype=torch.float64),
+        left.prior, left, ConditionSettings(replace(state.settings), solver="cholesky", dtype=torch.float64),
     )  # fmt: skip
     values, places, shifts = state.x[split.held], torch.arange(len(split.held))[block], len(split.shifts)
     donors = torch.cat([(places + shift) % len(split.held) for shift in split.shifts])

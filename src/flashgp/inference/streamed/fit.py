@@ -25,6 +25,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, exact_price
 from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
@@ -111,7 +112,8 @@ def _fit(
     asked = asked.resolved(plan.sizes)
     direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
     of_sample = prior_of_rows(prior, survey.sample)
-    problem = problem_of(of_sample, survey.x, survey.y, None, target, direct, options)
+    sampled = Data(of_sample, survey.x, survey.y)
+    problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
     path = None if options.checkpoint is None else Path(options.checkpoint)
     beside = (asked.kind, plan.inducing, asked.points_like(survey.x), survey.count, survey.checksum)
     mark = "" if path is None else mark_of(problem, options, beside)
@@ -237,7 +239,8 @@ def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSetting
     """The exact posterior of random rows of the sample, with an event and a warning."""
     order = torch.randperm(len(survey.x), generator=torch.Generator().manual_seed(settings.solve.seed))
     index = order[:rows].sort().values
-    state = condition(prior, survey.x[index].to(survey.dtype), survey.y[index].to(survey.dtype), settings)
+    part = Data(prior, survey.x[index].to(survey.dtype), survey.y[index].to(survey.dtype))
+    state = condition(prior, part, settings)
     event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=survey.count, limit=settings.deadline.limit)
     warn(str(event))
     state.report.events.append(event)

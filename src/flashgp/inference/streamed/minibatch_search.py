@@ -30,8 +30,7 @@ from flashgp.inference.training.history import Recorder, Run, Stage, TimeUp
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.settings import MinibatchSettings
 from flashgp.sources.shuffled import ShuffledRows
-from flashgp.sources.statistics import Moments
-from flashgp.sources.survey import Block, Survey
+from flashgp.sources.survey import Block, Moments, Survey
 
 F64 = torch.float64
 Array = numpy.ndarray

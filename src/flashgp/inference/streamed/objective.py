@@ -13,9 +13,9 @@ from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.training.history import TimeUp
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
+from flashgp.inference.training.recorded import evaluation_of_first
 from flashgp.processes.agreement import late
 from flashgp.processes.gradient_shares import sum_together
-from flashgp.processes.group import Group
 from flashgp.sources.survey import Block, Survey
 
 F64 = torch.float64
@@ -85,7 +85,7 @@ class StreamedLogJoint(LogJoint):
     def __call__(self, theta: Array) -> Evaluation:
         group, evaluation = self.survey.group, None
         with group.together(), contextlib.suppress(TimeUp):  # which comes on all ranks
-            evaluation = from_first(group, super().__call__(theta))
+            evaluation = evaluation_of_first(super().__call__(theta), group)
         if evaluation is None:
             raise TimeUp
         assert evaluation.value is not None
@@ -165,12 +165,3 @@ class StreamedLogJoint(LogJoint):
 
     def _blocks(self) -> Iterator[Block]:
         return blocks_of(self.survey, len(self.points), self._deadline)
-
-
-def from_first(group: Group, evaluation: Evaluation) -> Evaluation:
-    """Rank 0's, so that searches on all ranks go the same way, whatever their processors round to."""
-    if group.size == 1:
-        return evaluation
-    assert evaluation.value is not None
-    value, *gradient = group.from_first(torch.tensor([evaluation.value, *evaluation.gradient])).tolist()
-    return Evaluation(value, numpy.array(gradient))

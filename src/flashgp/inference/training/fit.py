@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
-from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import (
@@ -33,18 +31,19 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report, joined_titles
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import offer_event, offered, with_offers
+from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known, log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import agreed_plan
-from flashgp.inference.missing_cells import check_observed, observed
+from flashgp.inference.missing_cells import check_observed
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import check_plan, planned_device
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.explained import nothing_explained
@@ -81,32 +80,26 @@ class Fitted(Generic[S]):
 
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda prior, x, y, options: options.deterministic)
-def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnyState]:
+@deterministic_where(lambda prior, data, options: options.deterministic)
+def fit_prior(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:
     """See `flashgp.fit`."""
     began = time.perf_counter()
     settings, seed, deadline = options.settings, options.seed, options.deadline
-    promoted = promotions(x=x, y=y)
-    x = check_points(x, "x")
-    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
-    x, y = contiguous_copy(x), contiguous_copy(y)
-    cells = observed(y, prior.outputs)
-    group = equal_rows(prior, x, y) if cells is None else None
-    ranks = options.group
-    prior, plan = prior.released(), agreed_plan(_plan(prior, x, y, group, options), ranks)
+    ranks, cells = options.group, data.cells
+    prior, plan = prior.released(), agreed_plan(_plan(prior, data, options), ranks)
     if cells is not None:
         check_observed(prior, cells)
         if plan.training != "exact":
             raise DomainError(
-                f"`y` must have all cells where gradients of {len(x):,} rows are estimated, got missing ones; fit a "
-                "model for each output, or fewer rows"
+                f"`y` must have all cells where gradients of {data.count:,} rows are estimated, got missing ones; "
+                "fit a model for each output, or fewer rows"
             )
     # Of the exact gradient's factor; estimated gradients round their products only.
     dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
     workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=deadline)
-    target = planned_device(plan, options.device, x)
+    target = planned_device(plan, options.device, data.x)
     problem = problem_of(
-        prior, x, y, group, target, DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace), options
+        prior, data, target, DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace), options
     )
     path = None if options.checkpoint is None else Path(options.checkpoint)
     mark = "" if path is None else mark_of(problem, options, (plan.dtype, plan.training))
@@ -116,7 +109,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
     power = 3 if plan.training == "exact" else 2
     recorder.expect(power_law(plan.fit_step_seconds, problem.rows, power), power)
     estimate = None
-    if plan.training != "exact" and options.jitter is None and not prior.is_batch(x, y):  # of one system as it is
+    if plan.training != "exact" and options.jitter is None and not data.is_batch:  # of one system as it is
         estimate = EstimateOptions(
             stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
             rank=plan.training_rank, deadline=searching, group=ranks,
@@ -131,7 +124,7 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         check_extent(prior.kernel.form, rows, "x")
         check_residual(prior.residual(problem.x.cpu(), problem.y.cpu().nan_to_num(nan=0.0)))  # where cells are missing
         raise
-    report = Report(events=promoted)
+    report = Report(events=list(data.promoted))
     report.events += _offers(prior, plan, options)
     report_search(report, recorder, trained, options)
     interrupts: list[Event] = []
@@ -143,28 +136,27 @@ def fit_prior(prior: Prior, x: Any, y: Any, options: FitOptions) -> Fitted[AnySt
         cores=recorder.free_cores,
     )  # fmt: skip
     with last_pass(ranks, interrupted_message(path), prior, recorder):
-        state = condition(prior, x, y, conditioning)
+        state = condition(prior, data, conditioning)
     report.events += interrupts[:1]
     interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
     report_exact(report, recorder, state, plan, problem.direct.workspace)
-    if not prior.is_batch(x, y) and evidence_is_known(state):
-        report.events += [e for e in [nothing_explained(float(log_evidence(state)), prior, y)] if e is not None]
+    if not data.is_batch and evidence_is_known(state):
+        report.events += [e for e in [nothing_explained(float(log_evidence(state)), prior, data.y)] if e is not None]
     objective = trained.objective
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
     log_prior = objective.log_prior(trained.theta) if type(objective) is LogJoint else None
     return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
 
 
-def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: FitOptions) -> Plan:
+def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
     """The plan given, checked, or made. Raises: ShapeError without rows; MemoryBudgetError if training does not fit."""
-    rows, plan = x.shape[-2], options.plan
-    distinct = rows if group is None else int(group.max()) + 1
+    x, rows, plan = data.x, data.count, options.plan
     if plan is not None:
         device = planned_device(plan, options.device, x)
         beside = ConditionSettings(
             SolveSettings(group=options.group), memory=options.memory, dtype=options.dtype, jitter=options.jitter
         )
-        check_plan(plan, prior, x, device, distinct, beside)
+        check_plan(plan, prior, x, device, data.distinct, beside)
     if rows == 0:
         raise ShapeError(
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
@@ -172,12 +164,10 @@ def _plan(prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, options: Fit
     if plan is None:
         asked = PlanSettings(
             options.memory, x.device if options.device is None else options.device, options.dtype,
-            solver=options.solver, factored=options.jitter is not None or prior.is_batch(x, y),
+            solver=options.solver, factored=options.jitter is not None or data.is_batch,
             deterministic=options.deterministic, stages=options.stages, ranks=options.group.size,
         )  # fmt: skip
-        plan = conditioning_plan(
-            prior, RowCounts(rows, x.shape[-1], distinct, x.shape[:-2].numel()), asked, training=True
-        )
+        plan = conditioning_plan(prior, data.counts, asked, training=True)
     if plan.training_bytes > plan.available_bytes:
         error = MemoryBudgetError(
             f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
@@ -212,15 +202,21 @@ def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:
 
 
 def problem_of(
-    prior: Prior, x: Tensor, y: Tensor, group: Tensor | None, target: torch.device, direct: DirectSettings,
+    prior: Prior,
+    data: Data,
+    target: torch.device,
+    direct: DirectSettings,
     options: FitOptions,
-) -> Problem:  # fmt: skip
+    *,
+    joined: bool = True,
+) -> Problem:
     """The distinct rows on their device, with the priors, bounds and starts that they suggest.
 
-    Args: group: of `equal_rows`; direct: how exact computations run, whose repair is set here.
+    Args: direct: how exact computations run, whose repair is set here; joined, whether rows of equal x become one.
     """
     with profile_range("transfers"):
-        x, y = x.detach().to(target), y.detach().to(target)
+        x, y = (contiguous_copy(t).detach().to(target) for t in (data.x, data.y))
+    group = data.group if joined else None
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
     if group is not None:
         replicates = join(prior, x, y, group.to(target))

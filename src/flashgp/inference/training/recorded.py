@@ -13,7 +13,7 @@ from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.processes.group import Group
 
 
-def _of_first(evaluation: Evaluation, group: Group) -> Evaluation:
+def evaluation_of_first(evaluation: Evaluation, group: Group) -> Evaluation:
     """Rank 0's evaluation, which every rank goes on from: a last bit could send a search another way."""
     if group.size == 1:
         return evaluation
@@ -31,7 +31,7 @@ def _computed(objective: Objective, theta: numpy.ndarray, recorder: Recorder) ->
         evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
     if evaluation is None:
         raise TimeUp
-    return _of_first(evaluation, group)
+    return evaluation_of_first(evaluation, group)
 
 
 def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:

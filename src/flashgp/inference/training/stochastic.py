@@ -2,7 +2,7 @@
 
     parts        of a quarter of the rows, a sixteenth and so on: as all rows, but fewer steps; where a large part
                  needs factors, one of twice its rows is inserted; from the second on a search begins at the
-                 extrapolated optimum                                    (extrapolation.py)
+                 extrapolated optimum
     all rows     Fisher scoring with secant updates (fisher_scoring.py); its first curvature is that of the first rows,
                  scaled by the number of rows; its gradients are estimates (stochastic_objective.py)
 

@@ -24,8 +24,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
 from flashgp.pairwise.triton.launch import LaunchSettings, blocks_for, columns_per_split, launch, on_device, routes
-from flashgp.pairwise.triton.norms import store_norms
-from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes
+from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes, store_norms
 from flashgp.pairwise.triton.tile_source import power_of_two
 
 MAX_STATISTICS = 128  # each has lines of its own in a kernel, and arguments

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import System
+from flashgp.solvers.preconditioners.low_rank import tall_times, tall_transposed_times
 from flashgp.solvers.preconditioners.near_rows import dealt_blocks, neighbourhoods
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
-from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.preconditioners.whitening import whitening
 from flashgp.solvers.settings import DEFAULTS, FullScaleSettings
 

@@ -16,9 +16,32 @@ from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
-from flashgp.solvers.preconditioners.tall_products import tall_times, tall_transposed_times
 from flashgp.solvers.settings import DEFAULTS, LowRankSettings
 from flashgp.solvers.space import Space
+
+WIDTH = 4  # of more columns than that: zeros fill them up to a multiple, since the kernels of BLAS are for blocks
+
+
+def tall_times(Q: Tensor, u: Tensor) -> Tensor:
+    """Q u, (n, t), for Q (n, k) and u (k, t). Cost: 2 n k t flops."""
+    return (_rows(u) @ Q.mT).mT[:, : u.shape[1]]
+
+
+def tall_transposed_times(Q: Tensor, v: Tensor) -> Tensor:
+    """Q^T v, (k, t), for Q (n, k) and v (n, t). Cost: 2 n k t flops."""
+    return (_rows(v) @ Q).mT[:, : v.shape[1]]
+
+
+def _rows(v: Tensor) -> Tensor:
+    """v^T, contiguous, with zeros up to a full width."""
+    t = v.shape[1]
+    width = t if t < WIDTH else -(-t // WIDTH) * WIDTH
+    if width == t:
+        return v.mT.contiguous()
+    rows = v.new_zeros(width, v.shape[0])
+    rows[:t] = v.mT
+    return rows
+
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps

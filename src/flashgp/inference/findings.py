@@ -1,10 +1,11 @@
-"""What looks wrong in a table before it is fitted: a target of two values, and values so far out that a column is lost.
+"""Findings about a table and its fit: odd values before it, an unfinished search after it.
 
 Nothing is changed or refused: an event and a warning name the column, the row and the value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -82,3 +83,52 @@ def _far_out(column: Tensor, settings: OddSettings) -> tuple[int, float, float] 
         return None
     row = int((column / largest - middle).abs().nan_to_num(nan=-1.0).argmax())
     return row, float(column[row]), (high - low) / deviation
+
+
+class Unfinished(StrEnum):
+    """Why a fit did not finish; the value is why, in words."""
+
+    INTERRUPT = "Ctrl-C ended the fit"
+    TIME = "the time limit ended the fit"
+    SEARCH = "the search ended before its optimum"
+    LOST = "the approximation may lose much against exact inference"
+
+    @property
+    def heading(self) -> str:
+        """What figures of such a model are headed by."""
+        return f"of a model that did not finish: {self.value}"
+
+
+@dataclass(frozen=True)
+class UnfinishedSettings:
+    """Args: max_lost, nats of each row that an approximation may lose against the exact model: beyond, whole inputs can
+    look as if they said nothing."""
+
+    max_lost: float = 0.3
+
+
+_ENDED = {
+    EventKind.FIT_INTERRUPTED: Unfinished.INTERRUPT,
+    EventKind.FIT_SOLVE_INTERRUPTED: Unfinished.INTERRUPT,
+    EventKind.FIT_TIME_UP: Unfinished.TIME,
+    EventKind.READ_IN_PART: Unfinished.TIME,
+    EventKind.POSTERIOR_OF_PART: Unfinished.TIME,
+    EventKind.SEARCH_UNFINISHED: Unfinished.SEARCH,
+}
+_LOSING = {EventKind.LOST: "nats", EventKind.BRACKET: "nats", EventKind.MINIBATCH_FIT: "gap"}  # and the field of it
+
+
+def why_unfinished(
+    events: Iterable[Event], *, interrupted: bool, settings: UnfinishedSettings = UnfinishedSettings()
+) -> Unfinished | None:
+    """The first reason that applies, in the order of `Unfinished`; None of a fit that finished.
+
+    Args: events, of the report of the fit and of its posterior; interrupted, whether it was cut short.
+    """
+    events = list(events)
+    found = {_ENDED[event.kind] for event in events if event.kind in _ENDED}
+    if any((event.fields.get(_LOSING.get(event.kind, "")) or 0.0) > settings.max_lost for event in events):
+        found.add(Unfinished.LOST)
+    if interrupted and not found & {Unfinished.INTERRUPT, Unfinished.TIME}:
+        found.add(Unfinished.SEARCH)
+    return next((reason for reason in Unfinished if reason in found), None)

@@ -1,0 +1,85 @@
+"""Data: rows that are held, checked once where a public call begins, and what all that follows asks of them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jaxtyping import Bool
+from torch import Tensor
+
+from flashgp.foundations.checks import check_finite, check_points, check_targets, promotions
+from flashgp.foundations.events import Event
+from flashgp.inference.missing_cells import observed
+from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import equal_rows
+from flashgp.sources.source import Held
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A table x (*batch, n, d) and y (*batch, n) or (*batch, n, outputs): the caller's tensors, where they were such.
+
+    Fields: prior, whose outputs and likelihood say which cells may be missing and which rows of equal x are one;
+    promoted, an event for each argument of half precision.
+
+    Example:
+        >>> gp = fgp.GP(fgp.kernels.Matern())
+        >>> data = Data.of(gp, torch.ones(3, 1), torch.ones(3))
+        >>> data.count, data.distinct
+        (3, 1)
+    """
+
+    prior: Prior
+    x: Tensor
+    y: Tensor
+    promoted: tuple[Event, ...] = ()
+
+    @classmethod
+    def of(cls, prior: Prior, x: Any, y: Any) -> "Data":
+        """What a caller hands over. Raises: ShapeError, DomainError."""
+        promoted = promotions(x=x, y=y)
+        x = check_points(x, "x")
+        return cls(prior, x, check_targets(y, "y", x, prior.outputs, missing=prior.separate), tuple(promoted))
+
+    @property
+    def count(self) -> int:
+        """n, the rows."""
+        return self.x.shape[-2]
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether there are several models or tables."""
+        return self.prior.is_batch(self.x, self.y)
+
+    @cached_property
+    def cells(self) -> Bool[Tensor, "n outputs"] | None:
+        """Which cells of y have a value; None where all have one."""
+        return observed(self.y, self.prior.outputs)
+
+    @cached_property
+    def group(self) -> Tensor | None:
+        """The row that each row joins, (n,), as `equal_rows` says; None where cells are missing too."""
+        return None if self.cells is not None else equal_rows(self.prior, self.x, self.y)
+
+    @cached_property
+    def distinct(self) -> int:
+        """How many rows differ in x."""
+        return self.count if self.group is None else int(self.group.max()) + 1
+
+    @property
+    def counts(self) -> RowCounts:
+        """Its sizes, which plans are made for."""
+        return RowCounts(self.count, self.x.shape[-1], self.distinct, self.x.shape[:-2].numel())
+
+    def complete(self) -> "Data":
+        """Itself. Raises: DomainError for missing cells, where something needs all of them."""
+        if self.cells is not None:
+            check_finite(self.y, "y")
+        return self
+
+
+def held(data: Data) -> Held:
+    """A copy of rows that the caller holds, as a source of passes. Raises: DomainError for missing cells."""
+    data.complete()
+    return Held(data.x.detach().clone(), data.y.detach().clone())
