@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from flashgp.bench import Comparison, ProfilerClock, compare, read_record, write_record
-from flashgp.bench.clocks import EventClock, available_clocks, clocks_named, union_seconds
+from flashgp.bench import Comparison, compare, read_record, write_record
+from flashgp.bench.clocks import EventClock, ProfilerClock, available_clocks, clocks_named, union_seconds
 from flashgp.bench.comparison import AGREEMENT, GRACE_SECONDS, disagreement
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 
@@ -106,37 +106,22 @@ class Hesitates(Says):
 
 
 @pytest.mark.parametrize(
-    ("repeats", "other", "runs", "flagged"),
+    ("other", "flagged"),
     [
-        (1, (1.26e-3, 1.6e-4), 2, False),
-        (1, (1.26e-3, 1.26e-3, 1.6e-4), 3, False),
-        (1, (1.26e-3,), 3, True),
-        (1, (1.6e-4, 1.26e-3), 1, False),
-        (5, (1.26e-3, 1.26e-3, 1.6e-4), 3, False),
-        (5, (1.6e-4, 1.26e-3), 3, False),
+        ((1.26e-3, 1.26e-3, 1.6e-4), False),
+        ((1.26e-3,), True),
+        ((1.6e-4, 1.26e-3), False),
     ],
 )
-def test_work_went_on_only_if_no_run_of_the_other_clock_says_otherwise(
-    repeats: int, other: tuple[float, ...], runs: int, flagged: bool
-) -> None:
+def test_work_went_on_only_if_no_run_of_the_other_clock_says_otherwise(other: tuple[float, ...], flagged: bool) -> None:
     clock = Hesitates(*other)
-    result = compared(clock, seconds=1.59e-4, repeats=repeats)["it"]
+    result = compared(clock, seconds=1.59e-4, repeats=1)["it"]
     assert len(result.disagreements) == flagged
-    assert clock.runs == len(result.clock_times["other"]) == runs
+    assert clock.runs == len(result.clock_times["other"]) == 3
 
 
 def test_a_clock_that_says_more_and_less_accuses_nobody() -> None:
     assert compared(Hesitates(9.0, 9.0, 0.1), seconds=1.0)["it"].disagreements == {}
-
-
-def test_one_that_is_wrong_when_it_is_asked_again_is_refused() -> None:
-    other = Says("other", 9.0)
-
-    def wrong_at_last(x: torch.Tensor) -> torch.Tensor:
-        return gram(x) * (2.0 if other.runs > 1 else 1.0)
-
-    assert "wrong answer" in str(compared(other, repeats=1, it=wrong_at_last)["it"].reason)
-    assert other.runs == 2
 
 
 def test_what_a_clock_may_have_missed_is_named() -> None:
@@ -262,7 +247,7 @@ def test_written_as_record(tmp_path: Path) -> None:
 
 def test_the_profiler_says_nothing_on_standard_error() -> None:
     code = (
-        "import os; from flashgp.bench import ProfilerClock; ProfilerClock().measure(lambda: 1); "
+        "import os; from flashgp.bench.clocks import ProfilerClock; ProfilerClock().measure(lambda: 1); "
         "assert 'KINETO_LOG_LEVEL' not in os.environ"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -53,7 +53,7 @@ def test_median_spread_and_warm_up_of_each_candidate() -> None:
     slow, fast = result.candidates
     assert (slow.name, slow.accepted, slow.reason) == ("slow", True, None)
     assert (slow.seconds, slow.spread, slow.warmup_seconds) == (3.0, 3.0, 90.0)
-    assert slow.times == (5.0, 1.0, 40.0, 2.0, 3.0)
+    assert [run.seconds for run in slow.runs] == [5.0, 1.0, 40.0, 2.0, 3.0]
     assert (fast.seconds, fast.spread, fast.warmup_seconds) == (0.5, 0.0, 7.0)
     assert result.fastest is fast
     assert result["slow"] is slow
@@ -182,7 +182,7 @@ def test_printed_and_written(tmp_path: Any) -> None:
     assert record["inputs"][0]["shape"] == [4, 3]
     good, bad = record["candidates"]
     assert good["seconds"] > 0
-    assert len(good["times"]) == 5
+    assert len(good["runs"]) == 5
     assert (bad["accepted"], bad["seconds"], bad["peak_bytes"]) == (False, None, None)
     assert result.fastest is result["good"]
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import flashgp
-from flashgp.bench import hardware, read_record, records, versions, write_record
+from flashgp.bench import environment, read_record, records, write_record
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.profile_store import machine_key
 
 
 def test_hardware_says_what_it_ran_on() -> None:
-    found = hardware()
+    found = environment()["hardware"]
     assert found["cores"] >= 1
     assert found["memory_bytes"] > 2**28
     assert found["cpu"] == machine_key()[0], "with its family and model: one name covers processors of other speeds"
@@ -30,14 +30,14 @@ def test_hardware_says_what_it_ran_on() -> None:
 
 def test_versions_name_only_peers_that_were_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gpytorch", raising=False)
-    found = versions()
+    found = environment()["versions"]
     assert found["torch"] == torch.__version__
     assert found["flashgp"] == flashgp.__version__
     assert found["numpy"] == np.__version__
     assert "gpytorch" not in found
     monkeypatch.setitem(sys.modules, "gpytorch", type(sys)("gpytorch"))
     monkeypatch.setattr(metadata, "version", lambda name: f"{name} 9.9")
-    assert versions()["gpytorch"] == "gpytorch 9.9"
+    assert environment()["versions"]["gpytorch"] == "gpytorch 9.9"
 
 
 def test_records_that_a_run_has_written_are_no_changes_of_its_code(tmp_path: Path) -> None:

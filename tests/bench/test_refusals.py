@@ -138,7 +138,7 @@ def test_a_refused_candidate_does_not_run_again_and_the_others_do() -> None:
         {"wrong": lambda x: calls.append(1), "right": gram}, (X,), reference=gram, tolerance=TOLERANCE, repeats=4
     )
     assert len(calls) == 1
-    assert len(result["right"].times) == 4
+    assert len(result["right"].runs) == 4
 
 
 def test_one_bad_run_is_enough() -> None:
@@ -150,7 +150,7 @@ def test_one_bad_run_is_enough() -> None:
 
     candidate = verdict(wrong_at_last, repeats=5)
     assert not candidate.accepted
-    assert len(candidate.times) == 4
+    assert len(candidate.runs) == 4
 
 
 # What remembers ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from flashgp.bench.results import Candidate, Comparison, Run, format_seconds
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
 
-OTHER_RUNS = 3  # of each candidate under each further clock, at most: they confirm, they do not decide
+OTHER_RUNS = 3  # of each candidate under each further clock: they confirm, they do not decide
 APART = 2.0  # two answers within one tolerance of truths so many tolerances apart cannot be taken for each other
 AGREEMENT = 3.0  # clocks agree if neither says more than so many times what the other says,
 GRACE_SECONDS = 1e-4  # with this and its own overhead on top
@@ -68,15 +68,14 @@ def compare(
         perturb: True, see `inputs`; a function `(inputs, generator) -> inputs` for inputs whose structure the
             built-in variation would break; False turns it off, and then a remembered answer can win.
         clock: the one that decides; None: the synchronised wall clock.
-        clocks: others beside it, each with runs of its own: 'events' (of the accelerator), 'profiler', a Clock, or
-            'all' for every one that this machine offers. Where they disagree, the result says so: that work was not
-            counted, if the smallest of three runs says so.
+        clocks: others beside it, each with three runs of its own: 'events' (of the accelerator), 'profiler', a Clock,
+            or 'all' for every one that this machine offers. Where they disagree, the result says so.
     Returns: a Comparison, with one Candidate for each name, in the order given.
     Raises: DomainError for unusable arguments, a reference that is not finite, or inputs that do not move it;
         BackendUnavailableError for a clock that this machine does not offer. Whatever the reference raises is passed
         on; what a candidate raises is the reason of its refusal.
-    Cost: (repeats + warmup) calls of each candidate and up to three under each further clock, as many of the reference
-        for each, and a few to choose the steps; copies of the inputs and of two reference answers for each candidate.
+    Cost: one call of the reference for each of a candidate, and a few to choose the steps; copies of the inputs and of
+        two reference answers for each candidate.
 
     Example:
         >>> x = torch.rand(50, 3, dtype=torch.float64)
@@ -87,7 +86,9 @@ def compare(
     """
     _check_arguments(candidates, reference, tolerance, repeats, warmup, perturb)
     source = InputSource(inputs, seed=seed, perturb=perturb)
-    tolerance = _default_tolerance(source) if tolerance is None else float(tolerance)
+    if tolerance is None:
+        eps = [torch.finfo(leaf.base.dtype).eps for leaf in source.leaves if leaf.floating]
+        tolerance = math.sqrt(max(eps, default=torch.finfo(torch.float64).eps))
     notes = [f"{name} is passed on as it is: not varied, and not checked for changes" for name in source.opaque]
     if perturb is True:
         notes += calibrate(source, reference, tolerance)
@@ -106,18 +107,15 @@ def compare(
         for entrant in entrants:
             entrant.run(clock, entrant.runs)
     for other in others:
-        for _ in range(min(repeats, OTHER_RUNS)):
+        for _ in range(OTHER_RUNS):
             order.shuffle(entrants)
             for entrant in entrants:
                 entrant.run(other, entrant.other_runs.setdefault(other.name, []))
-        for entrant in entrants:
-            while entrant.doubts(other.name):
-                entrant.run(other, entrant.other_runs[other.name])
     results = {entrant.name: entrant.result(clock.name) for entrant in entrants}
     settings = {
         "inputs": source.describe(),
         "dtype": sorted({str(leaf.base.dtype).removeprefix("torch.") for leaf in source.leaves if leaf.floating}),
-        "tolerance": tolerance,
+        "tolerance": float(tolerance),
         "repeats": repeats,
         "warmup": warmup,
         "seed": seed,
@@ -199,14 +197,6 @@ class _Entrant:
             self._apart = [a or b for a, b in zip(self._apart, apart, strict=True)] if apart else self._apart
             self._kept = [*self._kept[:1], truth] if self._kept else [truth, truth]
 
-    def doubts(self, other: str) -> bool:
-        """Whether another clock disagrees after fewer than OTHER_RUNS runs, which may be its start or other work."""
-        times = [run.seconds for run in self.other_runs.get(other, ())]
-        if self._reason is not None or not 0 < len(times) < OTHER_RUNS:
-            return False
-        seconds = statistics.median(run.seconds for run in self.runs)
-        return min(times) > seconds and disagreement("", seconds, "", min(times), self._overhead[other]) is not None
-
     def result(self, decides: str) -> Candidate:
         """Accepted, or refused also for what only all runs together show."""
         reason = self._reason or late_reason(self._calls, self._late)
@@ -218,7 +208,7 @@ class _Entrant:
             )
         warmup_seconds = sum(run.seconds for run in self.warmup_runs) if self.warmup_runs else None
         if reason is not None:
-            return Candidate(self.name, False, reason, None, None, None, None, warmup_seconds, tuple(self.runs))
+            return Candidate(self.name, False, reason, warmup_seconds=warmup_seconds, runs=tuple(self.runs))
         others = {name: tuple(run.seconds for run in runs) for name, runs in self.other_runs.items()}
         times = [run.seconds for run in self.runs]
         seconds = statistics.median(times)
@@ -285,11 +275,6 @@ def _levels(order: random.Random) -> Iterator[int]:
     while True:
         yield level
         level = order.choice([other for other in LEVELS if other != level])
-
-
-def _default_tolerance(source: InputSource) -> float:
-    eps = [torch.finfo(leaf.base.dtype).eps for leaf in source.leaves if leaf.floating]
-    return math.sqrt(max(eps, default=torch.finfo(torch.float64).eps))
 
 
 def _check_arguments(

@@ -83,30 +83,25 @@ def measure_peak_bytes(
     function: Callable[..., Any],
     *,
     setup: Callable[[], Any] | None = None,
-    fresh_process: bool = True,
-    timeout_seconds: float | None = None,
 ) -> int:
-    """Peak memory of `function()`, or of `function(setup())`, above the level just before that call, in bytes.
+    """Peak memory of `function()`, or of `function(setup())`, in a fresh process, above the level before that call.
+
+    A new Python process (spawned, with this process's number of torch threads) has no memory of earlier calls to reuse.
 
     Args:
-        function: for a fresh process a module-level function, or a `functools.partial` of one. Its result counts.
-        setup: runs first, outside the measurement (imports, data, a fitted model); its result is the argument of
-            `function`. What it keeps alive is part of the level at entry.
-        fresh_process: measure in a new Python process (spawned, with this process's number of torch threads), where
-            no earlier call has left memory to reuse. False measures here, and may report less.
-        timeout_seconds: give up, and stop the child, after so long; None waits. Fresh process only.
+        function: a module-level function, or a `functools.partial` of one. Its result counts.
+        setup: likewise; runs first, outside the measurement (imports, data, a fitted model); its result is the argument
+            of `function`. What it keeps alive is part of the level at entry.
+    Returns: bytes.
     Raises: DomainError if `function` cannot be sent to a fresh process; FlashGPError if it fails there, with its
-        traceback, or if the child was killed (out of memory) or ran too long. Errors in this process are passed on.
-    Cost: a fresh process imports torch again, some seconds.
+        traceback, or if the child was killed (out of memory).
+    Cost: importing torch again, some seconds.
 
     Example:
         >>> from functools import partial
-        >>> peak = fgp.bench.measure_peak_bytes(partial(torch.ones, 2**24), fresh_process=False)
-        >>> peak >= 2**24
+        >>> fgp.bench.measure_peak_bytes(partial(torch.ones, 2**24)) >= 2**24
         True
     """
-    if not fresh_process:
-        return _measure_here(function, setup)
     import multiprocessing
     import pickle
 
@@ -114,8 +109,7 @@ def measure_peak_bytes(
         pickle.dumps((function, setup))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DomainError(
-            f"`function` must be importable in a fresh process, got {function!r} ({error}); "
-            "move it to module level, or pass `fresh_process=False`"
+            f"`function` must be importable in a fresh process, got {function!r} ({error}); move it to module level"
         ) from error
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -123,11 +117,6 @@ def measure_peak_bytes(
     child.start()
     sender.close()
     try:
-        if not receiver.poll(timeout_seconds):
-            raise FlashGPError(
-                f"`function` must end within timeout_seconds={timeout_seconds}, but was still running; "
-                "allow more time, or measure a smaller problem"
-            )
         outcome = receiver.recv()
     except EOFError as error:
         child.join()
@@ -145,19 +134,16 @@ def measure_peak_bytes(
     return int(outcome)
 
 
-def _measure_here(function: Callable[..., Any], setup: Callable[[], Any] | None) -> int:
-    arguments = () if setup is None else (setup(),)
-    with PeakMeter(cuda=torch.cuda.is_available() and torch.cuda.is_initialized()) as meter:
-        result = function(*arguments)
-        synchronise()
-    del result
-    return meter.peak_bytes
-
-
 def _measure_in_child(sender: Any, function: Callable[..., Any], setup: Callable[[], Any] | None, threads: int) -> None:
+    outcome: int | str
     try:
         torch.set_num_threads(threads)
-        outcome: int | str = _measure_here(function, setup)
+        arguments = () if setup is None else (setup(),)
+        with PeakMeter(cuda=torch.cuda.is_available() and torch.cuda.is_initialized()) as meter:
+            result = function(*arguments)
+            synchronise()
+        del result
+        outcome = meter.peak_bytes
     except Exception:  # whatever the user's function raises: its traceback is the answer
         outcome = traceback.format_exc()
     sender.send(outcome)

@@ -38,13 +38,27 @@ _PEERS = (
 )
 
 
-def hardware() -> dict[str, Any]:
-    """Processor model, usable cores, memory in bytes, and every GPU with its memory; unknown entries are None.
+def environment() -> dict[str, Any]:
+    """What every record says about where it was made: schema, hardware, versions, commit, threads, date (UTC).
+
+    Hardware: processor, usable cores, memory in bytes, every GPU with its memory; None where unknown. Versions: of
+    Python, torch, FlashGP and NumPy, and of the peers that this process has imported.
 
     Example:
-        >>> sorted(fgp.bench.hardware())
-        ['cores', 'cpu', 'gpus', 'memory_bytes', 'system']
+        >>> sorted(fgp.bench.environment())
+        ['commit', 'date', 'hardware', 'schema', 'threads', 'versions']
     """
+    return {
+        "schema": SCHEMA,
+        "hardware": _hardware(),
+        "versions": _versions(),
+        "commit": commit(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _hardware() -> dict[str, Any]:
     import psutil
 
     gpus: list[dict[str, Any]] = []
@@ -65,24 +79,18 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, torch, FlashGP and NumPy, and of the peers that this process has imported.
-
-    Example:
-        >>> "torch" in fgp.bench.versions()
-        True
-    """
+def _versions() -> dict[str, str]:
     from flashgp import __version__
 
-    versions_by_name = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "flashgp": __version__}
     if torch.version.cuda is not None:
-        versions_by_name["cuda"] = torch.version.cuda
+        versions["cuda"] = torch.version.cuda
     for name in ("numpy", *(name for name in _PEERS if name in sys.modules)):
         try:
-            versions_by_name[name] = metadata.version("scikit-learn" if name == "sklearn" else name)
+            versions[name] = metadata.version("scikit-learn" if name == "sklearn" else name)
         except metadata.PackageNotFoundError:
-            versions_by_name[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
-    return versions_by_name
+            versions[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
+    return versions
 
 
 def commit(of: Path = Path(__file__).parent) -> str | None:
@@ -96,23 +104,6 @@ def commit(of: Path = Path(__file__).parent) -> str | None:
     head = _output("git", "-C", str(of), "rev-parse", "HEAD")
     changes = _output("git", "-C", str(of), "status", "--porcelain", "--untracked-files=no", "--", *_MEASURED)
     return None if head is None else head + ("+dirty" if changes else "")
-
-
-def environment() -> dict[str, Any]:
-    """What every record says about where it was made: schema, hardware, versions, commit, threads, date (UTC).
-
-    Example:
-        >>> sorted(fgp.bench.environment())
-        ['commit', 'date', 'hardware', 'schema', 'threads', 'versions']
-    """
-    return {
-        "schema": SCHEMA,
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": commit(),
-        "threads": torch.get_num_threads(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,14 +162,10 @@ def dumps(payload: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, bool | str):
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DomainError(f"`{where}` must be finite, got {value}; store None and say why in a text entry")
+    if value is None or isinstance(value, bool | str | int | float):
         return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise DomainError(f"`{where}` must be finite, got {value}; store None and say why in a text entry")
-        return float(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, list | tuple):

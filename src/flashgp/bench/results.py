@@ -32,7 +32,7 @@ class Candidate:
         peak_bytes: the largest of the runs, above the level at entry, the result included.
         error: the largest of the runs, relative (see `answers`).
         warmup_seconds: all warm-up calls together.
-        runs: the timed runs in the order they were made.
+        runs: the timed runs in the order they were made, also those before a refusal.
         clock_times: seconds of each run under every other clock, by its name; these runs are not among `runs`.
         disagreements: how another clock contradicts the one that decides, a line by its name.
     """
@@ -40,11 +40,11 @@ class Candidate:
     name: str
     accepted: bool
     reason: str | None
-    seconds: float | None
-    spread: float | None
-    peak_bytes: int | None
-    error: float | None
-    warmup_seconds: float | None
+    seconds: float | None = None
+    spread: float | None = None
+    peak_bytes: int | None = None
+    error: float | None = None
+    warmup_seconds: float | None = None
     runs: tuple[Run, ...] = ()
     clock_times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     disagreements: Mapping[str, str] = field(default_factory=dict)
@@ -53,11 +53,6 @@ class Candidate:
     def clock_seconds(self) -> dict[str, float]:
         """The median under every other clock, by its name; empty if the candidate was refused."""
         return {name: statistics.median(times) for name, times in self.clock_times.items()}
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        """Seconds of each timed run, also of those before a refusal."""
-        return tuple(run.seconds for run in self.runs)
 
     @property
     def verdict(self) -> str:
@@ -103,13 +98,8 @@ class Comparison:
             **self.environment,
             **self.settings,
             "candidates": [
-                {
-                    **vars(candidate),
-                    "clock_seconds": candidate.clock_seconds,
-                    "times": candidate.times,
-                    "runs": [vars(run) for run in candidate.runs],
-                }
-                for candidate in self.candidates
+                {**vars(one), "clock_seconds": one.clock_seconds, "runs": [vars(run) for run in one.runs]}
+                for one in self.candidates
             ],
             "notes": self.notes,
         }

@@ -16,7 +16,7 @@ from flashgp.bench.clocks import WallClock
 from flashgp.bench.comparison import compare
 from flashgp.bench.inputs import Perturb
 from flashgp.bench.records import environment
-from flashgp.bench.results import Comparison, format_ratio, format_seconds, text_table
+from flashgp.bench.results import Candidate, Comparison, format_ratio, format_seconds, text_table
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.machine import available_bytes
 
@@ -81,41 +81,28 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Unevaluated:
-    """Something built without computing a number, the reason why it is refused, and the candidate that computes it."""
-
-    name: str
-    seconds: float
-    reason: str
-    evaluated_by: str
-
-
-@dataclass(frozen=True)
 class Finding:
-    """One comparison of a suite."""
+    """One comparison of a suite; `unevaluated`: refused, with the seconds that building them takes."""
 
     problem: Problem
     comparison: Comparison
     notes: tuple[str, ...]
-    unevaluated: tuple[Unevaluated, ...]
-
-    @property
-    def seconds(self) -> dict[str, float | None]:
-        """The median of every candidate, by its name."""
-        return {one.name: one.seconds for one in self.comparison.candidates}
+    unevaluated: tuple[Candidate, ...]
 
     def built(self) -> list[tuple[str, ...]]:
         """Rows below _BUILT: what building something without numbers takes, and what its numbers take."""
+        medians = {one.name: one.seconds for one in self.comparison.candidates}
+        baseline = medians.get("broadcasting")
         rows: list[tuple[str, ...]] = []
-        for entry in self.unevaluated:
+        for one in self.unevaluated:
             cells = []
-            for seconds in (entry.seconds, self.seconds.get(entry.evaluated_by)):
-                cells += [format_seconds(seconds), format_ratio(ratio(self.seconds.get("broadcasting"), seconds))]
-            rows.append((entry.name, *cells, entry.reason.split(",")[0]))
+            for seconds in (one.seconds, medians.get(self.problem.unevaluated[one.name][0])):
+                cells += [format_seconds(seconds), format_ratio(baseline / seconds if baseline and seconds else None)]
+            rows.append((one.name, *cells, str(one.reason).split(",")[0]))
         return rows
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of each candidate, below _COLUMNS."""
+        """Of each candidate and of what was not evaluated, below _COLUMNS."""
         return [
             {
                 "work": self.problem.work,
@@ -129,13 +116,8 @@ class Finding:
                 **{f"{clock}_seconds": seconds for clock, seconds in one.clock_seconds.items()},
                 "disagreements": one.disagreements,
             }
-            for one in self.comparison.candidates
+            for one in (*self.comparison.candidates, *self.unevaluated)
         ]
-
-
-def ratio(slower: float | None, seconds: float | None) -> float | None:
-    """How many times faster; None if either was refused."""
-    return slower / seconds if slower and seconds else None
 
 
 @dataclass(frozen=True)
@@ -145,7 +127,6 @@ class Suite:
     Fields:
         problems: those of some options, given a module of GPyTorch or None where it takes no part.
         peer: whether GPyTorch would take part.
-        columns: titles of the table of its record by key; rows: those of one finding.
     """
 
     name: str
@@ -156,8 +137,6 @@ class Suite:
     problems: Callable[[Options, Any], Iterable[Problem]]
     allowed: tuple[str, ...] = ("float32", "float64")
     peer: bool = True
-    columns: tuple[Mapping[str, str], ...] = tuple({"key": key, "title": title} for key, title in _COLUMNS.items())
-    rows: Callable[[Finding], list[dict[str, Any]]] = Finding.rows
 
     def measure(self, options: Options) -> "Comparisons":
         """Run it. Raises: DomainError, BackendUnavailableError for options that cannot be met."""
@@ -201,14 +180,13 @@ class Comparisons:
             "suite": self.suite.name,
             "title": self.suite.title,
             "question": self.suite.question,
-            "columns": self.suite.columns,
-            "rows": [row for finding in self.findings for row in self.suite.rows(finding)],
+            "columns": [{"key": key, "title": title} for key, title in _COLUMNS.items()],
+            "rows": [row for finding in self.findings for row in finding.rows()],
             "notes": self.notes,
             "comparisons": [
                 {
                     "group": finding.problem.group,
                     "size": finding.problem.size,
-                    "unevaluated": [vars(entry) for entry in finding.unevaluated],
                     **{key: value for key, value in finding.comparison.record().items() if key not in made},
                 }
                 for finding in self.findings
@@ -245,11 +223,11 @@ def compared(problem: Problem, options: Options) -> Finding:
         clocks=options.clocks,
     )
     built = []
-    for name, (evaluated_by, make) in problem.unevaluated.items():
+    for name, (_, make) in problem.unevaluated.items():
         runs = [WallClock().measure(functools.partial(make, *problem.inputs)) for _ in range(_BUILDS)]
         reason, _ = answer_tensors(runs[-1][0])
         seconds = statistics.median(seconds for _, seconds in runs)
-        built.append(Unevaluated(name, seconds, reason or "returned numbers", evaluated_by))
+        built.append(Candidate(name, False, reason or "returned numbers", seconds))
     return Finding(problem, comparison, notes, tuple(built))
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.bench.suite import DTYPES, Finding, Options, Problem, Suite, ratio
+from flashgp.bench.suite import DTYPES, Options, Problem, Suite
 from flashgp.inference.gp import GP
 from flashgp.kernels import SquaredExponential
 from flashgp.likelihoods import Gaussian
@@ -124,38 +124,6 @@ def _stretched(inputs: Any, generator: torch.Generator) -> Any:
     (x,) = inputs
     scale = 0.7 + 0.6 * torch.rand((), generator=generator)
     return ((x.cpu() * scale * (1.0 + 0.01 * torch.rand(x.shape, generator=generator))).to(x),)
-
-
-MATRIX_COLUMNS = (
-    {"key": "work", "title": "covariance matrix"},
-    {"key": "closure_seconds", "title": "building the vmap closure"},
-    {"key": "artefact", "title": '"times faster" than broadcasting', "format": "integer"},
-    {"key": "broadcasting_seconds", "title": "broadcasting"},
-    {"key": "vmap_seconds", "title": "nested vmap, its numbers"},
-    {"key": "vmap_ratio", "title": "times faster", "format": "ratio"},
-    {"key": "ours_seconds", "title": "FlashGP"},
-    {"key": "ours_ratio", "title": "times faster", "format": "ratio"},
-    {"key": "gpytorch_seconds", "title": "GPyTorch"},
-    {"key": "ours_error", "title": "FlashGP's error"},
-)
-
-
-def _matrix_rows(finding: Finding) -> list[dict[str, Any]]:
-    plain, mapped, ours, theirs = map(finding.seconds.get, (BROADCASTING, VMAP, OURS, GPYTORCH))
-    closure = next(entry.seconds for entry in finding.unevaluated if entry.evaluated_by == VMAP)
-    cells = (
-        finding.problem.work,
-        closure,
-        ratio(plain, closure),
-        plain,
-        mapped,
-        ratio(plain, mapped),
-        ours,
-        ratio(plain, ours),
-        theirs,
-        finding.comparison[OURS].error,
-    )
-    return [{column["key"]: cell for column, cell in zip(MATRIX_COLUMNS, cells, strict=True)}]
 
 
 # -- online -----------------------------------------------------------------------------------------------------------
@@ -334,8 +302,6 @@ _ALL = (
         dtypes=("float32", "bfloat16", "float64"),
         problems=_each(_matrix_problem),
         allowed=tuple(DTYPES),
-        columns=MATRIX_COLUMNS,
-        rows=_matrix_rows,
     ),
     Suite(
         "online",
