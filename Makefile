@@ -78,7 +78,6 @@ gpu-check:
 	PYTHONPATH=src $(PYTHON) benchmark/gpu_check.py
 
 tables: $(VENV)/.dev
-	$(python) benchmark/simulate_ranks.py
 	$(python) benchmark/tables.py $(documents)
 
 clean:

@@ -8,8 +8,7 @@ A document holds, each on a line of its own and outside code fences,
 and what stands between them is rewritten from the record `NAME.json`, which has
 
 - `title`: text; `rows`: a list of objects; any further keys (hardware, versions, commit, threads, date: see `records`),
-  and `cells`, whose own commits and threads go before the record's in the line below the table; or `simulated_from`,
-  the records that a simulation took its rates from;
+  and `cells`, whose own commits and threads go before the record's in the line below the table;
 - `columns`: a list whose entries are a key of the rows, or an object `{"key", "title", "format"}`, with format one of
   text, integer, seconds, bytes, ratio, error, percent, fixed2, fixed4. Without a format the key decides: `*_seconds`,
   `*_bytes`, `ratio` and `target`, `*error`.
@@ -277,9 +276,6 @@ def _origin(record: Mapping[str, Any], source: str | None) -> str:
     parts += [f"commit{'s' if len(short) > 1 else ''} {named}"] if short else []
     parts += [str(record["date"])[:10]] if record.get("date") else []
     parts += [f"record `{source}`"] if source else []
-    if sources := record.get("simulated_from"):
-        named = ", ".join(f"`{name}`" for name in sources)
-        return f"*Simulated, not measured, from the records {named}; record `{source}`.*"
     return f"*Measured on {', '.join(parts)}.*" if parts else ""
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,13 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.collectives import CollectiveRate
 from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.processors import cpuinfo
 from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
     CHOICE,
-    collectives_path,
     current_profile,
     forget_profiles,
-    keep_collectives,
     keep_profile,
     machine_key,
     measuring,
@@ -92,8 +88,8 @@ def test_what_a_profile_does_not_know_is_built_in() -> None:
 
 # -- the file --------------------------------------------------------------------------------------------------------
 def test_a_profile_survives_its_file() -> None:
-    before = json.dumps({**json.loads(own().to_json()), "others_cores": 1.25})
-    assert MachineProfile.from_json(before) == own(), "of a version that watched other work"
+    before = json.dumps({**json.loads(own().to_json()), "others_cores": 1.25, "collectives": [{"backend": "gloo"}]})
+    assert MachineProfile.from_json(before) == own(), "of versions that watched other work, and measured collectives"
     for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=())):
         assert MachineProfile.from_json(profile.to_json()) == profile
     text = str(own())
@@ -302,62 +298,3 @@ def test_a_profile_is_looked_up_without_reading_its_rates() -> None:
     unhashable: Any = [*BUILT_IN.products]
     assert hash(replace(BUILT_IN, products=unhashable)) == hash(BUILT_IN)
     assert hash(replace(BUILT_IN)) == hash(BUILT_IN)
-
-
-# -- collectives -----------------------------------------------------------------------------------------------------
-TWO = CollectiveRate("gloo", 2, 1e-4, 1e9, machines=1)
-FOUR = CollectiveRate("gloo", 4, 3e-4, 1e9, machines=2)
-
-
-def test_kept_collectives_are_found_by_other_processes(folder: Path) -> None:
-    """Beside measured rates and beside built-in ones, and whatever is measured of one machine later."""
-    assert keep_collectives([TWO])
-    assert keep_collectives([FOUR])
-    forget_profiles()
-    found = quiet()
-    assert (found.measured, found.collectives) == (False, (TWO, FOUR))
-    assert keep_profile(own())
-    assert current_profile().collectives == (TWO, FOUR)
-    forget_profiles()
-    assert quiet() == replace(own(), collectives=(TWO, FOUR))
-    quicker = replace(TWO, seconds=5e-5)
-    assert keep_collectives([quicker])
-    forget_profiles()
-    assert quiet().collectives == (quicker, FOUR)
-    assert MachineProfile.from_json(quiet().to_json()) == quiet()
-    assert any("2 ranks, gloo" in name for name, _ in quiet().lines())
-
-
-def test_rates_of_groups_that_measure_at_once_are_all_kept(folder: Path) -> None:
-    """One process has read the file and not yet written it, as another one comes."""
-    from filelock import FileLock
-
-    assert keep_collectives([TWO])
-    text = collectives_path().read_text()
-    collectives_path().unlink()
-    forget_profiles()
-    with FileLock(collectives_path().with_suffix(".lock")):
-        other = threading.Thread(target=keep_collectives, args=([FOUR],))
-        other.start()
-        other.join(timeout=0.5)  # it waits, however long
-        collectives_path().write_text(text)
-    other.join()
-    forget_profiles()
-    assert quiet().collectives == (TWO, FOUR)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"collectives": [{"backend": 3}]}', '{"collectives": 1e999}'])
-def test_a_file_that_holds_no_collectives_costs_one_warning(folder: Path, text: str) -> None:
-    assert keep_collectives([TWO])
-    collectives_path().write_text(text)
-    forget_profiles()
-    with pytest.warns(FlashGPWarning, match="collectives could not be read") as told:
-        assert current_profile().collectives == ()
-    assert len(told) == 1
-
-
-def test_built_in_rates_have_no_collectives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keep_collectives([TWO])
-    forget_profiles()
-    monkeypatch.setenv(CHOICE, "built-in")
-    assert current_profile() is BUILT_IN

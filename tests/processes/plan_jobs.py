@@ -19,23 +19,12 @@ from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.processes.group import Group
-from flashgp.processes.rates import measured_rate
 from flashgp.processes.shares import Shares
 from inference.allocations import Allocations
 from processes.condition_jobs import table
 from processes.full_scale_jobs import FEW
 
 SMALL = 2**20
-
-
-class Counting(Group):
-    """A group that counts its collectives."""
-
-    collectives = 0
-
-    def _flag(self, what: str, *shape: object, held: int = 0) -> list[int]:
-        self.collectives += 1
-        return super()._flag(what, *shape, held=held)
 
 
 def rough(noise: float = 0.02) -> fgp.GP:
@@ -46,7 +35,7 @@ def rough(noise: float = 0.02) -> fgp.GP:
 
 def sent(process_group: Any, n: int, options: dict[str, Any], noise: float = 0.02) -> dict[str, Any]:
     """A posterior by iterations under a plan of these ranks: what was sent and held, beside what was planned."""
-    group = Counting(process_group)
+    group = Group.of(process_group)
     x, y, _, _ = table(n)
     part = Shares.even(n, group.size).slice(group.rank)
     gp = rough(noise)
@@ -57,7 +46,7 @@ def sent(process_group: Any, n: int, options: dict[str, Any], noise: float = 0.0
     shared = of_kind(post.report.events, EventKind.SHARED)[0].fields
     passes = of_kind(post.report.events, EventKind.SOLVED)[0].fields["passes"] if post.report.iterations else 0
     return {
-        "sent": shared["sent"], "planned": shared["planned"], "collectives": group.collectives, "passes": passes,
+        "sent": shared["sent"], "planned": shared["planned"], "passes": passes,
         "rank": plan.rank, "peak": post.report.peak_bytes, "planned peak": post.report.predicted_bytes,
         "text": str(of_kind(post.report.events, EventKind.SHARED)[0]),
         "compared": len(of_kind(post.report.events, EventKind.PRECONDITIONER_COMPARED)),
@@ -66,7 +55,7 @@ def sent(process_group: Any, n: int, options: dict[str, Any], noise: float = 0.0
 
 def fitted(process_group: Any, n: int) -> dict[str, Any]:
     """An exact fit under a plan of these ranks: what was sent beside what was planned."""
-    group = Counting(process_group)
+    group = Group.of(process_group)
     x, y, _, _ = table(n)
     part = Shares.even(n, group.size).slice(group.rank)
     plan = fgp.plan(rough(), n=n, d=3, memory="8GiB", ranks=group.size, starts=1)
@@ -74,15 +63,12 @@ def fitted(process_group: Any, n: int) -> dict[str, Any]:
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         fit = fgp.fit(rough(), x[part], y[part], plan=plan, group=group, progress=False, starts=1)
     shared = of_kind(fit.report.events, EventKind.SHARED)[0].fields
-    return {
-        "sent": shared["sent"], "planned": shared["planned"], "collectives": group.collectives,
-        "evaluations": len(fit.history), "parameters": len(fit.history[0].theta), "table": plan.shared.sent_bytes,
-    }  # fmt: skip
+    return {"sent": shared["sent"], "planned": shared["planned"]}
 
 
 def approximated(process_group: Any, n: int, kind: str, fitting: bool) -> dict[str, Any]:
     """An approximation by ranks: what was sent beside what was planned."""
-    group = Counting(process_group)
+    group = Group.of(process_group)
     x, y, _, _ = table(n)
     part = Shares.even(n, group.size).slice(group.rank)
     asked = {"approximation": kind, "inducing": 60, **({"neighbours": 30} if kind == "full_scale" else {})}
@@ -90,13 +76,13 @@ def approximated(process_group: Any, n: int, kind: str, fitting: bool) -> dict[s
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         if fitting:
             fit = fgp.fit(rough(), x[part], y[part], group=group, progress=False, starts=1, settings=FEW, **asked)
-            report, evaluations = fit.report, len(fit.history)
+            report = fit.report
         else:
-            report, evaluations = rough().condition(x[part], y[part], group=group, **asked).report, 0
+            report = rough().condition(x[part], y[part], group=group, **asked).report
     shared = report.plan.shared
     return {
-        "sent": group.bytes_sent, "collectives": group.collectives, "evaluations": evaluations,
-        "planned": shared.fit_sent_bytes if fitting else shared.sent_bytes, "shared": report.plan.to_json(),
+        "sent": group.bytes_sent, "planned": shared.fit_sent_bytes if fitting else shared.sent_bytes,
+        "shared": report.plan.to_json(),
         "events": [event.fields.get("planned") for event in of_kind(report.events, EventKind.SHARED)],
     }  # fmt: skip
 
@@ -158,7 +144,3 @@ def refused(process_group: Any, short: int) -> list[str]:
             said.append(f"{type(error).__name__}: {error}")
     said.append(str(float(group.sum(torch.ones(())))))  # which works afterwards
     return said
-
-
-def rates(process_group: Any) -> Any:
-    return measured_rate(Group.of(process_group))

@@ -19,10 +19,10 @@ TIMEOUT = 600.0  # measurements may stop all processes meanwhile
 SRC = Path(fgp.__file__).parents[1]
 
 
-def started(ranks: int, *words: object, profiles: str = "built-in", program: str = "") -> list["subprocess.Popen[str]"]:
+def started(ranks: int, *words: object, program: str = "") -> list["subprocess.Popen[str]"]:
     """`flashgp` on every rank, started as torchrun starts them.
 
-    Args: profiles: the folder of machine profiles, or "built-in"; program: that does it in place of `-m flashgp`.
+    Args: program: that does it in place of `-m flashgp`.
     """
     run = ["-c", program] if program else ["-m", "flashgp"]
     port = 29500 + os.getpid() % 2000
@@ -30,7 +30,7 @@ def started(ranks: int, *words: object, profiles: str = "built-in", program: str
     for rank in range(ranks):
         own = {
             "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "FLASHGP_PROFILE": profiles,
+            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "FLASHGP_PROFILE": "built-in",
         }  # fmt: skip
         processes.append(
             subprocess.Popen(
@@ -127,6 +127,7 @@ def test_inducing_points_by_ranks_are_those_of_one(csv: Path, tmp_path: Path) ->
         (("fit", "CSV", "--target", "y", "--starts", "1", "--verbose"), 0, "2: memory and time are those of each"),
         (("fit", "missing.csv", "--target", "y"), 2, "missing.csv"),
         (("predict", "model", "CSV", "--out", "p.csv"), 2, "predict needs no ranks"),
+        (("tune",), 2, "tune needs no ranks"),
         (("fit", "CSV", "--target", "y", "--starts", "0"), 2, "Invalid value"),
     ],
 )  # fmt: skip
@@ -333,19 +334,3 @@ def test_doctor_knows_the_ranks() -> None:
     findings = [one for one in json.loads(outs[0])["findings"] if one["topic"] == "ranks"]
     assert findings[0]["values"]["size"] == 2
     assert findings[0]["values"]["backends"] == {"cpu": "gloo"}
-    rates = findings[1]["values"]
-    assert rates["bytes_per_second"] > 0
-    assert rates["seconds"] > 0
-
-
-def test_tune_measures_what_is_between_ranks_for_plans(profiles: Path) -> None:
-    """Of any process of this machine, whatever its threads."""
-    codes, outs, errors = ended(started(2, "tune", "--json", profiles=str(profiles)))
-    assert codes == [0, 0]
-    found = json.loads(outs[0])
-    assert found["ranks"] == 2
-    assert found["collectives"]["cpu"]["bytes_per_second"] > 0
-    (path,) = profiles.glob("collectives-*.json")
-    assert str(path) in "".join(errors[0].split())
-    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
-    assert fgp.plan(gp, n=1000, d=2, ranks=2).shared.collectives == "measured"

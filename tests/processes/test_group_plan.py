@@ -1,4 +1,4 @@
-"""Plans of ranks: what is sent and held beside what was planned, refusals on every rank, rates that are kept."""
+"""Plans of ranks: what is sent and held beside what was planned, refusals on every rank."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,10 @@ def test_as_much_is_sent_as_planned(ranks: Ranks, ranks_count: int) -> None:
     n = 3000
     found = ranks.run(plan_jobs.sent, ranks_count, n, {"route": "recomputed"})
     problem = conditioning_problem(plan_jobs.rough(), RowCounts(n, 3), PlanSettings(ranks=ranks_count))
-    wire = table_wire(problem).plus(solve_wire(problem, 1, found[0]["rank"], found[0]["passes"]))
-    assert found[0]["sent"] > wire.sent / WITHIN
+    wire = table_wire(problem) + solve_wire(problem, 1, found[0]["rank"], found[0]["passes"])
+    assert found[0]["sent"] > wire / WITHIN
     for one in found:
-        assert one["sent"] <= found[0]["sent"] < WITHIN * wire.sent
-        assert wire.collectives / WITHIN < one["collectives"] < WITHIN * wire.collectives
+        assert one["sent"] <= found[0]["sent"] < WITHIN * wire
         assert one["planned"] == found[0]["planned"] > one["sent"]
         assert "planned" in one["text"]
 
@@ -43,8 +42,6 @@ def test_an_exact_fit_sends_what_was_planned(ranks: Ranks) -> None:
     for count in (2, 4):
         for one in ranks.run(plan_jobs.fitted, count, 800):
             assert one["planned"] / 1.5 < one["sent"] < 1.5 * one["planned"]
-            collectives = 12 + 3 * one["evaluations"]
-            assert collectives / WITHIN < one["collectives"] < WITHIN * collectives
 
 
 def test_a_rank_holds_what_was_planned(ranks: Ranks) -> None:
@@ -78,9 +75,6 @@ def test_approximations_send_what_was_planned(ranks: Ranks, kind: str, fitting: 
             assert one["shared"] == found[0]["shared"]
             if kind == "full_scale":
                 assert one["events"] == [one["planned"]]
-        if not fitting:
-            planned = {"full_scale": 18, "sparse": 28}[kind]
-            assert planned / 2 < found[0]["collectives"] < 2 * planned
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -113,10 +107,3 @@ def test_what_does_not_fit_one_rank_is_refused_by_all(ranks: Ranks) -> None:
             assert "`plan` is for 1 rank, each of which has its share of the work, got 3 ranks" in said
             assert "make a plan with ranks=3" in said
         assert afterwards == "3.0"
-
-
-def test_rates_are_measured_alike_on_every_rank(ranks: Ranks) -> None:
-    found = ranks.run(plan_jobs.rates, 2)
-    assert found[0] == found[1]
-    assert (found[0].backend, found[0].ranks, found[0].machines) == ("gloo", 2, 1)
-    assert 0.0 < found[0].bytes_per_second < 1e12

@@ -120,6 +120,5 @@ def test_a_plan_of_ranks_is_that_of_each_of_them() -> None:
     one, four = plan(1, plan(1).peak_bytes - 1), plan(4)  # without float64 tiles, which ranks do not keep
     brought = 8 * 40_000 * four.rank  # rows of F that the blocks of a rank need, here all of them
     assert 0.25 * one.peak_bytes < four.peak_bytes - brought < 0.3 * one.peak_bytes
-    assert four.shared is not None
-    assert four.seconds - four.shared.wire_seconds < 0.26 * one.seconds
+    assert four.seconds < 0.26 * one.seconds
     assert "ranks          4: bytes and seconds are those of each of them" in str(four)

@@ -47,7 +47,7 @@ __all__ = ["application", "main", "placed"]
 Work = Callable[[Console], dict[str, Any]]
 
 _BAD_INPUT = 2
-_OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor", "tuning:run_tune")  # which several ranks can do together
+_OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor")  # which several ranks can do together
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 application = typer.Typer(

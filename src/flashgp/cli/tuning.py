@@ -4,10 +4,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
-
-import torch
 
 from flashgp import plots
 from flashgp.foundations.accelerator import accelerator
@@ -16,19 +13,16 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.operations import OPERATIONS
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.profile_store import (
-    collectives_path,
     current_profile,
-    keep_collectives,
     profile_in,
     profile_path,
     tune_command,
     unused_accelerator,
 )
-from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import new_figure, require_matplotlib
-from flashgp.processes.rates import measured_rate
 
 from .console import Console
 from .options import TuneOptions
@@ -48,8 +42,6 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
             raise DomainError(f"`--out` must end in .png or .html, got {options.out!r}; choose one of them")
         require_writable(options.out, "--out")
         require_matplotlib("--out")
-    if console.group.size > 1:
-        return _collective(options, console)
     profiles = {os.path.basename(name): _profile_of(name) for name in options.profiles or ()}
     if len(profiles) < len(options.profiles or ()):
         profiles = {name: _profile_of(name) for name in options.profiles or ()}
@@ -69,24 +61,6 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
     else:
         result["profile"] = json.loads(profile.to_json())
     return result
-
-
-def _collective(options: TuneOptions, console: Console) -> dict[str, Any]:
-    """Of several ranks: how quick their collectives are, which rank 0 keeps. The rates of one machine are measured by
-    one process."""
-    if options.show or options.profiles or options.out is not None:
-        raise DomainError("`--show` and `--out` are of one process, got several: run flashgp tune without torchrun")
-    rates = {device: measured_rate(console.group, torch.device(device)) for device in console.group.backends}
-    for device, rate in rates.items():
-        console.pairs(
-            f"an all-reduce of {console.group.size} ranks on {device}",
-            [("of one number", readable_seconds(rate.seconds)),
-             ("a rank sends", f"{readable_bytes(rate.bytes_per_second)} a second")],
-        )  # fmt: skip
-    kept = console.group.rank == 0 and keep_collectives(list(rates.values()))
-    where = f"kept in {collectives_path()} for plans of ranks" if kept else "not kept"
-    console.note(f"{where}; the rates of one machine are measured by `flashgp tune` in one process.")
-    return {"command": "tune", "ranks": console.group.size, "collectives": {d: asdict(r) for d, r in rates.items()}}
 
 
 def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile:

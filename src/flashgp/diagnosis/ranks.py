@@ -1,4 +1,4 @@
-"""The processes of a group: backends, machines, how quick a collective is, and whether they share cores."""
+"""The processes of a group: backends, machines, and whether they share cores."""
 
 import json
 import socket
@@ -10,9 +10,8 @@ import torch
 
 from flashgp.diagnosis.findings import Finding
 from flashgp.foundations.processors import core_text, numa_nodes, own_cores
-from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
+from flashgp.foundations.quantities import counted
 from flashgp.processes.group import Group
-from flashgp.processes.rates import measured_rate
 
 __all__ = ["rank_findings"]
 
@@ -35,20 +34,7 @@ def rank_findings(group: Group) -> Iterator[Finding]:
     devices = [one["device"] for one in every]
     values: dict[str, Any] = {"size": group.size, "machines": len(hosts), "backends": backends, "devices": devices}
     yield Finding("ranks", f"{group.size} on {on}: {names}; devices {', '.join(dict.fromkeys(devices))}", values=values)
-    for device in backends:
-        if device == "cpu" or torch.device(device).type == torch.device(here).type:
-            yield _rate(group, device)
     yield from _shared_cores(every, hosts)
-
-
-def _rate(group: Group, device: str) -> Finding:
-    rate = measured_rate(group, torch.device(device))
-    text = (
-        f"on {device} an all-reduce of one number takes {readable_seconds(rate.seconds)}, and of many a rank sends "
-        f"{readable_bytes(rate.bytes_per_second)} a second"
-    )
-    values = {"device": device, "seconds": rate.seconds, "bytes_per_second": rate.bytes_per_second}
-    return Finding("ranks", text, values=values)
 
 
 def _shared_cores(every: list[dict[str, Any]], hosts: Counter[str]) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from flashgp.foundations.collectives import CollectiveRate
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.operations import OperationTime, OperationTimes, operation_flops
@@ -21,6 +20,7 @@ __all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
 
 SCHEMA = 4  # of the JSON; a file of another number is not read
 FAR = 100.0  # times slower than the built-in rate of two cores: slower than processors are, so something disturbed it
+_GONE = ("others_cores", "collectives")  # which files of before hold
 DIP = 3.0  # times slower than at the sizes beside it: rates bend with size, but do not dip
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
@@ -105,8 +105,7 @@ class MachineProfile:
 
     Fields: name, "built-in" or "measured"; processor (with its family, model and stepping where the system lists them),
     cores, threads and torch_version, whose change makes a measured profile one of another machine; cpu, and accelerator
-    (None where there is none) with its name; products, the rates of K V, any number per backend; collectives, of groups
-    of ranks, which a file of their own keeps (foundations/profile_store.py).
+    (None where there is none) with its name; products, the rates of K V, any number per backend.
     """
 
     name: str
@@ -118,7 +117,6 @@ class MachineProfile:
     accelerator: DeviceRates | None = None
     accelerator_name: str = ""
     products: tuple[PairRate, ...] = field(default=())
-    collectives: tuple[CollectiveRate, ...] = field(default=())
 
     def __hash__(self) -> int:
         # Of what tells machines apart: every small block looks its engine up by the profile, which has 150 rates.
@@ -165,10 +163,7 @@ class MachineProfile:
 
     # -- as a file ----------------------------------------------------------------------------------------------
     def to_json(self) -> str:
-        values = asdict(self)
-        if not self.collectives:  # as files of before
-            del values["collectives"]
-        return json.dumps({"schema": SCHEMA, **values}, indent=1)
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "MachineProfile":
@@ -182,8 +177,7 @@ class MachineProfile:
             newer = isinstance(said, int) and not isinstance(said, bool) and said > SCHEMA
             advice = "a newer FlashGP wrote it" if newer else "run `flashgp tune` again where it was measured"
             raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; {advice}")
-        # Files of before hold what else ran while it was measured.
-        values = {"collectives": []} | {k: v for k, v in values.items() if k not in ("schema", "others_cores")}
+        values = {name: value for name, value in values.items() if name not in ("schema", *_GONE)}
         try:
             return json_dataclass(cls, values, "profile", positive=True)
         except ValueError as error:
@@ -235,9 +229,6 @@ class MachineProfile:
                     f"{rate.dtype} d={rate.d} t={rate.t} {kind}: {rate.pairs_per_second / 1e9:.3g} G pairs/s",
                 )
             )
-        for one in self.collectives:
-            text = f"{one.seconds * 1e6:.3g} us, a rank sends {one.bytes_per_second / 1e9:.3g} GB/s"
-            lines.append((f"{one.ranks} ranks, {one.backend}", text))
         return lines
 
     def __str__(self) -> str:

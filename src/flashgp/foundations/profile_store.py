@@ -4,8 +4,7 @@ A file is found by what it was measured on (processor, cores, torch's threads an
 by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
 stepping are part of the processor where the system lists them. A file is written whole or not at all, under a lock.
 One that cannot be read, or is not ours, is a miss: one warning, and the built-in rates. Nothing read from it is
-executed. Rates of collectives are in a file of their own, whatever threads and cores there are; what groups that
-measure at once have found is joined there, under its lock.
+executed.
 """
 
 import contextlib
@@ -14,18 +13,15 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from flashgp.foundations.atomic import write_whole
-from flashgp.foundations.collectives import CollectiveRate
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError, warn
-from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.machine import user_folder
 from flashgp.foundations.placement import active_placement
 from flashgp.foundations.processors import core_text, cpuinfo, own_cores
@@ -35,10 +31,8 @@ from flashgp.foundations.threads import usual_threads
 
 __all__ = [
     "CHOICE",
-    "collectives_path",
     "current_profile",
     "forget_profiles",
-    "keep_collectives",
     "keep_profile",
     "machine_key",
     "measuring",
@@ -104,7 +98,7 @@ def current_profile() -> MachineProfile:
         return BUILT_IN
     key = machine_key()
     if key not in _known:
-        _known[key] = _with_collectives(read_profile() or BUILT_IN)
+        _known[key] = read_profile() or BUILT_IN
     return _known[key]
 
 
@@ -155,7 +149,7 @@ def keep_profile(profile: MachineProfile) -> bool:
 
     Returns: whether it was written.
     """
-    _known[machine_key()] = _with_collectives(profile)
+    _known[machine_key()] = profile
     _unused.pop(machine_key(), None)
     where = "a file"
     try:
@@ -170,58 +164,6 @@ def keep_profile(profile: MachineProfile) -> bool:
         )
         return False
     return True
-
-
-# -- collectives -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _KeptCollectives:
-    """What the file holds."""
-
-    collectives: tuple[CollectiveRate, ...]
-
-
-def collectives_path() -> Path:
-    """The file of this machine's collectives. Raises: FileNotFoundError where this user has no folder for it."""
-    digest = hashlib.sha256(json.dumps([SCHEMA, _processor(), torch.__version__]).encode()).hexdigest()[:16]
-    return _folder() / f"collectives-{digest}.json"
-
-
-def keep_collectives(rates: Sequence[CollectiveRate]) -> bool:
-    """Use rates of collectives from now on, and write them for others, in place of those of as many ranks; one warning
-    if they cannot be written.
-
-    Returns: whether they were written.
-    """
-    where = "a file"
-    with _locked(collectives_path, WAIT_SECONDS):
-        profile = _with_collectives(current_profile())  # as others have written them meanwhile
-        taken = {(rate.backend, rate.ranks) for rate in rates}
-        known = (*(one for one in profile.collectives if (one.backend, one.ranks) not in taken), *rates)
-        known = tuple(sorted(known, key=lambda rate: (rate.backend, rate.ranks)))
-        _known[machine_key()] = replace(profile, collectives=known)
-        try:
-            path = collectives_path()
-            where = str(path.parent)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(asdict(_KeptCollectives(known)), indent=1).encode())
-        except OSError as error:
-            warn(f"rates of collectives could not be kept in {where} ({error}): they are used in this process only")
-            return False
-    return True
-
-
-def _with_collectives(profile: MachineProfile) -> MachineProfile:
-    """A profile with the rates of collectives that are kept for this machine; one warning for a file that is none."""
-    try:
-        with open(collectives_path(), "rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        rates = json_dataclass(_KeptCollectives, json.loads(text), "collectives", positive=True).collectives
-    except (FileNotFoundError, NotADirectoryError):
-        return profile
-    except (OSError, ValueError, RecursionError) as error:
-        warn(f"rates of collectives could not be read ({error}); run `flashgp tune` under torchrun again")
-        return profile
-    return replace(profile, collectives=rates)
 
 
 def unused_accelerator(profile: MachineProfile, there: bool) -> str:
@@ -272,24 +214,15 @@ def tune_command() -> str:
 def measuring(wait_seconds: float = WAIT_SECONDS) -> Iterator[bool]:
     """Hold the lock of this machine's profile; gives whether another process held it when this one came.
 
-    Two measurements at once would disturb each other.
-    """
-    with _locked(profile_path, wait_seconds) as waited:
-        yield waited
-
-
-@contextlib.contextmanager
-def _locked(of: Callable[[], Path], wait_seconds: float) -> Iterator[bool]:
-    """Hold the lock of a file; gives whether another process held it when this one came.
-
-    Where no lock can be had (a folder that is read-only, a file system without locks, a process that holds it for
-    longer than `wait_seconds`) the block runs without one: writing is atomic all the same.
+    Two measurements at once would disturb each other. Where no lock can be had (a folder that is read-only, a file
+    system without locks, a process that holds it for longer than `wait_seconds`) the block runs without one: writing is
+    atomic all the same.
     """
     from filelock import FileLock, Timeout
 
     lock, waited = None, False
     try:
-        path = of()
+        path = profile_path()
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_suffix(".lock"))
         try:

@@ -199,7 +199,8 @@ def plan(
         approximation, inducing, neighbours: as in `fgp.fit`: the plan of that approximation, eqs. (M-183) to (M-186),
             with the sizes that "auto" takes under the limits, eq. (M-187); "auto" plans what would be taken.
         ranks: of a group that shares conditioning and fitting, at most the rows: bytes and seconds are those of each,
-            with this machine's rates, its memory is memory=, and `shared` says what it sends, eqs. (M-225) to (M-231).
+            with this machine's rates and no time on the network, its memory is memory=, and `shared` says what it
+            sends, eqs. (M-226) to (M-231).
     Returns: Plan, or ProductPlan with n_test, or ApproximatePlan; printed, it also shows the routes not chosen, and
         where an exact fit takes long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is
         a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
@@ -216,7 +217,7 @@ def plan(
         >>> plan.fit_seconds_low < plan.fit_seconds < plan.fit_seconds_high, plan.largest_fit.rows > 1000
         (True, True)
         >>> plan = fgp.plan(gp, n=100_000, d=4, memory="4GiB", solver="cg", ranks=4)
-        >>> plan.shared.ranks, plan.shared.wire_seconds < plan.seconds
+        >>> plan.shared.ranks, plan.shared.sent_bytes < plan.shared.fit_sent_bytes
         (4, True)
         >>> plan = fgp.plan(gp, n=1_000_000, d=4, memory="16GiB", approximation="full_scale", inducing=256)
         >>> plan.peak_bytes < plan.training_bytes < 16 * 2**30, plan.inducing

@@ -27,7 +27,6 @@ from flashgp.planner.plan import Shared, kernel_line, printed, printed_html, sec
 from flashgp.planner.prices import Priced, factored_plan
 from flashgp.planner.problem import ConditioningProblem, Resources
 from flashgp.planner.sparse_price import SparsePrice
-from flashgp.planner.training import shared_by
 
 __all__ = [
     "KINDS",
@@ -163,7 +162,7 @@ class ApproximatePlan:
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             ("of it", shown),
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
-            *(self.shared.lines(self.seconds, self.fit_seconds) if self.shared else []),
+            *(self.shared.lines() if self.shared else []),
             ("training", f"{readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             ("whole fit", self.fit_text),
@@ -209,15 +208,15 @@ def plan_approximate(
     few = min(problem.u, problem.stages.first_rows)
     exact = factored_plan(replace(priced, problem=replace(problem, n=few, distinct=None)), device, "direct")
     allocations += (Allocation(FEW, "exact searches", exact.training_bytes),)
-    fit, fit_wire = price.fit()
+    fit, fit_sent = price.fit()
     more, _ = replace(price, sizes=sizes.doubled().within(problem.u)).fit()
-    shared = None if problem.ranks == 1 else shared_by(problem.ranks, price.rate, price.condition_wire(), fit_wire)
+    shared = None if problem.ranks == 1 else Shared(problem.ranks, round(price.condition_wire()), round(fit_sent))
     return ApproximatePlan(
         kind, str(device), problem.n, problem.u, problem.d, problem.outputs, sizes.inducing, sizes.block,
         sizes.neighbours, sizes.predicting, allocations, peak_of(allocations, (LAYOUT, PASS)),
         peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)), price.condition(), price.step(problem.u), fit.middle,
         fit.low, fit.high, price.predict(), more.middle, resources.available()[str(device)], priced.profile.name,
-        problem.form.fusion, (*(shared.notes if shared else ()), *resources.notes()), shared,
+        problem.form.fusion, resources.notes(), shared,
         minibatch_seconds=price.minibatches() if problem.u else 0.0,
     )  # fmt: skip
 

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from flashgp.foundations.collectives import CollectiveRate
 from flashgp.foundations.profile import DeviceRates
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.fit_stages import Search, Usual, fit_stages
 from flashgp.planner.prices import Priced
 from flashgp.planner.problem import ConditioningProblem
 from flashgp.planner.training import exact_seconds, information_seconds
-from flashgp.planner.wire import Wire, rate_of
 
 __all__ = [
     "FEW",
@@ -147,10 +145,6 @@ class Price:
     def rates(self) -> DeviceRates:
         return self.priced.profile.rates(self.device)
 
-    @property
-    def rate(self) -> CollectiveRate:
-        return rate_of(self.priced.profile, self.device, self.problem.ranks)
-
     def of_rank(self, count: int) -> int:
         """The most of so many that are one rank's, (M-230)."""
         return -(-count // self.problem.ranks)
@@ -159,26 +153,26 @@ class Price:
         """Seconds of one value with its gradient."""
         raise NotImplementedError
 
-    def step_wire(self, rows: int) -> Wire:
-        """What ranks send for it, (M-231)."""
+    def step_wire(self, rows: int) -> float:
+        """Bytes that rank 0 sends for it, (M-231)."""
         raise NotImplementedError
 
     def layout(self, rows: int) -> float:
         """Seconds of choosing points, and neighbours."""
         raise NotImplementedError
 
-    def layout_wire(self, rows: int) -> Wire:
+    def layout_wire(self, rows: int) -> float:
         raise NotImplementedError
 
     def condition(self) -> float:
         """Seconds of conditioning, the choice of points included."""
         raise NotImplementedError
 
-    def condition_wire(self) -> Wire:
+    def condition_wire(self) -> float:
         raise NotImplementedError
 
     @property
-    def few_wire(self) -> Wire:
+    def few_wire(self) -> float:
         """Of an exact evaluation of few rows, which each rank makes."""
         raise NotImplementedError
 
@@ -216,46 +210,44 @@ class Price:
         """Seconds of trying fewer points."""
         return 0.0
 
-    def fit(self) -> tuple[Usual, Wire]:
-        """Seconds of a whole fit, eq. (M-186), and what ranks usually send in it."""
-        last, wire = self.condition(), self.condition_wire()
+    def fit(self) -> tuple[Usual, float]:
+        """Seconds of a whole fit, eq. (M-186), and bytes that rank 0 usually sends in it."""
+        last, sent = self.condition(), self.condition_wire()
         if not self.problem.u:
-            return Usual(last, last, last), wire
-        total, sent, first = self.first_stages()
-        total, wire = total.plus(Usual(last, last, last)), wire.plus(sent)
+            return Usual(last, last, last), sent
+        total, sent_before, first = self.first_stages()
+        total, sent = total.plus(Usual(last, last, last)), sent + sent_before
         parts = self.parts(first)
         searches = self.searches(parts)
         again = self.work.choices - sum(rows == self.problem.u for _, rows, _ in searches)
         once = self.trial()
         for price, rows in (*((price, rows) for price, rows, _ in searches), *[(self, self.problem.u)] * again):
             once += price.layout(rows)
-            wire = wire.plus(price.layout_wire(rows))
+            sent += price.layout_wire(rows)
         total = total.plus(Usual(once, once, once))
         for price, rows, steps in searches:
             total = total.plus(steps.times(price.step(rows)))
-            wire = wire.plus(price.step_wire(rows).times(steps.middle))
-        return total, wire
+            sent += steps.middle * price.step_wire(rows)
+        return total, sent
 
-    def first_stages(self) -> tuple[Usual, Wire, int]:
-        """Seconds of the exact stages of few rows, what ranks send in them, and the rows of the last one."""
+    def first_stages(self) -> tuple[Usual, float, int]:
+        """Seconds of the exact stages of few rows, bytes that rank 0 sends in them, and the rows of the last one."""
         problem, priced, device = self.problem, self.priced, self.device
-        total, wire = Usual(0.0, 0.0, 0.0), Wire()
+        total, sent = Usual(0.0, 0.0, 0.0), 0.0
         settings = problem.stages.for_model(own_modules=problem.own_modules)
         stages = fit_stages(
             problem.u, settings, parameters=problem.parameters, scored=not problem.own_modules,
             estimated=problem.u > settings.first_rows,
         )  # fmt: skip
         exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
-        few = self.few_wire
         for stage in exact:
-            seconds = exact_seconds(priced, device, stage.rows) + few.seconds(self.rate)
-            total = total.plus(stage.evaluations.times(seconds))
-            wire = wire.plus(few.times(stage.evaluations.middle))
+            total = total.plus(stage.evaluations.times(exact_seconds(priced, device, stage.rows)))
+            sent += stage.evaluations.middle * self.few_wire
         if any(stage.search is Search.SCORING for stage in exact):
             informations = information_seconds(priced, device, exact[0].rows)
             total = total.plus(settings.work.informations.times(informations))
         once = information_seconds(priced, device, exact[-1].rows)
-        return total.plus(Usual(once, once, once)), wire, exact[-1].rows
+        return total.plus(Usual(once, once, once)), sent, exact[-1].rows
 
     def minibatches(self) -> float:
         """Seconds of the least that a fit by minibatch steps takes, eq. (M-244); 0 where there are none."""

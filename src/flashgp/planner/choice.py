@@ -27,6 +27,7 @@ __all__ = [
     "table_of",
 ]
 
+_GONE = ("collectives", "wire_seconds", "fit_wire_seconds")  # of ranks, which plans of before have
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 PlanType = TypeVar("PlanType")
 
@@ -155,6 +156,9 @@ def plan_json(plan: Any) -> str:
 def plan_values(kind: type[PlanType], text: str) -> PlanType:
     """The plan that `plan_json` wrote, every field of its type. Raises: DomainError."""
     try:
-        return json_dataclass(kind, json.loads(text), "plan")
+        values = json.loads(text)
+        if isinstance(values, dict) and isinstance(shared := values.get("shared"), dict):
+            values["shared"] = {name: value for name, value in shared.items() if name not in _GONE}
+        return json_dataclass(kind, values, "plan")
     except (ValueError, RecursionError) as error:
         raise DomainError(f"`text` must be what {kind.__name__}.to_json wrote, got something else ({error})") from None

@@ -79,7 +79,7 @@ def plan_conditioning(
         plan = trained_plan(plans[key], priced, left[key[0]], "refined" if route == "refined" else "direct")
         plan = with_fit_seconds(plan, priced)
         plan = replace(plan, training_bytes=_bytes_with_joining(plan.training_bytes, n, joining))
-        notes = (*_notes(plan), *(plan.shared.notes if plan.shared else ()), *plan.notes, *resources.notes())
+        notes = (*_notes(plan), *plan.notes, *resources.notes())
         plan = plan if solver is None else replace(plan, solver=solver)
         return replace(plan, available_bytes=available[key[0]], alternatives=alternatives, notes=notes)
 

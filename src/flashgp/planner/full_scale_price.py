@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
 from flashgp.planner.fit_stages import Usual, part_sizes
-from flashgp.planner.wire import Wire, evaluation_wire, neighbours_wire, points_wire, summed_wire, table_wire
+from flashgp.planner.wire import evaluation_wire, neighbours_wire, points_wire, summed_wire, table_wire
 
 __all__ = ["FullScalePrice"]
 
@@ -46,10 +46,10 @@ class FullScalePrice(Price):
         products = sets * (2.0 * m * w**2 + 2.0 * b * w * m) + (here + 2.0 * own) * m**2
         small = work.small * sets * (w**3 / 3.0 + w**2 * b)
         calls = 30.0 * self.rates.call_seconds * -(-sets // max(1, work.set_pairs // w**2))
-        return pairs + self.gemm(products + small) + calls + self.sums_wire.seconds(self.rate)
+        return pairs + self.gemm(products + small) + calls
 
     @property
-    def sums_wire(self) -> Wire:
+    def sums_wire(self) -> float:
         """Of a value."""
         m = self.sizes.inducing
         return summed_wire(self.problem, m * m + m * self.problem.outputs + 3)
@@ -61,34 +61,29 @@ class FullScalePrice(Price):
         products = sets * (2.0 * m * w**2 + 10.0 * b * w * m) + (3.0 * here + 2.0 * own) * m**2
         small = work.small * sets * (w**3 / 3.0 + 4.0 * w**2 * b)
         moved = 8.0 * work.moves * sets * w * m / self.rates.copy_bytes
-        seconds = self.value(rows) + pairs + self.gemm(products + small) + moved
-        return seconds + self.gradient_wire(rows).seconds(self.rate)
+        return self.value(rows) + pairs + self.gemm(products + small) + moved
 
-    def gradient_wire(self, rows: int) -> Wire:
-        """Of a gradient beside its value: by residual, noise and features of all rows, by points and parameters."""
+    def step_wire(self, rows: int) -> float:
+        """With a gradient by residual, noise and features of all rows, by points and parameters."""
         problem, width = self.problem, self.problem.features.width
         numbers = rows * (problem.outputs + 1 + width) + self.sizes.inducing * width + problem.parameters
-        return summed_wire(problem, numbers, 2).plus(evaluation_wire(problem))
-
-    def step_wire(self, rows: int) -> Wire:
-        return self.sums_wire.plus(self.gradient_wire(rows))
+        return self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
 
     def layout(self, rows: int) -> float:
         distances = (rows * min(rows, self.work.candidates) + self.sets(rows) ** 2) / self.problem.ranks
-        return distances / self.rates.block_pairs + self.points(rows) + self.layout_wire(rows).seconds(self.rate)
+        return distances / self.rates.block_pairs + self.points(rows)
 
-    def layout_wire(self, rows: int) -> Wire:
+    def layout_wire(self, rows: int) -> float:
         near = neighbours_wire(self.problem, rows, self.sizes.block, self.sizes.neighbours)
-        return near.plus(points_wire(self.problem, self.sizes.inducing))
+        return near + points_wire(self.problem, self.sizes.inducing)
 
     def condition(self) -> float:
         tried = self.fewer.value(self.problem.u) if self.points_open else 0.0
-        seconds = self.layout(self.problem.u) + self.value(self.problem.u) + tried
-        return seconds + table_wire(self.problem).seconds(self.rate)
+        return self.layout(self.problem.u) + self.value(self.problem.u) + tried
 
-    def condition_wire(self) -> Wire:
-        sent = table_wire(self.problem).plus(self.layout_wire(self.problem.u)).plus(self.sums_wire)
-        return sent.plus(self.fewer.sums_wire) if self.points_open else sent
+    def condition_wire(self) -> float:
+        tried = self.fewer.sums_wire if self.points_open else 0.0
+        return table_wire(self.problem) + self.layout_wire(self.problem.u) + self.sums_wire + tried
 
     def trial(self) -> float:
         """At the first choice for all rows with the sizes asked for."""
@@ -106,7 +101,7 @@ class FullScalePrice(Price):
         return replace(self, sizes=replace(self.sizes, inducing=-(-self.sizes.inducing // self.work.fewer_points)))
 
     @property
-    def few_wire(self) -> Wire:
+    def few_wire(self) -> float:
         return evaluation_wire(self.problem)
 
     def predict(self) -> float:

@@ -94,38 +94,20 @@ class Offer:
 class Shared:
     """What each of the ranks that share a plan sends, at most (rank 0).
 
-    Fields: ranks; collectives, "measured" or "published" rates; sent_bytes and wire_seconds of conditioning once, the
-    latter within `seconds`; fit_sent_bytes and fit_wire_seconds of a whole fit, within `fit_seconds`.
+    Fields: ranks; sent_bytes of conditioning once; fit_sent_bytes of a whole fit.
     """
 
     ranks: int
-    collectives: str
     sent_bytes: int
-    wire_seconds: float
     fit_sent_bytes: int
-    fit_wire_seconds: float
 
-    def lines(self, seconds: float, fit_seconds: float) -> list[tuple[str, str]]:
-        """(name, readable value), beside the seconds of the whole."""
-        one = f"{readable_bytes(self.sent_bytes)} to condition, {_part(self.wire_seconds, seconds)}"
-        fit = f"{readable_bytes(self.fit_sent_bytes)} in a whole fit, {_part(self.fit_wire_seconds, fit_seconds)}"
-        sent = f"{one}; {fit}" if fit_seconds else one
+    def lines(self) -> list[tuple[str, str]]:
+        """(name, readable value)."""
+        one, fit = readable_bytes(self.sent_bytes), readable_bytes(self.fit_sent_bytes)
         return [
-            ("ranks", f"{self.ranks}: bytes and seconds are those of each of them"),
-            ("sent", f"{sent} ({self.collectives} rates)"),
+            ("ranks", f"{self.ranks}: bytes and seconds are those of each of them; time on the network not counted"),
+            ("sent", f"{one} to condition, {fit} in a whole fit"),
         ]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Of collectives that were not measured."""
-        if self.collectives == "measured":
-            return ()
-        tune = f"`torchrun --nproc-per-node {self.ranks} -m flashgp tune` measures yours"
-        return (f"published rates of a network for what ranks send; {tune}",)
-
-
-def _part(seconds: float, whole: float) -> str:
-    return f"{seconds / whole if whole else 0.0:.0%} of the time"
 
 
 @dataclass(frozen=True)
@@ -144,7 +126,7 @@ class Plan:
     available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
     alternatives, the routes not chosen, with their price and the reason; largest_fit, the largest table that a fit
     would finish within the limits that were named; offers, approximations where the fit takes long; shared, what ranks
-    send where several share the work: bytes and seconds are then those of each of them.
+    send where several share the work: bytes and seconds are then those of each of them, without time on the network.
     """
 
     route: str
@@ -224,7 +206,7 @@ class Plan:
             ("solver", _SOLVERS[self.solver]),
             ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
-            *(self.shared.lines(self.seconds, self.fit_seconds) if self.shared else []),
+            *(self.shared.lines() if self.shared else []),
             ("training", f"{self.training}: {TRAININGS[self.training]}; {readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             *([("whole fit", self.fit_text)] if self.fit_seconds else []),

@@ -15,14 +15,12 @@ from flashgp.planner.choice import DTYPES, Candidate
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem
 from flashgp.planner.products import STORED_ROWS, product_prices, stored_bytes
-from flashgp.planner.wire import Wire, rate_of, solve_wire, table_wire
 
 __all__ = [
     "PASSES",
     "ROWS_PER_RANK",
     "VECTORS",
     "Priced",
-    "conditioning_wire",
     "factored_plan",
     "iterative_plans",
     "preconditioned",
@@ -78,9 +76,8 @@ def factored_plan(priced: Priced, device: torch.device, route: str) -> Plan:
     vectors = 4 * n * problem.numbers * 8 * batch + 6 * n * problem.outputs * 8 * batch
     pairs = n * n * batch / rates.block_pairs
     flops = n**3 * batch / rates.cholesky(dtype, n)
-    wire = table_wire(problem).seconds(rate_of(priced.profile, device, problem.ranks))
     calls, matrix = 40 * rates.call_seconds, n * n * dtype.itemsize * batch
-    seconds = problem.factors * (flops / 3 + pairs * 1.5 + calls) + wire
+    seconds = problem.factors * (flops / 3 + pairs * 1.5 + calls)
     plan = _plan(priced, device, route, "torch", problem.factors * matrix + tiles + vectors, seconds)
     step = problem.factors * (flops + pairs * 2 + calls)
     return replace(plan, training_bytes=matrix + tiles + vectors, fit_step_seconds=step)
@@ -103,17 +100,10 @@ def iterative_plans(priced: Priced, device: torch.device, available: int) -> lis
         notes = (f"{readable_bytes(tiles)} of the peak are for solves that float32 products lead nowhere",)
         making = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64
         preparing = making / problem.ranks + 40 * rates.call_seconds
-        wire = conditioning_wire(problem, rank).seconds(rate_of(priced.profile, device, problem.ranks))
-        seconds = problem.factors * (price.seconds + preparing) + wire
+        seconds = problem.factors * (price.seconds + preparing)
         plan = _plan(priced, device, price.route, price.backend, peak + fit * tiles, seconds)
         plans.append(replace(plan, rank=rank, notes=notes if fit else ()))
     return plans
-
-
-def conditioning_wire(problem: ConditioningProblem, rank: int) -> Wire:
-    """What ranks send for an iterative solve, (M-228), with the table."""
-    solves = solve_wire(problem, problem.columns, rank, PASSES).times(problem.factors)
-    return table_wire(problem).plus(solves)
 
 
 def preconditioned(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
 from flashgp.planner.fit_stages import Usual
-from flashgp.planner.wire import Wire, evaluation_wire, points_wire, summed_wire, survey_wire
+from flashgp.planner.wire import evaluation_wire, points_wire, summed_wire, survey_wire
 
 __all__ = ["SparsePrice"]
 
@@ -38,35 +38,31 @@ class SparsePrice(Price):
 
     def value(self, rows: int) -> float:
         m, own = self.sizes.inducing, self.own(rows)
-        seconds = own * m / self.rates.block_pairs + self.gemm(2.0 * own * m**2 + 2.0 * m**3)
-        return seconds + self.sums_wire(rows).seconds(self.rate)
+        return own * m / self.rates.block_pairs + self.gemm(2.0 * own * m**2 + 2.0 * m**3)
 
-    def sums_wire(self, rows: int) -> Wire:
-        """Of a value."""
+    @property
+    def sums_wire(self) -> float:
+        """Of a value of all rows."""
         m = self.sizes.inducing
-        return Wire() if rows < self.problem.u else summed_wire(self.problem, m * m + m * self.problem.outputs + 6)
+        return summed_wire(self.problem, m * m + m * self.problem.outputs + 6)
 
     def step(self, rows: int) -> float:
         m, own = self.sizes.inducing, self.own(rows)
         pairs = self.derivatives * own * m / self.rates.block_pairs
-        seconds = self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3)
-        return seconds + self.gradient_wire(rows).seconds(self.rate)
+        return self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3)
 
-    def gradient_wire(self, rows: int) -> Wire:
-        """Of a gradient beside its value: by points and parameters."""
+    def step_wire(self, rows: int) -> float:
+        """With a gradient by points and parameters; ranks search the sample by themselves."""
         problem = self.problem
         if rows < problem.u:
-            return Wire()
+            return 0.0
         numbers = self.sizes.inducing * problem.features.width + 2 * problem.parameters
-        return summed_wire(problem, numbers).plus(evaluation_wire(problem))
-
-    def step_wire(self, rows: int) -> Wire:
-        return self.sums_wire(rows).plus(self.gradient_wire(rows))
+        return self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
 
     def layout(self, rows: int) -> float:
-        return self.points(rows) + self.layout_wire(rows).seconds(self.rate)
+        return self.points(rows)
 
-    def layout_wire(self, rows: int) -> Wire:
+    def layout_wire(self, rows: int) -> float:
         return points_wire(self.problem, self.sizes.inducing)
 
     @property
@@ -86,16 +82,14 @@ class SparsePrice(Price):
 
     def condition(self) -> float:
         problem = self.problem
-        seconds = self.reading + self.layout(problem.n) + self.value(problem.n)
-        return seconds + survey_wire(problem, self.sample).seconds(self.rate)
+        return self.reading + self.layout(problem.n) + self.value(problem.n)
 
-    def condition_wire(self) -> Wire:
-        n = self.problem.n
-        return survey_wire(self.problem, self.sample).plus(self.layout_wire(n)).plus(self.sums_wire(n))
+    def condition_wire(self) -> float:
+        return survey_wire(self.problem, self.sample) + self.layout_wire(self.problem.n) + self.sums_wire
 
     @property
-    def few_wire(self) -> Wire:
-        return Wire()  # ranks search the sample by themselves
+    def few_wire(self) -> float:
+        return 0.0  # ranks search the sample by themselves
 
     def predict(self) -> float:
         m = self.sizes.inducing

@@ -4,22 +4,21 @@ from dataclasses import replace
 
 import torch
 
-from flashgp.foundations.collectives import CollectiveRate
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.planner.fit_stages import FitStage, Search, Usual, fit_stages
 from flashgp.planner.plan import FACTORED, Plan, Shared
 from flashgp.planner.prices import (
+    PASSES,
     ROWS_PER_RANK,
     VECTORS,
     Priced,
-    conditioning_wire,
     factored_plan,
     preconditioned,
     products_of,
 )
-from flashgp.planner.wire import Wire, evaluation_wire, rate_of, step_wire, table_wire
+from flashgp.planner.wire import evaluation_wire, solve_wire, step_wire, table_wire
 
-__all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "shared_by", "trained_plan", "with_fit_seconds"]
+__all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "trained_plan", "with_fit_seconds"]
 
 # An exact step is preferred while so many of them, a short fit, take less than this.
 TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
@@ -66,7 +65,7 @@ def _estimated(plan: Plan, priced: Priced, device: torch.device, available: int)
     for price in products_of(priced, device, t, TRAINING_PASSES + GRADIENT_PASSES):
         kept = 8 * priced.n * t * (problem.factors - 1)
         rank, peak = preconditioned(priced, price.peak_bytes + kept, t, available)
-        seconds = problem.factors * price.seconds + _wire_of_step(priced, rank).seconds(_rate(priced, device))
+        seconds = problem.factors * price.seconds
         one = replace(plan, training=price.route, training_bytes=peak, training_rank=rank, fit_step_seconds=seconds)
         if fitting:
             one_pass = price.seconds / (TRAINING_PASSES + GRADIENT_PASSES)
@@ -76,52 +75,28 @@ def _estimated(plan: Plan, priced: Priced, device: torch.device, available: int)
     return plans
 
 
-def _wire_of_step(priced: Priced, rank: int) -> Wire:
-    """What ranks send for one estimated gradient, (M-229)."""
-    problem = priced.problem
-    rank = min(rank, problem.u // ROWS_PER_RANK)
-    one = step_wire(problem, TRAINING_COLUMNS * problem.columns, rank, TRAINING_PASSES + GRADIENT_PASSES)
-    return one.times(problem.factors)
-
-
-def _rate(priced: Priced, device: torch.device) -> CollectiveRate:
-    return rate_of(priced.profile, device, priced.problem.ranks)
-
-
 # -- a whole fit -----------------------------------------------------------------------------------------------------
 def with_fit_seconds(plan: Plan, priced: Priced) -> Plan:
     """The plan with the seconds of a whole fit, eq. (M-146): every stage, what lies between, and the posterior; of
     ranks with what they send."""
     problem, device = priced.problem, torch.device(plan.device)
-    wire = sent = table_wire(problem) if plan.route in FACTORED else conditioning_wire(problem, plan.rank)
-    total = Usual(plan.seconds, plan.seconds, plan.seconds)
-    rate = _rate(priced, device)
+    solves = 0 if plan.route in FACTORED else problem.factors
+    sent = table_wire(problem) + solves * solve_wire(problem, problem.columns, plan.rank, PASSES)
+    sent_by_fit, total = sent, Usual(plan.seconds, plan.seconds, plan.seconds)
     if problem.u and problem.batch:
         settings = problem.stages.for_model(own_modules=problem.own_modules)
         for stage in _stages(plan, priced):
             if stage.search is Search.ESTIMATED:
                 steps = stage.evaluations.by(settings.work.solves).plus(settings.work.first_solves)
-                total = total.plus(steps.times(_step_seconds(plan, priced, device, stage.rows)))
-                part = replace(priced, problem=replace(problem, n=stage.rows, distinct=None))
-                wire = wire.plus(_wire_of_step(part, plan.training_rank).times(steps.middle))
+                seconds, one = _estimated_step(plan, priced, device, stage.rows)
             else:
-                one = evaluation_wire(problem)
-                seconds = exact_seconds(priced, device, stage.rows) + one.seconds(rate)
-                total, wire = (
-                    total.plus(stage.evaluations.times(seconds)),
-                    wire.plus(one.times(stage.evaluations.middle)),
-                )
+                steps, one = stage.evaluations, evaluation_wire(problem)
+                seconds = exact_seconds(priced, device, stage.rows)
+            total, sent_by_fit = total.plus(steps.times(seconds)), sent_by_fit + steps.middle * one
         total = total.plus(_information_seconds(plan, priced, device))
         plan = replace(plan, fit_seconds=total.middle, fit_seconds_low=total.low, fit_seconds_high=total.high)
-    if problem.ranks == 1:
-        return plan
-    return replace(plan, shared=shared_by(problem.ranks, rate, sent, wire))
-
-
-def shared_by(ranks: int, rate: CollectiveRate, sent: Wire, fit: Wire) -> Shared:
-    """What a plan says of ranks that send so much to condition, and in a whole fit."""
-    collectives = "measured" if rate.measured else "published"
-    return Shared(ranks, collectives, round(sent.sent), sent.seconds(rate), round(fit.sent), fit.seconds(rate))
+    shared = None if problem.ranks == 1 else Shared(problem.ranks, round(sent), round(sent_by_fit))
+    return replace(plan, shared=shared)
 
 
 def _stages(plan: Plan, priced: Priced) -> tuple[FitStage, ...]:
@@ -162,11 +137,12 @@ def information_seconds(priced: Priced, device: torch.device, rows: int) -> floa
     return exact_seconds(priced, device, rows) + problem.stages.draws(problem.parameters) * draw
 
 
-def _step_seconds(plan: Plan, priced: Priced, device: torch.device, rows: int) -> float:
-    """A step with estimated gradients of so many rows, trained as the plan says, eq. (M-100)."""
+def _estimated_step(plan: Plan, priced: Priced, device: torch.device, rows: int) -> tuple[float, float]:
+    """Seconds of a step with estimated gradients of so many rows, trained as the plan says, eq. (M-100), and bytes that
+    rank 0 sends, (M-229)."""
     problem = replace(priced.problem, n=rows, distinct=None)
-    passes = TRAINING_PASSES + GRADIENT_PASSES
-    prices = products_of(replace(priced, problem=problem), device, TRAINING_COLUMNS * problem.columns, passes)
-    arithmetic = problem.factors * min(price.seconds for price in prices if price.route == plan.training)
-    wire = _wire_of_step(replace(priced, problem=problem), plan.training_rank)
-    return arithmetic + wire.seconds(_rate(priced, device))
+    t, passes = TRAINING_COLUMNS * problem.columns, TRAINING_PASSES + GRADIENT_PASSES
+    prices = products_of(replace(priced, problem=problem), device, t, passes)
+    seconds = min(price.seconds for price in prices if price.route == plan.training)
+    sent = step_wire(problem, t, min(plan.training_rank, problem.u // ROWS_PER_RANK), passes)
+    return problem.factors * seconds, problem.factors * sent
