@@ -1,7 +1,6 @@
 """fgp.linalg against n on each device and on the one it chooses: the choice within 15 % + 10 us of the better one.
 
-Without an accelerator there is one device, and the choice must cost no more than the call. Writes records/linalg.json
-and, with matplotlib, records/linalg.png. `--summary` makes the record's table anew from its cells.
+Needs an accelerator; writes records/gpu_linalg.json.
 """
 
 import itertools
@@ -11,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +17,10 @@ from common import RECORDS, arguments
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.bench import read_record, write_record
+from flashgp.bench import write_record
 from flashgp.foundations.accelerator import accelerator
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import CHOICE, current_profile, keep_profile, machine_key
-from flashgp.plots.axes import BLUE, GREEN, VERMILLION, new_figure
 
 ORDERS = (10, 15, 20, 30, 50, 75, 100, 150, 200, 300, 400, 512, 700, 1000, 1500, 2000, 2500)
 OPERATIONS = ("qr", "cholesky", "eigh", "triangular")
@@ -38,9 +34,6 @@ COLUMNS = [
     {"key": "within", "title": "within 15 % + 10 µs", "format": "integer"},
     {"key": "ratio", "title": "longest, of the better device"},
     {"key": "where", "title": "there"},
-    {"key": "auto_seconds", "title": "chosen"},
-    {"key": "better_seconds", "title": "better device"},
-    {"key": "torch_seconds", "title": "torch itself"},
     {"key": "met", "title": "reached"},
 ]
 
@@ -116,10 +109,8 @@ def row_of(operation: str, n: int, dtype: torch.dtype, home: str, repeats: int) 
         "torch_seconds": seconds["torch"], "auto_seconds": auto,
         **{f"{device}_seconds": seconds.get(device) for device in ("cpu", "cuda")},
         "over_better": auto / better,
-        "chosen": fgp.linalg.explain(
-            operation, n, RIGHT_HAND_SIDES if operation == "triangular" else n, dtype=dtype, home=home
-        ).device,
-        "errors_n_eps": worst, "met": auto <= better * (1 + SHARE) + SECONDS,
+        "crossover": current_profile().crossover(operation, dtype, home), "errors_n_eps": worst,
+        "met": auto <= better * (1 + SHARE) + SECONDS,
     }  # fmt: skip
 
 
@@ -134,57 +125,19 @@ def rows_of(
             yield row_of(operation, n, dtype, home, 1 if toy else SLOW_TURNS if slow else TURNS)
 
 
-def summary(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each operation, and one for all: how many cells are within the promise, and where the longest is."""
-    groups = [(operation, [cell for cell in cells if cell["work"] == operation]) for operation in OPERATIONS]
-    return [_summary(title, own) for title, own in [*groups, ("all", list(cells))] if own]
-
-
-def _summary(title: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
-    worst = max(cells, key=lambda cell: cell["over_better"])
-    place = "" if worst["home"] == "cpu" else f", data on {worst['home']}"
-    return {
-        "work": title, "cells": len(cells), "within": sum(cell["met"] for cell in cells), "ratio": worst["over_better"],
-        "where": f"{worst['work']}, n={worst['n']:,}, {worst['dtype']}{place}", "auto_seconds": worst["auto_seconds"],
-        "better_seconds": min(worst[key] for key in ("cpu_seconds", "cuda_seconds") if worst[key] is not None),
-        "torch_seconds": worst["torch_seconds"], "met": all(cell["met"] for cell in cells),
-    }  # fmt: skip
-
-
 def payload(title: str, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the record: the cells, and the table that is made of them."""
-    return {"title": title, "columns": COLUMNS, "rows": summary(cells), "cells": list(cells), "seed": 0}
-
-
-def summarise(path: Path) -> None:
-    """The table of a record made anew from its own cells; nothing is measured, and what was keeps its date."""
-    record = read_record(path)
-    write_record(path, {**record, **payload(record["title"], record["cells"])})
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Seconds against n, a panel for each operation and dtype, with data in host memory."""
-    figure = new_figure((15.0, 7.0))
-    panels = figure.subplots(2, len(OPERATIONS), sharex=True)
-    for (i, dtype), (j, operation) in itertools.product(enumerate(("float64", "float32")), enumerate(OPERATIONS)):
-        ax = panels[i][j]
-        for home, dash in (("cpu", "-"), ("cuda", ":")):
-            for device, colour in (("cpu", BLUE), ("cuda", GREEN), ("auto", VERMILLION)):
-                key = f"{device}_seconds"
-                own = [r for r in rows if (r["work"], r["dtype"], r["home"]) == (operation, dtype, home) and r[key]]
-                if own:
-                    label = f"{device}, data on {home}"
-                    width = 3.0 if device == "auto" else 1.4
-                    ax.plot([r["n"] for r in own], [r[key] for r in own], dash, color=colour, label=label,
-                            linewidth=width, alpha=0.6 if device == "auto" else 1.0)  # fmt: skip
-        ax.set(title=f"{operation}, {dtype}", xscale="log", yscale="log")
-        ax.grid(True, color="#e4e4e4")
-    panels[0][0].legend(fontsize="small")
-    for ax in panels[-1]:
-        ax.set_xlabel("n")
-    for line in panels:
-        line[0].set_ylabel("seconds")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    """Of the record: the cells, and a row for each operation with the choice that took longest beside the better."""
+    rows = []
+    for operation in OPERATIONS:
+        own = [cell for cell in cells if cell["work"] == operation]
+        if own:
+            worst = max(own, key=lambda cell: cell["over_better"])
+            rows.append({
+                "work": operation, "cells": len(own), "within": sum(cell["met"] for cell in own),
+                "ratio": worst["over_better"], "where": f"n={worst['n']:,}, {worst['dtype']}, data on {worst['home']}",
+                "met": all(cell["met"] for cell in own),
+            })  # fmt: skip
+    return {"title": title, "columns": COLUMNS, "rows": rows, "cells": list(cells), "seed": 0}
 
 
 def measured_rates() -> None:
@@ -196,15 +149,14 @@ def measured_rates() -> None:
     processor, cores, threads, version = machine_key()
     own = {"processor": processor, "cores": cores, "threads": threads, "torch_version": version}
     keep_profile(replace(BUILT_IN, name="measured", **own))
-    fgp.tune(only=(*OPERATIONS, "transfer"))
+    fgp.tune(only="crossover")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given == ["--summary"]:
-        summarise(RECORDS / "linalg.json")
+    options = arguments(list(sys.argv[1:] if argv is None else argv), __doc__ or "")
+    if accelerator() is None and not options.toy:
+        print("there is one device, and nothing to choose")
         return 0
-    options = arguments(given, __doc__ or "")
     if not options.toy:
         measured_rates()
     rows = []
@@ -216,11 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if not options.toy and not options.only:
-        write_record(RECORDS / "linalg.json", payload("fgp.linalg by n", rows))
-        try:
-            draw(rows, RECORDS / "linalg.png")
-        except BackendUnavailableError:
-            print("no picture: matplotlib is not installed")
+        write_record(RECORDS / "gpu_linalg.json", payload("fgp.linalg on a GPU", rows))
     return 0
 
 

@@ -405,11 +405,7 @@ def machine(seconds: float) -> Any:
     from flashgp.foundations.profile import BUILT_IN
 
     def times(factor: float) -> tuple[Any, ...]:
-        return tuple(
-            OperationTime(op, "float64", n, n if op == "cholesky" else t, 1, factor * n**2)
-            for op, t in (("cholesky", 0), ("triangular", 1), ("triangular", 16))
-            for n in (16, 64, 256)
-        )
+        return tuple(OperationTime("cholesky", "float64", n, factor * n**2) for n in (256, 16, 64))
 
     return replace(
         BUILT_IN, name="measured", cpu=replace(BUILT_IN.cpu, operations=times(seconds)),
@@ -425,9 +421,7 @@ def test_rates_of_machines() -> None:
     np.testing.assert_allclose(lines["one, float64"].get_ydata(), [n / 3 / 1e-9 / 1e9 for n in (16, 64, 256)])
     np.testing.assert_allclose(lines["one GPU, float64"].get_ydata()[0], 10 * 16 / 3)
     assert rendered(ax).std() > 0
-    solve = plots.machine_rates({"one": machine(1e-9)}, "triangular")
-    np.testing.assert_allclose(solve.lines[0].get_ydata(), 16.0, err_msg="with the most right-hand sides")
-    assert "not measured" in texts(plots.machine_rates({"one": machine(1e-9)}, "qr"))
+    assert "not measured" in texts(plots.machine_rates({"one": machine(1e-9)}, "gemm"))
     with pytest.raises(DomainError, match="`operation` must be one of"):
         plots.machine_rates({}, "svd")
 

@@ -16,10 +16,8 @@ from flashgp.inference.predict.growing_draws import GrowingDraws
 from flashgp.inference.training.fisher_information import fisher_information
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.linalg import routing
-from flashgp.linalg.routing import Speeds
 from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.plain_gp import data, model
-from linalg.test_decision import CPU_RATES, GPU
 
 F64 = torch.float64
 
@@ -28,7 +26,6 @@ class Away(routing.Transfers):
     """Data lie on an accelerator that is a second CPU; it records the shapes of what is carried."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.carried: list[tuple[int, ...]] = []
 
     def home(self, A: Tensor) -> str:
@@ -38,8 +35,8 @@ class Away(routing.Transfers):
         self.carried.append(tuple(tensor.shape))
         return tensor.clone()
 
-    def speeds(self, operation: str, dtype: torch.dtype) -> Speeds:
-        return Speeds(CPU_RATES, GPU)
+    def crossover(self, operation: str, dtype: torch.dtype, home: str) -> float:
+        return 1000.0
 
 
 @contextlib.contextmanager

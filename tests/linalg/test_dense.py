@@ -76,7 +76,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "crossover": (
         lambda: linalg.qr(matrix(3, 3), crossover=-1),
         DomainError,
-        "`crossover` must be a number of columns",
+        "`crossover` must be the order of a matrix",
     ),
     "a crossover that is true": (lambda: linalg.qr(matrix(3, 3), crossover=True), DomainError, "`crossover`"),
     "a crossover that is text": (lambda: linalg.eigh(definite(3), crossover="x"), DomainError, "`crossover`"),

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError
 
-import flashgp as fgp
 from flashgp import linalg
 from flashgp.foundations.accelerator import accelerator, using_accelerator
 from flashgp.foundations.determinism import deterministically
@@ -22,13 +22,18 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
-from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile import BUILT_IN, Crossover, MachineProfile
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.linalg import routing
-from flashgp.linalg.routing import Speeds
-from linalg.test_decision import CPU_RATES, GPU, profile
+from flashgp.linalg.measuring import DenseSettings, measured_crossover
 
 CUDA = torch.device("cuda")
+ORDERS = {"qr": {"cpu": 500, "cuda": 100}, "cholesky": {"cuda": 50}, "eigh": {"cpu": 300, "cuda": 200}}
+PROFILE = replace(
+    BUILT_IN, name="measured", accelerator_name="made up", crossovers=tuple(
+        Crossover(operation, "float64", home, order) for operation, own in ORDERS.items() for home, order in own.items()
+    ),
+)  # fmt: skip
 
 
 def matrix(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -45,17 +50,15 @@ class Fake(routing.Transfers):
     """A second CPU where the accelerator would be: what was carried there and back, and what happens to it."""
 
     def __init__(self, lie_on: str | None = None) -> None:
-        super().__init__()
         self.lie_on = lie_on
-        self.known: Speeds | None = Speeds(CPU_RATES, GPU)
         self.carried: list[torch.device] = []
         self.fails: Callable[[], None] | None = None
 
     def home(self, A: Tensor) -> str | None:
         return self.lie_on or super().home(A)
 
-    def speeds(self, operation: str, dtype: torch.dtype) -> Speeds | None:
-        return self.known
+    def crossover(self, operation: str, dtype: torch.dtype, home: str) -> float | None:
+        return PROFILE.crossover(operation, dtype, home)
 
     def move(self, tensor: Tensor, device: torch.device) -> Tensor:
         self.carried.append(device)
@@ -126,45 +129,17 @@ def test_gradients_pass_through(fake: Fake, name: str) -> None:
         assert float(a.abs().max()) > 0.0
 
 
-def test_auto_goes_where_it_is_quicker(fake: Fake) -> None:
-    linalg.qr(matrix(50, 50))
+def test_auto_goes_to_the_accelerator_from_the_measured_order_on(fake: Fake) -> None:
+    """By entries: a tall matrix and a batch count as the square matrix of as many."""
+    for shape in ((50, 50), (499, 499), (10, 158, 158), (5000, 49)):
+        linalg.qr(matrix(*shape))
     assert fake.trips == (0, 0)
-    linalg.qr(matrix(600, 600))
-    assert fake.trips == (1, 2)
-    linalg.qr(matrix(2, 600, 600), mode="r")
-    assert fake.trips == (2, 4)
-    linalg.solve_triangular(torch.eye(600, dtype=torch.float64), matrix(600, 16), upper=False)
-    assert fake.trips == (2, 4)
-    linalg.solve_triangular(torch.eye(1200, dtype=torch.float64), matrix(3, 1200).contiguous(), upper=True, left=False)
-    assert fake.trips == (2, 4), "three right-hand sides, not 1,200"
-    linalg.solve_triangular(torch.eye(1200, dtype=torch.float64), matrix(1200, 1200), upper=True, left=False)
-    assert fake.trips == (4, 5)
-
-
-def test_right_hand_sides_of_a_batch_are_those_of_its_systems(fake: Fake) -> None:
-    asked = []
-
-    class Asked(Speeds):
-        def quicker(self, operation: str, dtype: torch.dtype, *size: Any) -> str:
-            asked.append(size[:3])
-            return "cpu"
-
-    fake.known = Asked(CPU_RATES, GPU)
-    A = torch.eye(60, dtype=torch.float64)
-    for systems, right in (
-        ((), (60, 12)),
-        ((3,), (60, 12)),
-        ((3,), (5, 3, 60, 12)),
-        ((), (7, 60, 12)),
-        ((3,), (1, 60, 12)),
-    ):
-        linalg.solve_triangular(A.expand(*systems, 60, 60), matrix(*right), upper=False)
-    assert asked == [(60, 12, 1), (60, 12, 3), (60, 60, 3), (60, 84, 1), (60, 12, 3)]
-    linalg.solve_triangular(A.expand(3, 60, 60), matrix(5, 3, 12, 60), upper=False, left=False)
-    assert asked[-1] == (60, 60, 3)
-    assert torch.equal(
-        linalg.solve_triangular(A.expand(0, 60, 60), matrix(5, 0, 60, 12), upper=False), matrix(5, 0, 60, 12)
-    )
+    for trips, shape in enumerate(((500, 500), (10, 159, 159), (5000, 51)), 1):
+        linalg.qr(matrix(*shape), mode="r")
+        assert fake.trips == (trips, 2 * trips), shape
+    linalg.cholesky(definite(600))
+    linalg.qr(matrix(600, 600).float())
+    assert fake.trips == (3, 6), "stays where no order was found or measured"
 
 
 def test_what_keeps_data_where_they_are(fake: Fake) -> None:
@@ -206,10 +181,10 @@ def test_an_accelerator_that_is_full_is_asked_again(fake: Fake) -> None:
 
     fake.fails = full
     with pytest.warns(FlashGPWarning, match="asked again next time"):
-        linalg.eigh(definite(600))
+        linalg.eigh(definite(320))
     assert accelerator() == CUDA
     fake.fails = None
-    linalg.eigh(definite(600))
+    linalg.eigh(definite(320))
     assert fake.trips[1] == 2
 
 
@@ -245,51 +220,32 @@ def test_small_problems_of_an_accelerator_come_to_the_cpu(fake: Fake) -> None:
     assert len(fake.carried) == before
 
 
-# -- where rates come from ------------------------------------------------------------------------------------------
-class Named(routing.Transfers):
-    """A process that has chosen nothing yet, with an accelerator of that name."""
-
-    def __init__(self, name: str = "made up") -> None:
-        super().__init__()
-        self.name = name
-
-    def accelerator_name(self) -> str:
-        return self.name
-
-
-@pytest.fixture
-def named(profiles: Path) -> Iterator[Named]:
-    made = Named()
-    with using_accelerator(CUDA), routing.using_transfers(made):
-        yield made
-
-
-def test_rates_of_the_profile_are_taken(named: Named) -> None:
-    keep_profile(profile())
-    found = named.speeds("qr", torch.float64)
-    assert found is not None
-    assert (found.accelerator, found.source) == (GPU, "measured")
-    assert named.speeds("eigh", torch.float64) is found
-    assert fgp.linalg.explain("qr", 2000).rates == "measured"
-
-
-def test_a_profile_of_another_accelerator_is_said_and_not_used(named: Named) -> None:
-    keep_profile(profile())
-    named.name = "another one"
-    with pytest.warns(FlashGPWarning, match="measured with made up, and this machine has another one") as said:
-        found = named.speeds("qr", torch.float64)
-    assert len(said) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert named.speeds("qr", torch.float64) is found is None
-
-
-@pytest.mark.usefixtures("named")
-def test_without_measured_rates_data_stay() -> None:
+# -- where orders come from ------------------------------------------------------------------------------------------
+def test_the_profile_of_this_machine_is_asked(profiles: Path) -> None:
+    transfers = routing.Transfers()
     keep_profile(BUILT_IN)
-    assert routing.Transfers().speeds("qr", torch.float64) is None
-    assert fgp.linalg.explain("eigh", 2000, home="cuda").device == "cuda"
-    assert fgp.linalg.explain("eigh", 2000).device == "cpu"
+    assert transfers.crossover("qr", torch.float64, "cpu") is None, "without measured orders data stay"
+    again = MachineProfile.from_json(PROFILE.to_json())
+    assert again == PROFILE
+    keep_profile(again)
+    assert transfers.crossover("qr", torch.float64, "cpu") == 500
+    assert transfers.crossover("qr", torch.float64, "cuda") == 100
+    assert transfers.crossover("cholesky", torch.float64, "cpu") is None
+    assert ("qr, float64, data on the CPU", "on the GPU from order 500") in again.lines()
+
+
+@pytest.mark.parametrize(("home", "wins", "order"), [
+    ("cpu", 64, 64), ("cpu", 16, 16), ("cpu", math.inf, None), ("cuda", 64, 64), ("cuda", math.inf, 129),
+])  # fmt: skip
+def test_the_order_is_the_least_at_which_the_accelerator_is_quicker(home: str, wins: float, order: int | None) -> None:
+    @dataclass(frozen=True)
+    class Timed(DenseSettings):
+        def seconds(self, call: Any, device: torch.device) -> float:
+            return 1e-3 if call.keywords["device"] == "cpu" or call.args[0].shape[-1] < wins else 1e-4
+
+    settings = Timed(crossover_orders=(16, 32, 64, 128))
+    found = measured_crossover("qr", torch.float64, home, torch.device("cpu"), settings)
+    assert (found and found.order) == order
 
 
 @pytest.mark.gpu

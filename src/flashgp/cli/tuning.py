@@ -108,7 +108,7 @@ def _beside(profiles: Mapping[str, MachineProfile]) -> tuple[list[str], list[lis
 def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
     """A figure of all operations, or a page with the figures and the table."""
     if out.lower().endswith(".png"):
-        axes = new_figure((14.0, 8.0)).subplots(2, 3).flat
+        axes = new_figure((14.0, 4.0)).subplots(1, 3).flat
         for ax, operation in zip(axes, OPERATIONS, strict=False):
             plots.machine_rates(profiles, operation, ax=ax)
         plots.machine_bandwidths(profiles, ax=axes[len(OPERATIONS)])

@@ -14,13 +14,12 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_dataclass
-from flashgp.foundations.operations import OperationTime, OperationTimes, operation_flops
+from flashgp.foundations.operations import OperationTime, operation_flops, seconds_at
 
-__all__ = ["BUILT_IN", "SCHEMA", "DeviceRates", "MachineProfile", "PairRate"]
+__all__ = ["BUILT_IN", "SCHEMA", "Crossover", "DeviceRates", "MachineProfile", "PairRate", "curves_of"]
 
-SCHEMA = 4  # of the JSON; a file of another number is not read
+SCHEMA = 5  # of the JSON; a file of another number is not read
 FAR = 100.0  # times slower than the built-in rate of two cores: slower than processors are, so something disturbed it
-_GONE = ("others_cores", "collectives")  # which files of before hold
 DIP = 3.0  # times slower than at the sizes beside it: rates bend with size, but do not dip
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
@@ -33,10 +32,8 @@ class DeviceRates:
     Fields: gemm and cholesky in flops per second by dtype (n^3 / 3 flops for a factor) at large sizes; copy_bytes,
     bytes read and written; exp, float32 exponentials in cache; block_pairs, float64 covariances of a dense symmetric
     block by the portable backend, a pair counted once per entry of the full matrix; call_seconds, seconds of one small
-    operation of this library, the launches of its kernels included; launch_seconds, of one operation of torch on one
-    number, waited for; transfer_bytes and return_bytes, per second from host memory to the device and back, and
-    transfer_seconds, of one number there and back; tile_pairs, of the torch tile that large products are quickest with;
-    operations, dense factorisations and products at measured sizes.
+    operation of this library, the launches of its kernels included; tile_pairs, of the torch tile that large products
+    are quickest with; operations, dense products and factors at measured orders.
     """
 
     gemm_float64: float
@@ -47,10 +44,6 @@ class DeviceRates:
     exp: float
     block_pairs: float
     call_seconds: float
-    launch_seconds: float
-    transfer_bytes: float
-    return_bytes: float
-    transfer_seconds: float
     tile_pairs: int
     operations: tuple[OperationTime, ...] = ()
 
@@ -64,23 +57,13 @@ class DeviceRates:
         large = self.cholesky_float64 if dtype == torch.float64 else self.cholesky_float32
         return self._rate("cholesky", dtype, n) or large
 
-    def seconds(
-        self, operation: str, dtype: torch.dtype, rows: int, columns: int | None = None, batch: int = 1
-    ) -> float | None:
-        """Of a dense operation of this size, sizes as in `OperationTime`; None where it was not measured."""
-        name = str(dtype).removeprefix("torch.")
-        return self._times.seconds(operation, name, rows, rows if columns is None else columns, batch)
-
     @functools.cached_property
-    def _times(self) -> OperationTimes:
-        return OperationTimes(self.operations)
+    def _curves(self) -> dict[tuple[str, str], list[tuple[int, float]]]:
+        return {key: [(one.order, one.seconds) for one in curve] for key, curve in curves_of(self.operations).items()}
 
     def _rate(self, operation: str, dtype: torch.dtype, n: float | None) -> float | None:
-        if n is None or n < 1 or not self.operations:
-            return None
-        size = round(n)
-        seconds = self.seconds(operation, dtype, size)
-        return operation_flops(operation, size, size) / seconds if seconds else None
+        known = self._curves.get((operation, str(dtype).removeprefix("torch.")))
+        return None if n is None or n < 1 or not known else operation_flops(operation, n) / seconds_at(known, n)
 
 
 @dataclass(frozen=True)
@@ -100,12 +83,27 @@ class PairRate:
 
 
 @dataclass(frozen=True)
+class Crossover:
+    """The order of a matrix from which the accelerator is quicker.
+
+    Fields: operation, "qr", "cholesky", "eigh" or "triangular"; dtype as text; home, "cpu" or "cuda", where the data
+    lie; order.
+    """
+
+    operation: str
+    dtype: str
+    home: str
+    order: int
+
+
+@dataclass(frozen=True)
 class MachineProfile:
     """Rates of one machine.
 
     Fields: name, "built-in" or "measured"; processor (with its family, model and stepping where the system lists them),
     cores, threads and torch_version, whose change makes a measured profile one of another machine; cpu, and accelerator
-    (None where there is none) with its name; products, the rates of K V, any number per backend.
+    (None where there is none) with its name; products, the rates of K V, any number per backend; crossovers, of
+    factorisations.
     """
 
     name: str
@@ -117,6 +115,7 @@ class MachineProfile:
     accelerator: DeviceRates | None = None
     accelerator_name: str = ""
     products: tuple[PairRate, ...] = field(default=())
+    crossovers: tuple[Crossover, ...] = field(default=())
 
     def __hash__(self) -> int:
         # Of what tells machines apart: every small block looks its engine up by the profile, which has 150 rates.
@@ -133,6 +132,11 @@ class MachineProfile:
         rates = self.accelerator or BUILT_IN.accelerator
         assert rates is not None
         return rates
+
+    def crossover(self, operation: str, dtype: torch.dtype, home: str) -> int | None:
+        """The order from which the accelerator is quicker for data at home; None where that was not found."""
+        key = (operation, str(dtype).removeprefix("torch."), home)
+        return next((one.order for one in self.crossovers if (one.operation, one.dtype, one.home) == key), None)
 
     def product_rate(
         self, backend: str, device: torch.device | str, dtype: torch.dtype, symmetric: bool, d: int, t: int
@@ -177,7 +181,7 @@ class MachineProfile:
             newer = isinstance(said, int) and not isinstance(said, bool) and said > SCHEMA
             advice = "a newer FlashGP wrote it" if newer else "run `flashgp tune` again where it was measured"
             raise DomainError(f"`schema` must be {SCHEMA}, got {str(said)[:40]!r}; {advice}")
-        values = {name: value for name, value in values.items() if name not in ("schema", *_GONE)}
+        values = {name: value for name, value in values.items() if name != "schema"}
         try:
             return json_dataclass(cls, values, "profile", positive=True)
         except ValueError as error:
@@ -200,8 +204,8 @@ class MachineProfile:
                     found.append(
                         f"{what}: {rate.pairs_per_second / 1e9:.2g}e9 pairs a second (built in {usual / 1e9:.2g}e9)"
                     )
-        for (operation, dtype), curve in _curves(self.cpu.operations).items():
-            speeds = [(one.rows, operation_flops(operation, one.rows, one.columns) / one.seconds) for one in curve]
+        for (operation, dtype), curve in curves_of(self.cpu.operations).items():
+            speeds = [(one.order, operation_flops(operation, one.order) / one.seconds) for one in curve]
             for (_, low), (rows, speed), (_, high) in zip(speeds, speeds[1:], speeds[2:], strict=False):
                 if speed * DIP < min(low, high):
                     text = f"{operation}, {dtype} at {rows:,}: {speed / 1e9:.2g} GFLOP/s"
@@ -221,6 +225,10 @@ class MachineProfile:
             lines += _rate_lines("accelerator ", self.accelerator)
         if self.accelerator_name:
             lines.append(("accelerator", self.accelerator_name))
+        for cross in self.crossovers:
+            data = "CPU" if cross.home == "cpu" else "GPU"
+            name = f"{cross.operation}, {cross.dtype}, data on the {data}"
+            lines.append((name, f"on the GPU from order {cross.order:,}"))
         for rate in self.products:
             kind = "symmetric" if rate.symmetric else "rectangular"
             lines.append(
@@ -243,38 +251,29 @@ def _rate_lines(prefix: str, rates: DeviceRates) -> list[tuple[str, str]]:
         ("GEMM", f"{rates.gemm_float64 / 1e9:.4g} GFLOP/s float64, {rates.gemm_float32 / 1e9:.4g} float32"),
         ("Cholesky", f"{rates.cholesky_float64 / 1e9:.4g} GFLOP/s float64, {rates.cholesky_float32 / 1e9:.4g} float32"),
         ("copy", f"{rates.copy_bytes / 1e9:.3g} GB/s"),
-        (
-            "transfer",
-            f"{rates.transfer_bytes / 1e9:.3g} GB/s from the host, {rates.return_bytes / 1e9:.3g} back, "
-            f"{rates.transfer_seconds * 1e6:.3g} us for one number both ways",
-        ),
         ("exp", f"{rates.exp / 1e9:.3g} G/s float32"),
         ("block", f"{rates.block_pairs / 1e9:.3g} G pairs/s float64"),
         ("torch tile", f"{rates.tile_pairs:,} pairs in large products"),
-        ("call", f"{rates.call_seconds * 1e6:.3g} us, launch {rates.launch_seconds * 1e6:.3g} us"),
+        ("call", f"{rates.call_seconds * 1e6:.3g} us"),
     ]
     return [(prefix + name, text) for name, text in (*giga, *_operation_lines(rates.operations))]
 
 
 def _operation_lines(times: Sequence[OperationTime]) -> list[tuple[str, str]]:
-    """Each curve on a line: GFLOP/s at the orders of square problems, seconds for the rest."""
+    """Each curve on a line."""
     lines = []
-    for (operation, dtype), curve in _curves(times).items():
-        rates = (
-            f"{operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9:.3g} at {one.rows:,}"
-            for one in curve
-        )
+    for (operation, dtype), curve in curves_of(times).items():
+        rates = (f"{operation_flops(operation, one.order) / one.seconds / 1e9:.3g} at {one.order:,}" for one in curve)
         lines.append((f"{operation}, {dtype}", f"GFLOP/s: {', '.join(rates)}"))
     return lines
 
 
-def _curves(times: Sequence[OperationTime]) -> dict[tuple[str, str], list[OperationTime]]:
-    """Square problems, and the widest of triangular solves, by operation and dtype, the smallest order first."""
-    curves: dict[tuple[str, str], dict[int, OperationTime]] = {}
-    for one in sorted(times, key=lambda one: (one.rows, one.columns)):
-        if one.batch == 1 and (one.rows == one.columns or one.operation == "triangular"):
-            curves.setdefault((one.operation, one.dtype), {})[one.rows] = one
-    return {key: list(curve.values()) for key, curve in curves.items()}
+def curves_of(times: Sequence[OperationTime]) -> dict[tuple[str, str], list[OperationTime]]:
+    """By operation and dtype, the smallest order first."""
+    curves: dict[tuple[str, str], list[OperationTime]] = {}
+    for one in sorted(times, key=lambda one: one.order):
+        curves.setdefault((one.operation, one.dtype), []).append(one)
+    return curves
 
 
 def _table(backend: str, device: str, dtype: str, rates: Mapping[tuple[int, int], float]) -> tuple[PairRate, ...]:
@@ -297,10 +296,6 @@ BUILT_IN = MachineProfile(
         exp=1e9,
         block_pairs=1e8,
         call_seconds=1e-4,
-        launch_seconds=2e-6,
-        transfer_bytes=1e10,
-        return_bytes=1e10,
-        transfer_seconds=2e-6,
         tile_pairs=2**18,
     ),
     accelerator=DeviceRates(
@@ -312,10 +307,6 @@ BUILT_IN = MachineProfile(
         exp=5e11,
         block_pairs=1e10,
         call_seconds=1e-4,
-        launch_seconds=2e-5,
-        transfer_bytes=1e10,
-        return_bytes=5e9,
-        transfer_seconds=5e-5,
         tile_pairs=2**24,
     ),
     products=(

@@ -41,8 +41,8 @@ def qr(
     Args:
         A: shape (*batch, m, n), float32 or float64. mode: "reduced", "complete" or "r" (Q is empty).
         device: "auto", or "cpu" or "cuda" to decide; results come back to A's device whatever it is.
-        crossover: the number of columns (of rows, where these are fewer) from which the accelerator is taken; measured
-            if left out.
+        crossover: the order from which the accelerator is taken, of a matrix with other sides that of the square one
+            with as many entries; measured if left out.
     Returns: the named tuple (Q, R) of torch.
     Raises: ShapeError, DomainError; BackendUnavailableError for a device that is not there.
     Cost: 4 m n^2 flops; on another device, what is carried there and back, too. A GPU that fails costs a warning.
@@ -128,7 +128,7 @@ def solve_triangular(
 
     Args:
         A: shape (*batch, n, n), one triangle of which is read; B: (*batch, n, t), or (*batch, t, n) with left=False.
-        device: as of `qr`; crossover: the rows of A from which the accelerator is taken.
+        device, crossover: as of `qr`, by the order of A.
     Returns: X, shape of B. A zero on the diagonal gives infinities, as torch does.
     Raises: as `qr`; DomainError for a complex B beside a real A. Cost: n^2 t flops, and what is carried.
 
@@ -144,7 +144,7 @@ def solve_triangular(
         raise DomainError(f"`B` must be real like `A`, got {B.dtype}; pass A.to({B.dtype})")
     solve = functools.partial(torch.linalg.solve_triangular, upper=upper, left=left, unitriangular=unitriangular)
     try:
-        return run("triangular", solve, (A, B), device, crossover, left)
+        return run("triangular", solve, (A, B), device, crossover)
     except _REFUSED as error:
         _check_matrix(error, A, square=True)
         _check_right(A, B, left)
@@ -156,28 +156,27 @@ def _check_matrix(error: Exception, A: Any, *, square: bool) -> None:
     """Raises: the error if it is ours; ShapeError, DomainError for an A that torch had to refuse."""
     if isinstance(error, FlashGPError):
         raise error
-    wanted = "(*batch, n, n)" if square else "(*batch, m, n)"
-    if not isinstance(A, Tensor):
-        raise DomainError(f"`A` must be a tensor, got {type(A).__name__}; convert it with torch.as_tensor(...)")
+    _check_dense(A, "A")
     if A.dtype not in DTYPES:
         raise DomainError(f"`A` must be float32 or float64, got {A.dtype}; convert it with .to(torch.float64)")
-    _check_dense(A, "A")
     if A.dim() < 2 or (square and A.shape[-1] != A.shape[-2]):
+        wanted = "(*batch, n, n)" if square else "(*batch, m, n)"
         advice = "as many rows as columns" if square else "A[:, None] for one column"
         raise ShapeError(f"`A` must have shape {wanted}, got {tuple(A.shape)}; pass {advice}")
 
 
-def _check_dense(tensor: Tensor, name: str) -> None:
-    if tensor.layout != torch.strided:
-        raise DomainError(f"`{name}` must be dense, got layout {tensor.layout}; convert it with .to_dense()")
+def _check_dense(value: Any, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise DomainError(
+            f"`{name}` must be a tensor, got {type(value).__name__}; convert it with torch.as_tensor(...)"
+        )
+    if value.layout != torch.strided:
+        raise DomainError(f"`{name}` must be dense, got layout {value.layout}; convert it with .to_dense()")
 
 
 def _check_right(A: Tensor, B: Any, left: bool) -> None:
-    if not isinstance(B, Tensor):
-        raise DomainError(f"`B` must be a tensor, got {type(B).__name__}; convert it with torch.as_tensor(...)")
     _check_dense(B, "B")
-    wanted = "(*batch, n, t)" if left else "(*batch, t, n)"
-    n = A.shape[-1]
+    wanted, n = "(*batch, n, t)" if left else "(*batch, t, n)", A.shape[-1]
     if B.dim() < 2 or B.shape[-2 if left else -1] != n:
         raise ShapeError(
             f"`B` must have shape {wanted} with n = {n} like `A`, got {tuple(B.shape)}; pass B[:, None] for one "

@@ -6,6 +6,8 @@ Matern-5/2 kernel. What was timed while other processes kept its cores busy is t
 is kept.
 """
 
+import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,7 @@ from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.contention import CoreTimes, reachable_cores
 from flashgp.foundations.errors import DomainError, MeasurementDisturbedError
 from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
-from flashgp.foundations.profile import BUILT_IN, DeviceRates, MachineProfile, PairRate
+from flashgp.foundations.profile import BUILT_IN, Crossover, DeviceRates, MachineProfile, PairRate
 from flashgp.foundations.profile_store import (
     current_profile,
     keep_profile,
@@ -27,14 +29,14 @@ from flashgp.foundations.profile_store import (
     tune_command,
 )
 from flashgp.kernels.matern import Matern
-from flashgp.linalg.measuring import DenseSettings, link_rates, measured_curve, seconds_of
+from flashgp.linalg.measuring import CALLS, DenseSettings, measured_crossover, measured_curve, seconds_of
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.engines import ENGINES, Engine
 
 __all__ = ["PARTS", "TILES", "TuneSettings", "tune", "tuned"]
 
-PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "transfer", "products")  # of a profile; `only` names some
+PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "products", "crossover")  # of a profile
 FLOATS = (torch.float64, torch.float32)
 TILES = (2**18, 2**19, 2**20, 2**21)  # pairs of a torch tile
 ABOUT = 1.05  # times the seconds of the best tile: a smaller one is as good
@@ -168,6 +170,12 @@ def _measure(
     for kind, engine, dtype, symmetric, d, t in shapes:
         what = f"{devices[kind].type} products by {engine.backend}, {dtype}, d={d}, t={t}"
         tasks.append((what, product(kind, engine, dtype, symmetric, d, t)))
+    compared = there if "crossover" in parts else None
+    if compared is not None:
+        for operation, floats, home in itertools.product(CALLS, FLOATS, ("cpu", "cuda")):
+            what = f"where {operation} is quicker, {str(floats).removeprefix('torch.')}, data on {home}"
+            call = functools.partial(measured_crossover, operation, floats, home, compared, settings.dense)
+            tasks.append((what, call))
     rates: dict[str, dict[str, Any]] = {kind: {} for kind in devices}
     times: dict[str, list[OperationTime]] = {kind: [] for kind in devices}
     with torch.inference_mode(False), torch.no_grad():
@@ -175,7 +183,8 @@ def _measure(
     for (kind, *_), measured in zip(steps, results, strict=False):
         times[kind] += measured.pop("operations", ())
         rates[kind] |= measured
-    products: list[PairRate] = results[len(steps) :]
+    products: list[PairRate] = results[len(steps) : len(steps) + len(shapes)]
+    crossovers: list[Crossover] = [one for one in results[len(steps) + len(shapes) :] if one is not None]
     by_kind = {kind: _device_rates(before.get(kind), rates[kind], times[kind], parts) for kind in devices}
     cpu, other = by_kind["cpu"], by_kind.get("accelerator")
     if progress is not None:
@@ -184,8 +193,11 @@ def _measure(
     if known is not None:
         other = other or known.accelerator
         products = products or list(known.products)
+        crossovers = crossovers if compared is not None else list(known.crossovers)
     name = torch.cuda.get_device_name(there)[:200] if there is not None else known.accelerator_name if known else ""
-    return MachineProfile("measured", processor, cores, threads, version, cpu, other, name, tuple(products))
+    return MachineProfile(
+        "measured", processor, cores, threads, version, cpu, other, name, tuple(products), tuple(crossovers)
+    )
 
 
 def _undisturbed(
@@ -241,11 +253,10 @@ def _device_rates(
     unmeasured = () if known is None else tuple(one for one in known.operations if one.operation not in parts)
     for operation in ("gemm", "cholesky"):
         for dtype in ("float64", "float32"):
-            curve = [one for one in times if (one.operation, one.dtype, one.batch) == (operation, dtype, 1)]
+            curve = [one for one in times if (one.operation, one.dtype) == (operation, dtype)]
             if curve:
-                largest = max(curve, key=lambda one: one.rows)
-                flops = operation_flops(operation, largest.rows, largest.columns)
-                rates[f"{operation}_{dtype}"] = flops / largest.seconds
+                largest = max(curve, key=lambda one: one.order)
+                rates[f"{operation}_{dtype}"] = operation_flops(operation, largest.order) / largest.seconds
     operations = (*unmeasured, *times)
     return DeviceRates(**rates, operations=operations) if known is None else replace(
         known, **rates, operations=operations
@@ -278,7 +289,6 @@ def _steps(settings: TuneSettings, device: torch.device) -> Iterator[tuple[str, 
     yield "block", "block", lambda: {"block_pairs": (2 * n) ** 2 / settings.seconds(_block(2 * n, device), device)}
     yield "tile", "tile", lambda: {"tile_pairs": _tile_pairs(settings, device)}
     yield "call", "call", lambda: {"call_seconds": settings.seconds(_block(2, device), device)}
-    yield "transfer", "transfer", lambda: dict(link_rates(device, settings.dense))
 
 
 def _block(n: int, device: torch.device) -> Callable[[], object]:

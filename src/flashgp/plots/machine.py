@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
-from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.operations import OPERATIONS, operation_flops
+from flashgp.foundations.profile import MachineProfile, curves_of
 
 from .axes import COLOURS, GREY, INK, empty, legend, new_axes, plain, style
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = (*COLOURS, GREY)
-_NAMES = {"gemm": "matrix product", "cholesky": "Cholesky", "qr": "QR", "eigh": "eigenvectors",
-          "triangular": "triangular solve"}  # fmt: skip
+_NAMES = {"gemm": "matrix product", "cholesky": "Cholesky"}
 
 
 def machine_rates(
@@ -24,7 +23,7 @@ def machine_rates(
 
     Args:
         profiles: by the name that the legend shows, as `fgp.tune()` returned them.
-        operation: "gemm", "cholesky", "qr", "eigh" or "triangular" (with the most right-hand sides measured).
+        operation: "gemm" or "cholesky".
         ax: axes to draw on; a new figure's by default.
 
     Raises:
@@ -46,7 +45,8 @@ def machine_rates(
     for place, (name, profile) in enumerate(profiles.items()):
         for rates, device, marker in ((profile.cpu, "", "o"), (profile.accelerator, " GPU", "s")):
             for dtype, dash in (("float64", "-"), ("float32", "--")):
-                curve = _curve(() if rates is None else rates.operations, operation, dtype)
+                known = () if rates is None else curves_of(rates.operations).get((operation, dtype), ())
+                curve = [(one.order, operation_flops(operation, one.order) / one.seconds / 1e9) for one in known]
                 if not curve:
                     continue
                 drawn = True
@@ -93,19 +93,6 @@ def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | No
     if len(kinds) > 1:
         legend(ax, loc="lower right")
     return ax
-
-
-def _curve(times: tuple[OperationTime, ...], operation: str, dtype: str) -> list[tuple[int, float]]:
-    """(order, GFLOP/s) of single problems, square ones or with the most right-hand sides."""
-    by_order: dict[int, OperationTime] = {}
-    for one in sorted(times, key=lambda one: one.columns):
-        alone = (one.operation, one.dtype, one.batch) == (operation, dtype, 1)
-        if alone and (operation == "triangular" or one.rows == one.columns):
-            by_order[one.rows] = one
-    return [
-        (n, operation_flops(operation, one.rows, one.columns) / one.seconds / 1e9)
-        for n, one in sorted(by_order.items())
-    ]
 
 
 def _plain_ticks(ax: "Axes") -> None:
