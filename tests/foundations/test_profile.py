@@ -87,6 +87,14 @@ def test_what_a_profile_does_not_know_is_built_in() -> None:
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
+def test_a_profile_survives_its_file() -> None:
+    for profile in (BUILT_IN, own(), replace(own(), accelerator=None, products=())):
+        assert MachineProfile.from_json(profile.to_json()) == profile
+    text = str(own())
+    for part in ("measured", "Cholesky", "7 GFLOP/s float64, 100 float32", machine_key()[0], "G pairs/s"):
+        assert part in text
+
+
 def changed(**values: object) -> str:
     return json.dumps({**json.loads(own().to_json()), **values})
 

@@ -25,8 +25,6 @@ from flashgp.foundations.profile_ranges import profiled
 
 from .routing import run
 
-__all__ = ["cholesky", "eigh", "qr", "solve_triangular"]
-
 DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 MODES = ("reduced", "complete", "r")
 _REFUSED = (RuntimeError, TypeError, AttributeError, IndexError)  # torch's errors; LinAlgError is a RuntimeError

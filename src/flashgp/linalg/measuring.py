@@ -19,8 +19,6 @@ from flashgp.foundations.profile import Crossover
 
 from .dense import cholesky, eigh, qr, solve_triangular
 
-__all__ = ["CALLS", "DenseSettings", "measured_crossover", "measured_curve", "seconds_of"]
-
 SLOW = 10  # a call that takes so many times what is measured is not repeated four times: little of it is other work
 SIDES = 16  # right-hand sides of a triangular solve
 CALLS: dict[str, Callable[..., Any]] = {

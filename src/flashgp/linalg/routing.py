@@ -23,8 +23,6 @@ from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError, warn
 from flashgp.foundations.profile_store import current_profile
 
-__all__ = ["Transfers", "own_device", "run", "using_transfers"]
-
 DEVICES = ("auto", "cpu", "cuda")
 
 
