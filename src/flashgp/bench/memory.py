@@ -79,11 +79,7 @@ class PeakMeter:
         self.peak_bytes = max(0, peak_bytes - self._entry_bytes + fallen_bytes)
 
 
-def measure_peak_bytes(
-    function: Callable[..., Any],
-    *,
-    setup: Callable[[], Any] | None = None,
-) -> int:
+def measure_peak_bytes(function: Callable[..., Any], *, setup: Callable[[], Any] | None = None) -> int:
     """Peak memory of `function()`, or of `function(setup())`, in a fresh process, above the level before that call.
 
     A new Python process (spawned, with this process's number of torch threads) has no memory of earlier calls to reuse.
@@ -102,40 +98,28 @@ def measure_peak_bytes(
         >>> fgp.bench.measure_peak_bytes(partial(torch.ones, 2**24)) >= 2**24
         True
     """
-    import multiprocessing
     import pickle
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from multiprocessing import get_context
 
-    try:
-        pickle.dumps((function, setup))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise DomainError(
-            f"`function` must be importable in a fresh process, got {function!r} ({error}); move it to module level"
-        ) from error
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_measure_in_child, args=(sender, function, setup, torch.get_num_threads()))
-    child.start()
-    sender.close()
-    try:
-        outcome = receiver.recv()
-    except EOFError as error:
-        child.join()
-        raise FlashGPError(
-            f"`function` must return, but its process ended with exit code {child.exitcode} and no result "
-            "(-9 usually means out of memory); measure a smaller problem"
-        ) from error
-    finally:
-        receiver.close()
-        child.join(timeout=1.0)
-        child.kill()
-        child.join()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            outcome = pool.submit(_measure_in_child, function, setup, torch.get_num_threads()).result()
+        except BrokenProcessPool as error:
+            raise FlashGPError(
+                "`function` must return, but its process ended without a result, usually for want of memory; measure a "
+                "smaller problem"
+            ) from error
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise DomainError(
+                f"`function` must be importable in a fresh process, got {function!r} ({error}); move it to module level"
+            ) from error
     if isinstance(outcome, str):
         raise FlashGPError(f"`function` must return, but it failed in its own process; correct it:\n{outcome}")
-    return int(outcome)
+    return outcome
 
 
-def _measure_in_child(sender: Any, function: Callable[..., Any], setup: Callable[[], Any] | None, threads: int) -> None:
-    outcome: int | str
+def _measure_in_child(function: Callable[..., Any], setup: Callable[[], Any] | None, threads: int) -> int | str:
     try:
         torch.set_num_threads(threads)
         arguments = () if setup is None else (setup(),)
@@ -143,11 +127,9 @@ def _measure_in_child(sender: Any, function: Callable[..., Any], setup: Callable
             result = function(*arguments)
             synchronise()
         del result
-        outcome = meter.peak_bytes
     except Exception:  # whatever the user's function raises: its traceback is the answer
-        outcome = traceback.format_exc()
-    sender.send(outcome)
-    sender.close()
+        return traceback.format_exc()
+    return meter.peak_bytes
 
 
 class _Sampler:
