@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flashgp.bench.answers import Tensors, answer_error, answer_tensors, changed, distances, read, reference_tensors
+from flashgp.bench.answers import Tensors, answer_error, answer_tensors, changed, distances, read
 from flashgp.bench.clocks import Clock, Clocks, WallClock, clocks_named
 from flashgp.bench.inputs import LEVELS, Feed, InputSource, Perturb, calibrate, call
 from flashgp.bench.memory import PeakMeter
@@ -85,32 +85,33 @@ def compare(
         (True, False)
     """
     _check_arguments(candidates, reference, tolerance, repeats, warmup, perturb)
-    source = InputSource(inputs, seed=seed, perturb=perturb)
+    source = InputSource(inputs, reference=reference, seed=seed, perturb=perturb)
     if tolerance is None:
         eps = [torch.finfo(leaf.base.dtype).eps for leaf in source.leaves if leaf.floating]
         tolerance = math.sqrt(max(eps, default=torch.finfo(torch.float64).eps))
     notes = [f"{name} is passed on as it is: not varied, and not checked for changes" for name in source.opaque]
     if perturb is True:
-        notes += calibrate(source, reference, tolerance)
+        notes += calibrate(source, tolerance)
     elif perturb is False:
         notes.append("inputs were the same in every run: a remembered answer would not be noticed")
     clock = WallClock() if clock is None else clock
     others = [other for other in clocks_named(clocks) if other.name != clock.name]
     order = random.Random(seed)
-    bench = _Bench(source, reference, tolerance)
-    entrants = [_Entrant(name, function, bench, _levels(order)) for name, function in candidates.items()]
+    cuda = any(leaf.device.type == "cuda" for leaf in source.leaves)
+    meter = PeakMeter(cuda=cuda, collect=False)  # the clock holds the collector off
+    entrants = [_Entrant(name, function, source, tolerance, _levels(order)) for name, function in candidates.items()]
     for entrant in entrants:
         for _ in range(warmup):
-            entrant.run(clock, entrant.warmup_runs)
+            entrant.run(clock, meter, entrant.warmup_runs)
     for _ in range(repeats):
         order.shuffle(entrants)
         for entrant in entrants:
-            entrant.run(clock, entrant.runs)
+            entrant.run(clock, meter, entrant.runs)
     for other in others:
         for _ in range(OTHER_RUNS):
             order.shuffle(entrants)
             for entrant in entrants:
-                entrant.run(other, entrant.other_runs.setdefault(other.name, []))
+                entrant.run(other, meter, entrant.other_runs.setdefault(other.name, []))
     results = {entrant.name: entrant.result(clock.name) for entrant in entrants}
     settings = {
         "inputs": source.describe(),
@@ -122,33 +123,20 @@ def compare(
         "perturb": perturb if isinstance(perturb, bool) else "function",
         "clock": clock.name,
         "clocks": [other.name for other in others],
-        "memory_method": bench.meter().method,
+        "memory_method": meter.method,
     }
     return Comparison(tuple(results[name] for name in candidates), settings, environment(), tuple(notes))
-
-
-class _Bench:
-    """What all candidates are run at and judged by."""
-
-    def __init__(self, source: InputSource, reference: Any, tolerance: float) -> None:
-        self.source, self.reference, self.tolerance = source, reference, tolerance
-        self._cuda = any(leaf.device.type == "cuda" for leaf in source.leaves)
-
-    def meter(self) -> PeakMeter:
-        return PeakMeter(cuda=self._cuda, collect=False)  # the clock holds the collector off
-
-    def truth(self, values: list[torch.Tensor]) -> Tensors:
-        fixed = not callable(self.reference)
-        return reference_tensors(self.reference) if fixed else self.source.truth(self.reference, values)
 
 
 class _Entrant:
     """A candidate while the comparison runs: fresh values, clock and meter around each call, then the checks."""
 
-    def __init__(self, name: str, function: Callable[..., Any], bench: _Bench, levels: Iterator[int]) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], source: InputSource, tolerance: float, levels: Iterator[int]
+    ) -> None:
         self.name = name
-        self._function, self._bench, self._levels = function, bench, levels
-        self._feed = Feed(bench.source)
+        self._function, self._source, self._tolerance, self._levels = function, source, tolerance, levels
+        self._feed = Feed(source)
         self._reason: str | None = None
         self.runs: list[Run] = []
         self.warmup_runs: list[Run] = []
@@ -159,13 +147,12 @@ class _Entrant:
         self._kept: list[Tensors] = []  # what one that remembers would have: the first answer, the previous one
         self._apart = [False, False]  # whether each was ever told from the truth of a later run
 
-    def run(self, clock: Clock, runs: list[Run]) -> None:
+    def run(self, clock: Clock, meter: PeakMeter, runs: list[Run]) -> None:
         """One run, appended to `runs` if its answer is right; else the reason of the refusal is noted."""
         if self._reason is not None:
             return
-        values = self._bench.source.draw(next(self._levels))
+        values = self._source.draw(next(self._levels))
         structure = self._feed.load(values)
-        meter = self._bench.meter()
         try:
             with meter:
                 answer, seconds = clock.measure(lambda: call(self._function, structure))
@@ -180,20 +167,20 @@ class _Entrant:
         if mutation is not None:
             self._reason = f"mutated its inputs: {mutation}"
             return
-        truth = self._bench.truth(values)
+        truth = self._source.truth(values)
         if changed(tensors, numbers):
             self._reason = (
                 "changed its answer after the clock had stopped: its work was still going on; wait for it inside the "
                 "call"
             )
             return
-        self._reason, error_found = answer_error(numbers, truth, self._bench.tolerance)
+        self._reason, error_found = answer_error(numbers, truth, self._tolerance)
         if self._reason is None:
             runs.append(Run(seconds, meter.peak_bytes, error_found))
             self._calls.append(seconds)
             self._late.append(late)
             self._overhead[clock.name] = getattr(clock, "overhead_seconds", 0.0)
-            apart = [max(distances(kept, truth), default=0.0) > APART * self._bench.tolerance for kept in self._kept]
+            apart = [max(distances(kept, truth), default=0.0) > APART * self._tolerance for kept in self._kept]
             self._apart = [a or b for a, b in zip(self._apart, apart, strict=True)] if apart else self._apart
             self._kept = [*self._kept[:1], truth] if self._kept else [truth, truth]
 
@@ -201,7 +188,7 @@ class _Entrant:
         """Accepted, or refused also for what only all runs together show."""
         reason = self._reason or late_reason(self._calls, self._late)
         several = len(self.runs) + len(self.warmup_runs) > 1
-        if reason is None and several and self._bench.source.perturb is not False and not all(self._apart):
+        if reason is None and several and self._source.perturb is not False and not all(self._apart):
             reason = (
                 "cannot be distinguished from one that remembers: its inputs moved the reference by less than two "
                 "tolerances; pass a smaller tolerance or a stronger perturb"

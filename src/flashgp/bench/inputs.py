@@ -75,11 +75,12 @@ class InputSource:
         inputs: a tuple or list (positional arguments), a dict (keyword arguments), or one tensor. Strided tensors and
             NumPy arrays, also inside tuples, lists and dicts, are copied and varied; the same tensor given twice
             stays one tensor. Anything else is passed on as it is: not copied, not varied, not checked.
+        reference: callable of the inputs that gives the truth, or its value.
         seed: of all perturbations; the global generators are not used.
         perturb: True as above; False the same values in every run; or a function `(inputs, generator) -> inputs`.
     """
 
-    def __init__(self, inputs: Any, *, seed: int, perturb: Perturb) -> None:
+    def __init__(self, inputs: Any, *, reference: Any = None, seed: int = 0, perturb: Perturb = False) -> None:
         if isinstance(inputs, torch.Tensor):
             inputs = (inputs,)
         if not isinstance(inputs, tuple | list | dict):
@@ -89,7 +90,7 @@ class InputSource:
             )
         self.leaves: list[_Leaf] = []
         self.opaque: list[str] = []
-        self.perturb = perturb
+        self.reference, self.perturb = reference, perturb
         self._seed = seed
         self._generator = torch.Generator().manual_seed(seed)
         self._known: dict[int, _Slot] = {}  # by the id of the caller's object
@@ -150,7 +151,7 @@ class InputSource:
         return (leaf.base.to(wide) * factor).to(leaf.base.dtype)
 
     def _draw_with(self, perturb: Callable[[Any, torch.Generator], Any]) -> list[torch.Tensor]:
-        leaves = InputSource(perturb(self.structure(), self._generator), seed=0, perturb=False).leaves
+        leaves = InputSource(perturb(Feed(self).load([leaf.base for leaf in self.leaves]), self._generator)).leaves
         wanted = [(tuple(leaf.base.shape), leaf.base.dtype) for leaf in self.leaves]
         given = [(tuple(leaf.base.shape), leaf.base.dtype) for leaf in leaves]
         if wanted != given:
@@ -160,13 +161,10 @@ class InputSource:
             )
         return [leaf.base for leaf in leaves]
 
-    def structure(self, values: Sequence[torch.Tensor] | None = None) -> Any:
-        """Fresh copies of the inputs as nested as the caller's, with these values."""
-        return Feed(self).load(values if values is not None else [leaf.base for leaf in self.leaves])
-
-    def truth(self, reference: Callable[..., Any], values: Sequence[torch.Tensor]) -> Tensors:
+    def truth(self, values: Sequence[torch.Tensor]) -> Tensors:
         """What the reference gives for fresh copies of these values."""
-        return reference_tensors(call(reference, self.structure(values)))
+        fixed = not callable(self.reference)
+        return reference_tensors(self.reference if fixed else call(self.reference, Feed(self).load(values)))
 
     def describe(self) -> list[dict[str, Any]]:
         """Name, shape, dtype, device and step of each array, for the record."""
@@ -242,13 +240,13 @@ def _same_objects(left: Any, right: Any) -> bool:
     return left is right
 
 
-def calibrate(source: InputSource, reference: Callable[..., Any], tolerance: float) -> list[str]:
+def calibrate(source: InputSource, tolerance: float) -> list[str]:
     """Set the step of every floating input of `source`; returns notes on what a remembered answer could hide behind.
 
     Raises: DomainError if no input can move the reference by enough within the largest step.
     Cost: one call of the reference, and for each floating input one to a few more.
     """
-    truth = source.truth(reference, source.draw(0))
+    truth = source.truth(source.draw(0))
     needed = max(MARGIN * tolerance, _ROUNDING)
     notes: list[str] = []
     any_moved = False
@@ -257,7 +255,7 @@ def calibrate(source: InputSource, reference: Callable[..., Any], tolerance: flo
             continue
         smallest, first_sufficient, complete = leaf.step, None, False
         for _ in range(_TRIES):
-            moved_to = source.truth(reference, source.draw(1, only=index))
+            moved_to = source.truth(source.draw(1, only=index))
             moved = [distance for distance in distances(moved_to, truth) if distance > _ROUNDING]
             if moved and max(moved) >= needed and first_sufficient is None:
                 first_sufficient = leaf.step
