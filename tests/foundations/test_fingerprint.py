@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,6 +240,18 @@ def test_what_is_computed_on_demand_does_not_count() -> None:
     kernel(torch.rand(3, 2)).to_dense()
     prior.precision_matrix, cached.transforms[0].inv, cached.rsample()
     assert mark([kernel, prior, cached]) == before
+
+
+def test_compiling_does_not_count() -> None:
+    module, function = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), scaled_by(2.0)
+    before = mark([module, function])
+    assert mark([torch.compile(module), torch.compile(function)]) == before == mark([module, function])
+
+
+def test_the_order_of_submodules_counts() -> None:
+    parts = {"b": nn.Tanh(), "a": nn.ReLU()}
+    one, other = (OrderedDict((name, parts[name]) for name in order) for order in ("ba", "ab"))
+    assert mark(nn.Sequential(one)) != mark(nn.Sequential(other))
 
 
 def test_recursion_ends() -> None:

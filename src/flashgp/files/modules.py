@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError, ShapeError, warn
-from flashgp.foundations.fingerprint import PYTHON, NoFingerprintError, fingerprint
+from flashgp.foundations.fingerprint import MARKS, NoFingerprintError, fingerprint
 from flashgp.foundations.json_values import json_fields, json_list, json_text
 
 FUNCTION = "function"  # in the place of a module's fields: a function of the caller's, which has no state
@@ -39,7 +39,7 @@ def module_description(module: nn.Module, key: str, trainable: Callable[[str], b
 
 def code_marks(gp: nn.Module, keys: Iterable[str]) -> dict[str, Any]:
     """The fingerprint of the code of each module or function, null for one that has none, and the Python it is of."""
-    return {"python": PYTHON, "marks": {key: _mark(functools.reduce(getattr, key.split("."), gp)) for key in keys}}
+    return {"python": MARKS, "marks": {key: _mark(functools.reduce(getattr, key.split("."), gp)) for key in keys}}
 
 
 def warn_of_other_code(marks: Any, keys: Mapping[str, Any], modules: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def warn_of_other_code(marks: Any, keys: Mapping[str, Any], modules: Mapping[str
     for key, mark in stored.items():
         if mark is not None:
             json_text(mark, f"code.marks.{key[:60]}")
-    if json_text(fields["python"], "code.python") != PYTHON:
+    if json_text(fields["python"], "code.python") != MARKS:
         return
     other = [key for key, mark in stored.items() if mark is not None and _mark(modules[key]) not in (mark, None)]
     if other:

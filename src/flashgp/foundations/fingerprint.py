@@ -1,9 +1,8 @@
 """A fingerprint of values, code included: equal in every process for equal models, and different for others.
 
-Numbers and tensors count by their bytes, functions by their code, defaults, closures and the globals that they read,
-classes by their methods, modules by parameters, buffers and attributes, other objects by what pickle would store. The
-standard library and installed packages are named, not read; so are their functions and classes. Nothing depends on
-memory addresses or hash seeds. Code is bytecode, which differs between minor versions of Python.
+A hash of what pickle would store, with functions and classes of the user's by value: bytecode, defaults, closures and
+the globals that they read. The standard library and installed packages are named, not read. Nothing depends on memory
+addresses, hash seeds, file names or line numbers. Bytecode differs between minor versions of Python.
 
 A text attribute `fingerprint` of a function, class, module or object stands for it, beside a module's tensors.
 """
@@ -14,28 +13,25 @@ import functools
 import hashlib
 import importlib.util
 import os
-import struct
+import pickle
 import sys
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.transforms import _InverseTransform
 
-__all__ = ["PYTHON", "NoFingerprintError", "fingerprint"]
-
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"  # that bytecode is of
+MARKS = f"{PYTHON}, 2"  # and how it is hashed: other marks are not compared
 
-# Named without a version: an update of these is not another model.
 _NAMED = frozenset({"torch", "numpy", "scipy", "flashgp", "builtins"})
 _STANDARD = os.path.dirname(os.__file__) + os.sep
-_INSTALLED = ("site-packages", "dist-packages")
-_PLAIN = (int, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
+_INSTALLED = {"site-packages", "dist-packages"}
+_PLAIN = (int, float, bool, complex, str, bytes, tuple, type(None), type(Ellipsis), type(NotImplemented))
 _OF_MODULE = frozenset({"__name__", "__qualname__", "__module__", "__file__", "__doc__"})
 # Of a class, made by Python or for readers only: what it computes stands elsewhere.
 _OF_CLASS = _OF_MODULE | {
@@ -44,8 +40,9 @@ _OF_CLASS = _OF_MODULE | {
     "__orig_bases__", "__type_params__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
     "_backward_cls", "not_fingerprinted",
 }  # fmt: skip
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_TORCH_PARTS = ("_parameters", "_buffers", "_modules")
+_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, functools._lru_cache_wrapper)
+_LAZY = (functools.cached_property, torch.distributions.utils.lazy_property)
 
 
 class NoFingerprintError(Exception):
@@ -62,397 +59,238 @@ class NoFingerprintError(Exception):
 def fingerprint(*, state: bool = True, **parts: Any) -> str:
     """A hash of the named parts, 64 hexadecimal digits.
 
-    Args: parts: any values; state: whether parameters and buffers of modules count.
-    Raises: NoFingerprintError for what says nothing about its content (an open file, a lock, a generator, compiled
-        code of a package that is not installed).
-    Cost: a pass over all bytes.
+    Args:
+        state: whether parameters and buffers of modules count.
+        parts: any values.
+
+    Raises:
+        NoFingerprintError: for what pickle does not store (an open file, a lock, a generator).
+
+    Cost:
+        A pass over all bytes.
     """
     walk = _Walk(state)
     try:
-        for name, value in parts.items():
-            walk.named(name, value)
+        return walk.hashed(walk.fields(parts))
     except RecursionError:
         raise NoFingerprintError(".".join(walk.path[:8]), "nested too deeply") from None
-    return walk.digest.hexdigest()
 
 
 class _Walk:
-    """One walk over values: a digest, the objects met so far, and the path to where it is."""
+    """One walk over values: the objects met so far, and the path to where it is."""
 
     def __init__(self, state: bool) -> None:
-        self.digest = hashlib.sha256()
         self.state = state
-        self.met: dict[Hashable, int] = {}
+        self.met: dict[int, int] = {}
         self.kept: list[Any] = []  # stays alive: addresses tell what was met
         self.path: list[str] = []
 
-    # -- writing ----------------------------------------------------------------------------------------------------
-    def write(self, *texts: object) -> None:
-        for text in texts:
-            data = str(text).encode(errors="surrogatepass")
-            self.digest.update(b"%d:" % len(data) + data)
+    def hashed(self, value: Any) -> str:
+        digest = hashlib.sha256()
+        try:
+            _Pickler(self, digest.update).dump(value)
+        except (NoFingerprintError, RecursionError):
+            raise
+        except Exception as error:  # whatever the object's own code says
+            raise self.refuse(f"something that pickle does not store ({error})"[:200]) from None
+        return digest.hexdigest()
+
+    def fields(self, named: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        """Names and hashes of their values, in an order that says nothing."""
+        found = []
+        for name, value in sorted(named.items()):
+            self.path.append(name)
+            found.append((name, self.hashed(value)))
+            self.path.pop()
+        return tuple(found)
 
     def refuse(self, reason: str) -> NoFingerprintError:
         return NoFingerprintError(".".join(self.path), reason)
 
-    def named(self, name: str, value: Any) -> None:
-        self.write(name)
-        self.path.append(name)
-        self.value(value)
-        self.path.pop()
-
-    def fields(self, kind: str, fields: Iterable[tuple[str, Any]]) -> None:
-        """Named values in an order that says nothing."""
-        ordered = sorted(fields, key=lambda pair: pair[0])
-        self.write(kind, len(ordered))
-        for name, value in ordered:
-            self.named(name, value)
-
-    def again(self, *key: Hashable) -> bool:
-        """Whether this was met before; its number then stands for it."""
-        count = len(self.met)
-        place = self.met.setdefault(key, count)
-        if place < count:
-            self.write("again", place)
-        return place < count
-
-    # -- values -----------------------------------------------------------------------------------------------------
-    def value(self, value: Any) -> None:
+    # -- what pickle asks --------------------------------------------------------------------------------------------
+    def stand_in(self, value: Any) -> object:
+        """A name or a number for an object that is named, or that was met before; None for others."""
         kind = type(value)
         if kind in _PLAIN:
-            self.write(kind.__name__, repr(value) if kind is bytes else value)
-        elif kind is float:
-            self.write("float", struct.pack("<d", value).hex())
-        elif kind is tuple:
-            self.items("tuple", value)
-        elif kind is frozenset or kind is set:
-            self.write(kind.__name__, *sorted(_digest(item, self.state) for item in value))
-        elif isinstance(value, types.CodeType):
-            self.code(value)
-        elif isinstance(value, types.ModuleType):
-            self.python_module(value, frozenset())
-        elif isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format | PurePath):
-            self.write(kind.__name__, value)
-        elif not self.again(id(value)):
-            self.kept.append(value)
-            self.object(value)
-
-    def object(self, value: Any) -> None:
-        """What has an identity."""
-        stands = None if isinstance(value, type) else getattr(value, "fingerprint", None)
-        if isinstance(value, type):
-            self.python_class(value)
-        elif isinstance(stands, str):
-            self.write("fingerprint", type(value).__qualname__, stands)
-            if isinstance(value, nn.Module):
-                self.tensors_of(value)
-        elif isinstance(value, Tensor):
-            self.tensor(value)
-        elif isinstance(value, numpy.ndarray | numpy.generic):
-            self.array(value)
-        elif isinstance(value, nn.Module):
-            self.torch_module(value)
-        elif type(value) is list:
-            self.items("list", value)
-        elif type(value) is dict or isinstance(value, types.MappingProxyType):
-            self.write("dict", len(value))
-            for key, item in value.items():
-                self.value(key)
-                self.named(str(key)[:40], item)
-        elif isinstance(value, types.FunctionType):
-            self.function(value)
-        elif isinstance(value, functools._lru_cache_wrapper):
-            self.named("__wrapped__", value.__wrapped__)
-        elif isinstance(value, types.MethodType):
-            self.write("method")
-            self.value(value.__func__)
-            self.value(value.__self__)
-        elif isinstance(value, types.CellType):
-            self.cell(value)
-        elif isinstance(value, functools.cached_property):
-            self.named("func", value.func)
-        elif isinstance(value, property):
-            self.fields("property", [(name, getattr(value, name)) for name in ("fget", "fset", "fdel")])
-        elif isinstance(value, staticmethod | classmethod):
-            self.write(type(value).__name__)
-            self.value(value.__func__)
-        elif isinstance(value, _COMPILED):
-            self.compiled(value)
-        elif isinstance(value, Distribution | Transform):
-            self.distribution(value)
-        else:
-            self.pickled(value)
-
-    def items(self, kind: str, values: Iterable[Any]) -> None:
-        values = list(values)
-        self.write(kind, len(values))
-        for place, value in enumerate(values):
-            self.path.append(str(place))
-            self.value(value)
-            self.path.pop()
-
-    def tensor(self, value: Tensor) -> None:
-        if not self.state and isinstance(value, nn.Parameter):
-            self.write("parameter")
-            return
-        self.write("tensor", type(value).__name__, value.dtype, tuple(value.shape), value.requires_grad)
-        try:
-            plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            self.digest.update(plain.reshape(-1).view(torch.uint8).numpy().data if plain.numel() else b"")
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            raise self.refuse(f"a tensor without bytes of its own ({str(error)[:80]})") from None
-
-    def array(self, value: Any) -> None:
-        self.write("array", value.dtype.str, value.shape)
-        if value.dtype.hasobject:
-            self.value(value.tolist())
-        else:
-            self.digest.update(numpy.ascontiguousarray(value).tobytes())
-
-    def distribution(self, value: Any) -> None:
-        """Its arguments and all it holds, without what it computes on demand or remembers."""
-        self.python_class(type(value))
-        fields = _settled(value)
-        if isinstance(value, Transform):
-            fields.pop("_cached_x_y", None)
-            if not isinstance(value, _InverseTransform):  # which alone is made of its inverse
-                fields.pop("_inv", None)
-        else:
-            fields |= {name: getattr(value, name) for name in value.arg_constraints if hasattr(value, name)}
-        self.fields("distribution", fields.items())
-
-    def torch_module(self, module: nn.Module) -> None:
-        original = getattr(module, "_orig_mod", None)
-        if isinstance(original, nn.Module):  # of torch.compile
-            self.value(original)
-            return
-        self.python_class(type(module))
-        fields = _settled(module)
-        skipped = {name for base in type(module).__mro__ for name in vars(base).get("not_fingerprinted", ())}
-        hooks = {name: list(fields[name].values()) for name in _HOOKS if fields.get(name)}
-        plain = {
-            name: value
-            for name, value in fields.items()
-            if name not in _TORCH_PARTS and name not in skipped and "_hooks" not in name
-            and name not in ("_compiled_call_impl", "_non_persistent_buffers_set")
-        }  # fmt: skip
-        if not self.state:
-            plain.pop("training", None)
-        self.fields("module", (plain | hooks).items())
-        if self.state:
-            for name in ("_parameters", "_buffers"):
-                self.fields(name, fields[name].items())
-        self.write(len(fields["_modules"]))
-        for name, part in fields["_modules"].items():
-            self.named(name, part)
-
-    def tensors_of(self, module: nn.Module) -> None:
-        if self.state:
-            self.fields("tensors", [*module.named_parameters(), *module.named_buffers()])
-
-    def pickled(self, value: Any) -> None:
-        """What pickle would store of any other object."""
-        kind = type(value)
-        try:
-            reducer = copyreg.dispatch_table.get(kind)
-            reduced = value.__reduce_ex__(2) if reducer is None else reducer(value)
-        except Exception as error:  # whatever the object's own code says
-            raise self.refuse(f"of type {_full_name(kind)}, which does not say what it holds ({error})"[:200]) from None
-        self.python_class(kind)
-        if isinstance(reduced, str):
-            self.write("global", reduced)
-            return
-        self.kept.append(reduced)
-        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        self.write("object")
-        self.value(function)
-        self.value(arguments)
-        if isinstance(state, dict):
-            lazy = _lazy_names(kind)
-            self.fields("state", [(str(name), held) for name, held in state.items() if name not in lazy])
-        else:
-            self.value(state)
-        self.items("items", items or ())
-        self.items("pairs", pairs or ())
-
-    # -- code -------------------------------------------------------------------------------------------------------
-    def function(self, function: types.FunctionType) -> None:
-        """Code, defaults, closure, attributes, and the globals it reads."""
-        original = vars(function).get("_torchdynamo_orig_callable")
-        if original is not None:  # of torch.compile
-            self.value(original)
-            return
-        module = function.__globals__.get("__name__")
-        library = _library(module)
-        if library is not None:
-            self.write("function", library, module, function.__qualname__)
-            if _found(module, function.__qualname__) is function:
-                return
-        else:
-            self.write("function")
-            self.code(function.__code__)
-        self.named("__defaults__", function.__defaults__)
-        self.named("__kwdefaults__", function.__kwdefaults__)
-        self.fields("attributes", vars(function).items())
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self.path.append(name)
-            self.cell(cell, _names(function.__code__))
-            self.path.pop()
-        if library is None:
-            self.globals(function)
-
-    def cell(self, cell: types.CellType, names: frozenset[str] = frozenset()) -> None:
-        try:
-            content = cell.cell_contents
-        except ValueError:
-            self.write("empty")
-            return
-        self.in_scope(content, names)
-
-    def globals(self, function: types.FunctionType) -> None:
-        """The values of global names that the code reads, and of modules that it imports."""
-        known, names = function.__globals__, _names(function.__code__)
-        for name in sorted(_reads(function.__code__, "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")):
-            if name in known and name not in _OF_MODULE:
-                self.write(name)
-                self.path.append(name)
-                self.in_scope(known[name], names)
-                self.path.pop()
-        for name in sorted(_reads(function.__code__, "IMPORT_NAME")):
-            self.write("import", name)
-            found = sys.modules.get(name) or sys.modules.get(f"{known.get('__package__')}.{name}")
-            if _library(found.__name__ if found else name) is not None:
-                continue
-            if found is None:
-                raise self.refuse(f"a function that imports {name!r}, which has not been imported yet")
-            self.in_scope(found, names)
-
-    def in_scope(self, value: Any, names: frozenset[str]) -> None:
-        """A value that code sees; of a module what that code's names may mean."""
+            return None
+        if kind in (set, frozenset):
+            return kind.__name__, sorted(_Walk(self.state).hashed(item) for item in value)
+        if isinstance(value, type | types.FunctionType) and _is_found(value):
+            return value.__module__, value.__qualname__
         if isinstance(value, types.ModuleType):
-            self.python_module(value, names)
-        else:
-            self.value(value)
+            if not _is_library(value.__name__):
+                raise self.refuse(f"the Python module {value.__name__!r}")
+            return ("module", value.__name__)
+        if id(value) in self.met:
+            return self.met[id(value)]
+        self.met[id(value)] = len(self.met)
+        self.kept.append(value)
+        return None
 
-    def python_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        library = _library(module.__name__)
-        self.write("import", library, module.__name__)
-        if library is None and not self.again(module.__name__, names):
-            if not names:
-                raise self.refuse(f"the Python module {module.__name__!r}")
-            for name in sorted(names & vars(module).keys() - _OF_MODULE):
-                self.write(name)
-                self.path.append(name)
-                self.in_scope(vars(module)[name], names)
-                self.path.pop()
+    def parts(self, value: Any) -> tuple[Any, ...]:
+        """What an object is made of."""
+        if isinstance(value, nn.Module | types.FunctionType):
+            for original in ("_orig_mod", "_torchdynamo_orig_callable"):  # of torch.compile
+                value = getattr(value, original, value)
+        stands = vars(value).get("fingerprint") if isinstance(value, type) else getattr(value, "fingerprint", None)
+        if isinstance(stands, str):
+            tensors = value.state_dict() if self.state and isinstance(value, nn.Module) else {}
+            return "fingerprint", stands, self.fields(tensors)
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if isinstance(value, types.FunctionType):
+            return self.function(value)
+        if isinstance(value, types.CodeType):
+            return _code(value)
+        if isinstance(value, _WRAPPERS):
+            inner = ("fget", "fset", "fdel", "func", "__wrapped__")
+            return type(value).__name__, self.fields({name: getattr(value, name, None) for name in inner})
+        if isinstance(value, type):
+            members = {name: member for name, member in vars(value).items() if name not in _OF_CLASS}
+            kept = {name: member for name, member in members.items() if not isinstance(member, _SLOTS)}
+            return "class", value.__qualname__, value.__bases__, self.fields(kept)
+        return self.object(value)
 
-    def code(self, code: types.CodeType) -> None:
-        """Instructions with what they mean, without line numbers, file names and docstrings."""
-        self.write("code", code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0x0C)
-        self.write(*code.co_varnames, "|", *code.co_freevars, "|", *code.co_cellvars, "|")
-        self.digest.update(code.co_exceptiontable)
-        for step in dis.get_instructions(code):
-            self.write(step.opname)
-            if step.opcode in dis.hasconst or not isinstance(step.argval, int | str | None):
-                self.value(step.argval)
-            else:
-                self.write(step.argval)
+    def tensor(self, value: Tensor) -> tuple[Any, ...]:
+        if not self.state and isinstance(value, nn.Parameter):
+            return ("parameter",)
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        content: Any = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
+        kind = type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad
+        return "tensor", *kind, pickle.PickleBuffer(content)
 
-    def python_class(self, kind: type) -> None:
-        """Its name, and the code of all its own classes."""
-        self.write("class", kind.__qualname__)  # whatever file its own code stands in
-        for base in kind.__mro__:
-            library = _library(base.__module__)
-            if library is not None and _found(base.__module__, base.__qualname__) is base:
-                self.write(library, _full_name(base))
-            elif not self.again(base):
-                if isinstance(stands := vars(base).get("fingerprint"), str):
-                    self.write("fingerprint", stands)
-                    continue
-                members = [(name, member) for name, member in vars(base).items() if name not in _OF_CLASS]
-                self.path.append(base.__qualname__)
-                self.fields("members", [pair for pair in members if not isinstance(pair[1], _SLOTS)])
-                self.path.pop()
+    def function(self, function: types.FunctionType) -> tuple[Any, ...]:
+        """Code, defaults, attributes, and what it reads of its closure and globals; of a library without code."""
+        code, module = function.__code__, function.__module__
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        known = {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+        own: Any = (module, function.__qualname__)
+        if not _is_library(module):
+            own = code
+            if function.__doc__ is not None and code.co_consts[:1] == (function.__doc__,):
+                own = code.replace(co_consts=(None, *code.co_consts[1:]))
+            known = self.read(function.__globals__ | known | self.imported(function), _names(code), frozenset())
+        said = {"defaults": function.__defaults__, "by keyword": function.__kwdefaults__, **vars(function)}
+        return "function", own, self.fields(known), self.fields(said)
 
-    def compiled(self, value: Any) -> None:
-        """Compiled code: named, where it is of a library."""
-        owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-        module = owner if isinstance(owner, types.ModuleType) else None
-        kind = owner if isinstance(owner, type) else type(owner)
-        name = getattr(value, "__module__", None) or (module.__name__ if module else kind.__module__)
-        library = _library(name)
-        if library is None:
-            raise self.refuse(f"{value.__name__}, compiled code of {name}, which is not an installed package")
-        self.write("compiled", library, name, getattr(value, "__qualname__", value.__name__))
-        if owner is not None and module is None and not isinstance(owner, type):
-            self.value(owner)
+    def read(self, known: Mapping[str, Any], names: frozenset[str], within: frozenset[str]) -> dict[str, Any]:
+        """What code with these names reads of a namespace, and of modules of the user's in it."""
+        found = {}
+        for name in sorted((names & known.keys()) - _OF_MODULE):
+            value = known[name]
+            if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+                inside = within | {value.__name__}
+                value = () if value.__name__ in within else self.fields(self.read(vars(value), names, inside))
+            found[name] = value
+        return found
+
+    def imported(self, function: types.FunctionType) -> dict[str, Any]:
+        """Modules of the user's that a function imports when it runs."""
+        found = {}
+        for name in _imports(function.__code__):
+            module = sys.modules.get(name) or sys.modules.get(f"{function.__globals__.get('__package__')}.{name}")
+            if module is None and not _is_library(name):
+                raise self.refuse(f"a function that imports {name!r}, which has not been imported yet")
+            found[name] = module
+        return found
+
+    def object(self, value: Any) -> tuple[Any, ...]:
+        """What pickle stores of it, without what is computed on demand or says nothing."""
+        if isinstance(value, _InverseTransform):  # which does not store what it is the inverse of
+            return "inverse", value.inv
+        kind = type(value)
+        reducer = copyreg.dispatch_table.get(kind)
+        reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+        if isinstance(reduced, str):
+            return "global", kind.__name__, getattr(value, "__module__", None), reduced
+        function, arguments, held, items, pairs = (*reduced, None, None, None)[:5]
+        if isinstance(held, dict):
+            held = self.fields(self.settled(value, {str(name): one for name, one in held.items()}))
+        return "object", function, arguments, held, tuple(items or ()), tuple(pairs or ())
+
+    def settled(self, value: Any, held: dict[str, Any]) -> dict[str, Any]:
+        members = [(name, member) for base in type(value).__mro__ for name, member in vars(base).items()]
+        skipped = {name for name, member in members if isinstance(member, _LAZY)}
+        skipped.update(*(member for name, member in members if name == "not_fingerprinted"))
+        if isinstance(value, Transform):
+            skipped |= {"_cached_x_y", "_inv"}
+        found = {name: one for name, one in held.items() if name not in skipped}
+        if isinstance(value, Distribution):
+            found |= {name: getattr(value, name) for name in value.arg_constraints if hasattr(value, name)}
+        return self.of_module(found) if isinstance(value, nn.Module) else found
+
+    def of_module(self, held: dict[str, Any]) -> dict[str, Any]:
+        """Attributes, hooks without their numbers, which count all of a process, submodules, and tensors."""
+        found: dict[str, Any] = {name: list(one.values()) if "_hooks" in name else one for name, one in held.items()}
+        tensors = found.pop("_parameters") | found.pop("_buffers")
+        parts = found.pop("_modules")
+        for name in ("_compiled_call_impl", "_is_torch_compile", "_non_persistent_buffers_set"):
+            found.pop(name, None)
+        if not self.state:
+            found.pop("training")
+        return found | parts | {"parts": tuple(parts)} | (tensors if self.state else {})
 
 
-_COMPILED = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)  # fmt: skip
-_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+class _Pickler(pickle.Pickler):
+    """Writes into a hash. Without pickle's own memo, which tells equal texts apart by their addresses."""
+
+    def __init__(self, walk: _Walk, write: Any) -> None:
+        super().__init__(types.SimpleNamespace(write=write), 5)
+        self.fast = True
+        self.walk = walk
+
+    def persistent_id(self, value: Any) -> Any:
+        return self.walk.stand_in(value)
+
+    def reducer_override(self, value: Any) -> Any:
+        return tuple, (self.walk.parts(value),)
 
 
-def _digest(value: Any, state: bool) -> str:
-    walk = _Walk(state)
-    walk.value(value)
-    return walk.digest.hexdigest()
+def _code(code: types.CodeType) -> tuple[Any, ...]:
+    """Without line numbers, file names and its own name."""
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0x0C
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return "code", *counts, *names, code.co_code, code.co_consts, code.co_exceptiontable
 
 
-def _settled(value: Any) -> dict[str, Any]:
-    """The attributes of an object as pickle takes them, without those that are computed on demand."""
-    state = value.__getstate__() if isinstance(value, nn.Module) else vars(value)
-    if not isinstance(state, dict):
-        state = vars(value)
-    lazy = _lazy_names(type(value))
-    return {name: held for name, held in state.items() if name not in lazy}
+def _is_found(value: type | types.FunctionType) -> bool:
+    """Whether a library calls it by its name."""
+    if not _is_library(value.__module__):
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
-def _lazy_names(kind: type) -> set[str]:
-    lazy = functools.cached_property, torch.distributions.utils.lazy_property
-    return {name for base in kind.__mro__ for name, member in vars(base).items() if isinstance(member, lazy)}
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _found(module: Any, name: str) -> Any:
-    """What a module calls by that qualified name."""
-    value: Any = sys.modules.get(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def _library(module: str | None) -> str | None:
-    """The package of a module of the standard library or an installed package, with a version where it may matter."""
+def _is_library(module: str | None) -> bool:
+    """Whether a module is of the standard library or an installed package."""
     top = (module or "").split(".")[0]
-    if not top or top == "__main__":
-        return None
-    if top in _NAMED:
-        return top
-    loaded = sys.modules.get(top)
+    if top in _NAMED or not top or top == "__main__":
+        return top in _NAMED
     try:
-        spec = getattr(loaded, "__spec__", None) or importlib.util.find_spec(top)
+        spec = getattr(sys.modules.get(top), "__spec__", None) or importlib.util.find_spec(top)
     except (ImportError, ValueError):
-        return None
+        return False
     if spec is None:
-        return None
+        return False
     file = (spec.origin if spec.has_location else None) or next(iter(spec.submodule_search_locations or ()), "")
-    if any(part in _INSTALLED for part in PurePath(file).parts):
-        return f"{top} {getattr(loaded, '__version__', '')}"
-    return top if top in sys.stdlib_module_names and (not file or file.startswith(_STANDARD)) else None
+    if not _INSTALLED.isdisjoint(PurePath(file).parts):
+        return True
+    return top in sys.stdlib_module_names and (not file or file.startswith(_STANDARD))
 
 
 def _names(code: types.CodeType) -> frozenset[str]:
     """All names in code and in the functions inside it."""
-    return frozenset(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+    inside = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return frozenset(code.co_names + code.co_freevars).union(*inside)
 
 
-def _reads(code: types.CodeType, *operations: str) -> set[str]:
-    """What these instructions name, in code and in the functions inside it."""
-    found = {step.argval for step in dis.get_instructions(code) if step.opname in operations}
-    return found.union(*(_reads(c, *operations) for c in code.co_consts if isinstance(c, types.CodeType)))
+def _imports(code: types.CodeType) -> Iterable[str]:
+    """The modules that code and the functions inside it import."""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            yield step.argval
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _imports(one)

@@ -19,7 +19,7 @@ from flashgp.foundations.fingerprint import PYTHON
 from flashgp.processes.group import Group
 
 STATE = "state"  # no run has this name
-FORMAT_VERSION = 3  # until 2, models that differed in code alone were taken for each other
+FORMAT_VERSION = 4  # until 3, models were told apart by another hash
 
 
 class EvaluationLog:
