@@ -74,14 +74,20 @@ class Noise:
         weights = rng.integers(1, 5, size=n) / 2.0
         return variances, weights if self.weights else None
 
-    def of_rows(self, n: int, variances: Any, weights: Any) -> Rounded:
+    def of_rows(self, n: int, variances: Any, weights: Any, unit: float | None = None) -> Rounded:
+        """Weights are relative precisions, (M-251): to their geometric mean, or to that of the rows conditioned on."""
         total = self.of_new() * numpy.ones(n)
         if weights is not None:
-            total = total / (weights / numpy.exp(numpy.log(weights).mean()))  # (M-251): relative precisions
+            total = total / (weights / (typical(weights) if unit is None else unit))
         return total if variances is None else total + variances
 
     def of_new(self) -> Rounded:
         return Rounded(0.0) if self.variance is None else positive(self.variance)
+
+
+def typical(weights: numpy.ndarray | None) -> float:
+    """The geometric mean of weights; 1 of none."""
+    return 1.0 if weights is None or not len(weights) else float(numpy.exp(numpy.log(weights).mean()))
 
 
 ANY_POINTS, ANY_NOISE = Points(), Noise()

@@ -10,7 +10,7 @@ import torch
 
 import flashgp as fgp
 from hunt import specs
-from hunt.cases import ANY_NOISE, ANY_POINTS, Noise, Points, result_dtype, targets, without_axis
+from hunt.cases import ANY_NOISE, ANY_POINTS, Noise, Points, result_dtype, targets, typical, without_axis
 from hunt.differences import Findings
 from hunt.layouts import carried, cast, context, laid_out
 from hunt.reference import Data, NotDefiniteError, Reference
@@ -23,25 +23,26 @@ RARE = 0.15  # share of fantasies and copies among updates, which take less time
 
 @dataclass
 class Table:
-    """The rows that the posterior should have, in order."""
+    """The rows that the posterior should have, in order; unit, of their weights: that of the rows conditioned on."""
 
     x: numpy.ndarray
     y: numpy.ndarray
     variances: numpy.ndarray | None
     weights: numpy.ndarray | None
+    unit: float = 1.0
 
     def without(self, gone: list[int]) -> "Table":
         def kept(rows: Any) -> Any:
             return None if rows is None else numpy.delete(rows, gone, axis=0)
 
-        return Table(kept(self.x), kept(self.y), kept(self.variances), kept(self.weights))
+        return Table(kept(self.x), kept(self.y), kept(self.variances), kept(self.weights), self.unit)
 
     def followed_by(self, new: "Table") -> "Table":
         def both(a: Any, b: Any) -> Any:
             return None if a is None else numpy.concatenate([a, b])
 
         x, y = both(self.x, new.x), both(self.y, new.y)
-        return Table(x, y, both(self.variances, new.variances), both(self.weights, new.weights))
+        return Table(x, y, both(self.variances, new.variances), both(self.weights, new.weights), self.unit)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ChainCase:
         found = Findings()
         rng = numpy.random.default_rng([self.points.seed, 9])
         table = self._rows(self.n, 0)
+        table.unit = typical(table.weights)
         post: Any = None
         refusals = () if self._tells(table) else (fgp.NotPositiveDefiniteError,)
         with found.watched("condition", refusals), context(self.context):
@@ -156,7 +158,7 @@ class ChainCase:
 
     def _reference(self, table: Table, updated: bool, jitter: float = 0.0) -> Reference:
         y = table.y[:, None] if self.outputs is None else table.y
-        noise = self.noise.of_rows(len(table.x), table.variances, table.weights) + jitter
+        noise = self.noise.of_rows(len(table.x), table.variances, table.weights, table.unit) + jitter
         return Reference(Data(self.kernel, self.mean, table.x, y, noise, self.noise.of_new(), updated))
 
     def _fantasize(self, post: Any, table: Table, step: int, found: Findings) -> None:
@@ -172,7 +174,7 @@ class ChainCase:
             if table.variances is not None:
                 new.variances = numpy.zeros(2)
             if table.weights is not None:
-                new.weights = numpy.ones(2)
+                new.weights = numpy.full(2, table.unit)
             with contextlib.suppress(NotDefiniteError):
                 references.append(self._reference(table.followed_by(new), True))
         try:
