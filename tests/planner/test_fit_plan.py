@@ -13,8 +13,8 @@ from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.planner.fit_stages import Search, StageSettings, fit_stages
-from flashgp.planner.largest_fit import largest_fit
 from flashgp.planner.plan import Plan
+from flashgp.planner.training import largest_fit
 from inference.training.tables import prior, table
 
 GP = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(8)))

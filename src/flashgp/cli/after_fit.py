@@ -22,8 +22,6 @@ from flashgp.planner.plan import FACTORED
 from .options import FitOptions
 from .prepared import Prepared
 
-__all__ = ["AFTER_FIT", "AfterFit"]
-
 
 @dataclass(frozen=True)
 class AfterFit:

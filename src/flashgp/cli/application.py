@@ -42,8 +42,6 @@ from .options import (
 from .paths import require_writable
 from .ranks import SilentConsole, all_ranks, own_stderr, shown_by_another_rank, usage_of_first
 
-__all__ = ["application", "main", "placed"]
-
 Work = Callable[[Console], dict[str, Any]]
 
 _BAD_INPUT = 2

@@ -16,8 +16,6 @@ from .console import Console
 from .options import BenchOptions, listed
 from .paths import require_writable
 
-__all__ = ["run_bench"]
-
 
 def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
     """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""

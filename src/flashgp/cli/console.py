@@ -20,8 +20,6 @@ from flashgp.processes.group import ALONE
 if TYPE_CHECKING:
     from flashgp.inference.fit import Progress
 
-__all__ = ["Console", "finite"]
-
 _LINE_SECONDS = 10.0
 
 

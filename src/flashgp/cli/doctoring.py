@@ -8,8 +8,6 @@ from flashgp.diagnosis import doctor
 from .console import Console
 from .options import DoctorOptions
 
-__all__ = ["run_doctor"]
-
 
 def run_doctor(_options: DoctorOptions, console: Console) -> dict[str, Any]:
     """Look, and say it. Returns: the findings as JSON values; warnings among them are no failure of the command."""

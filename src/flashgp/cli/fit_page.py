@@ -19,8 +19,6 @@ from .outcome import FitOutcome, evidence_text, happened, maximised, scored_word
 from .parameters import parameter_table
 from .prepared import plan_summary
 
-__all__ = ["fit_page"]
-
 _MAX_PARAMETERS = 200
 _SLICES, _POINTS = 2, 300  # functions along the most important inputs, at so many points
 _DAYS = 10.0  # dates that spread over more have a mean without a time of day

@@ -28,8 +28,6 @@ from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare_table
 from .ranks import explained, leave_group
 
-__all__ = ["run_fit"]
-
 
 def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     """Fit, score, write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""

@@ -5,8 +5,6 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["Command", "Group"]
-
 
 class _GivenOnce:
     """Before a command's arguments are read; a usage error names the first option that was repeated."""

@@ -7,17 +7,6 @@ import threading
 import time
 from typing import NoReturn
 
-__all__ = [
-    "INTERRUPTED",
-    "NOTHING_WRITTEN",
-    "TOGETHER_SECONDS",
-    "OneInterrupt",
-    "before_work",
-    "interrupted",
-    "launched",
-    "silent",
-]
-
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
 TOGETHER_SECONDS = 10.0  # from Ctrl-C on, in which ranks end together; torchrun kills its processes after 30
 NOTHING_WRITTEN = "interrupted; nothing was written"

@@ -3,8 +3,6 @@
 from flashgp.foundations.errors import ModelFileError
 from flashgp.table_model import TableModel
 
-__all__ = ["read_model"]
-
 
 def read_model(path: str, usage: str) -> TableModel:
     """The model of a table in a file.

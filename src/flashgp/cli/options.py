@@ -15,18 +15,6 @@ from flashgp.foundations.machine import parse_bytes
 from flashgp.kernel_expression import parse_kernel
 from flashgp.planner.tuning import PARTS
 
-__all__ = [
-    "BenchOptions",
-    "CommonOptions",
-    "DoctorOptions",
-    "FitOptions",
-    "PlanOptions",
-    "PredictOptions",
-    "TableOptions",
-    "TuneOptions",
-    "UpdateOptions",
-]
-
 Table = Annotated[
     str, typer.Argument(metavar="TABLE", help="CSV, CSV.gz or Parquet; - for standard input.", show_default=False)
 ]

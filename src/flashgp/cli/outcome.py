@@ -29,19 +29,6 @@ from .options import FitOptions
 from .parameters import ParameterRow, parameter_rows, parameter_table
 from .prepared import Prepared
 
-__all__ = [
-    "Asked",
-    "FitOutcome",
-    "evidence_text",
-    "happened",
-    "importance_table",
-    "maximised",
-    "outcome_json",
-    "outcome_of",
-    "say_outcome",
-    "scored_words",
-]
-
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
 _MAX_INPUTS, _MAX_NAMED = 12, 5  # of the importance, on a terminal: in a table, in a line

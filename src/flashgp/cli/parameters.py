@@ -11,8 +11,6 @@ from flashgp.kernels import Kernel, Sum
 from flashgp.kernels.base import LENGTH_ROLES
 from flashgp.standardise import Scaling
 
-__all__ = ["ParameterRow", "parameter_rows", "parameter_table"]
-
 _HEAD = ("parameter", "of", "in units of the table", "standardised", "prior")
 
 

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = ["require_distinct", "require_writable"]
-
 
 def require_writable(path: str, argument: str) -> None:
     """Raises: DomainError unless a file of this name can be written: its folder exists and permits it."""

@@ -17,8 +17,6 @@ from .console import Console
 from .options import FitOptions, PlanOptions, TableOptions
 from .prepared import DTYPES, prepare_table
 
-__all__ = ["run_plan"]
-
 
 def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     """The plan for a table, or for so many rows and numeric columns, with the routes that were not chosen.

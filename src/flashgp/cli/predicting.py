@@ -25,8 +25,6 @@ from .models import read_model
 from .options import PredictOptions
 from .paths import require_distinct, require_writable
 
-__all__ = ["run_predict"]
-
 SHOWN_NOTES = 10  # of parts that differ
 
 

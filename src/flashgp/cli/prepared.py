@@ -19,8 +19,6 @@ from flashgp.table_model.settings import TableSettings
 from .console import Console
 from .options import FitOptions
 
-__all__ = ["DTYPES", "Prepared", "plan_summary", "prepare_table"]
-
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 Prepared = PreparedTable | PreparedRows
 _METHODS = {

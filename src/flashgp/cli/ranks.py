@@ -18,18 +18,6 @@ from flashgp.processes.group import ALONE, Group, GroupSettings
 from .console import Console
 from .interruption import INTERRUPTED, interrupted, launched, silent
 
-__all__ = [
-    "SilentConsole",
-    "after_first",
-    "all_ranks",
-    "explained",
-    "leave_group",
-    "own_stderr",
-    "shown_by_another_rank",
-    "usage_of_first",
-    "warn_of_others",
-]
-
 # Seconds that ranks wait for each other: torch's own limit. A rank that has died ends them at once.
 SETTINGS = GroupSettings(time_limit=1800.0)
 LAST_WORD_SECONDS = 10.0  # that rank 0 has to say what failed, from the end of another rank on

@@ -28,8 +28,6 @@ from .console import Console
 from .options import TuneOptions
 from .paths import require_writable
 
-__all__ = ["run_tune"]
-
 
 def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
     """Do what the options say, and print it. Returns: it as JSON values, with the path of the profile.

@@ -13,8 +13,6 @@ from .models import read_model
 from .options import UpdateOptions
 from .paths import require_distinct, require_writable
 
-__all__ = ["run_update"]
-
 
 def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
     """Learn and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""

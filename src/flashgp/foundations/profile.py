@@ -16,8 +16,6 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.operations import OperationTime, operation_flops, seconds_at
 
-__all__ = ["BUILT_IN", "SCHEMA", "Crossover", "DeviceRates", "MachineProfile", "PairRate", "curves_of"]
-
 SCHEMA = 5  # of the JSON; a file of another number is not read
 FAR = 100.0  # times slower than the built-in rate of two cores: slower than processors are, so something disturbed it
 DIP = 3.0  # times slower than at the sizes beside it: rates bend with size, but do not dip

@@ -29,20 +29,6 @@ from flashgp.foundations.profile import BUILT_IN, SCHEMA, MachineProfile
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.threads import usual_threads
 
-__all__ = [
-    "CHOICE",
-    "current_profile",
-    "forget_profiles",
-    "keep_profile",
-    "machine_key",
-    "measuring",
-    "profile_path",
-    "read_profile",
-    "tune_command",
-    "unused_accelerator",
-    "unused_profile",
-]
-
 CHOICE = "FLASHGP_PROFILE"  # environment: "built-in" for no measured profile, or the folder that holds them
 MAX_BYTES = 2**18
 MAX_PROFILES = 32  # of a folder that are looked at

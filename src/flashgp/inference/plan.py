@@ -31,11 +31,11 @@ from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.choice import check_route
 from flashgp.planner.fit_stages import StageSettings
-from flashgp.planner.largest_fit import largest_fit
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.prices import PASSES
 from flashgp.planner.problem import OtherWork, ProductProblem
 from flashgp.planner.products import ProductPlan, plan_product
+from flashgp.planner.training import largest_fit
 from flashgp.planner.variances import (
     VariancePrice,
     VarianceSettings,

@@ -28,14 +28,6 @@ from flashgp.planner.prices import Priced, factored_plan
 from flashgp.planner.problem import ConditioningProblem, Resources
 from flashgp.planner.sparse_price import SparsePrice
 
-__all__ = [
-    "KINDS",
-    "LOST_HINT",
-    "ApproximatePlan",
-    "plan_approximate",
-    "refuse_too_large",
-]
-
 KINDS = {
     "full_scale": "inducing points, and block Vecchia on what they leave",
     "sparse": "inducing points by their collapsed bound, in passes over the rows",

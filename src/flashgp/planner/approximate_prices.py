@@ -17,19 +17,6 @@ from flashgp.planner.prices import Priced
 from flashgp.planner.problem import ConditioningProblem
 from flashgp.planner.training import exact_seconds, information_seconds
 
-__all__ = [
-    "FEW",
-    "GRADIENT",
-    "HELD",
-    "LAYOUT",
-    "PASS",
-    "PHASES",
-    "Allocation",
-    "ApproximateWork",
-    "Price",
-    "Sizes",
-]
-
 F64 = torch.float64
 
 

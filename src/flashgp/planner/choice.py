@@ -16,17 +16,6 @@ from flashgp.foundations.errors import BackendUnavailableError, DomainError, Mem
 from flashgp.foundations.json_values import json_dataclass
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
-__all__ = [
-    "DTYPES",
-    "Alternative",
-    "Candidate",
-    "check_route",
-    "choose",
-    "plan_json",
-    "plan_values",
-    "table_of",
-]
-
 _GONE = ("collectives", "wire_seconds", "fit_wire_seconds")  # of ranks, which plans of before have
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 PlanType = TypeVar("PlanType")

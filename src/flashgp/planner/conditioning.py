@@ -19,8 +19,6 @@ from flashgp.planner.prices import PASSES, Priced, factored_plan, iterative_plan
 from flashgp.planner.problem import ConditioningProblem, Resources
 from flashgp.planner.training import trained_plan, with_fit_seconds
 
-__all__ = ["PATIENCE_SECONDS", "plan_conditioning"]
-
 PATIENCE_SECONDS = 10.0  # a float64 factor that takes less is never traded for float32
 
 Key = tuple[str, str, str]  # device, route, backend

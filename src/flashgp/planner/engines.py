@@ -11,8 +11,6 @@ import torch
 
 from flashgp.pairwise.backend import BACKENDS, Backend
 
-__all__ = ["ENGINES", "Engine"]
-
 
 @dataclass(frozen=True)
 class Engine:

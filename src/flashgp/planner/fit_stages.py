@@ -7,17 +7,6 @@ import enum
 import math
 from dataclasses import dataclass, field, replace
 
-__all__ = [
-    "FitStage",
-    "Search",
-    "StageSettings",
-    "Usual",
-    "WorkSettings",
-    "fit_stages",
-    "part_sizes",
-    "stage_sizes",
-]
-
 ALL_ROWS = 2**62  # as many as there are
 
 

@@ -7,8 +7,6 @@ from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, All
 from flashgp.planner.fit_stages import Usual, part_sizes
 from flashgp.planner.wire import evaluation_wire, neighbours_wire, points_wire, summed_wire, table_wire
 
-__all__ = ["FullScalePrice"]
-
 
 @dataclass(frozen=True)
 class FullScalePrice(Price):

@@ -16,23 +16,6 @@ from flashgp.foundations.quantities import counted, readable_bytes, readable_sec
 from flashgp.planner.choice import DTYPES, Alternative, plan_json, plan_values, table_of
 from flashgp.planner.engines import ENGINES
 
-__all__ = [
-    "FACTORED",
-    "ROUTES",
-    "SOLVER_ROUTES",
-    "TRAININGS",
-    "LargestFit",
-    "Offer",
-    "Plan",
-    "Shared",
-    "allowed_bytes",
-    "kernel_line",
-    "offers_text",
-    "printed",
-    "printed_html",
-    "seconds_text",
-]
-
 SMALL_BYTES = 64 * 2**20  # what a prediction may be off by, small problems included (docs/design.md, memory)
 # And the dtype of the factor, or of the products of an iteration.
 ROUTES = {"direct": "float64", "refined": "float32", "stored": "float32", "recomputed": "float32"}

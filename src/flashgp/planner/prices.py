@@ -16,17 +16,6 @@ from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem
 from flashgp.planner.products import STORED_ROWS, product_prices, stored_bytes
 
-__all__ = [
-    "PASSES",
-    "ROWS_PER_RANK",
-    "VECTORS",
-    "Priced",
-    "factored_plan",
-    "iterative_plans",
-    "preconditioned",
-    "products_of",
-]
-
 PASSES = 100  # over the pairs: assumed of an iterative solve, since the spectrum is not known beforehand
 VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions and two products
 # Columns of the preconditioner: at most MAX_RANK and one for ROWS_PER_RANK rows; fewer where memory is short, down to

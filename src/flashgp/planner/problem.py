@@ -17,8 +17,6 @@ from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.fit_stages import StageSettings
 
-__all__ = ["ConditioningProblem", "Features", "OtherWork", "ProductProblem", "Resources"]
-
 
 @dataclass(frozen=True)
 class Features:

@@ -33,15 +33,6 @@ from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.plan import kernel_line, printed, printed_html
 from flashgp.planner.problem import OtherWork, ProductProblem, Resources
 
-__all__ = [
-    "PRODUCT_ROUTES",
-    "STORED_ROWS",
-    "ProductPlan",
-    "plan_product",
-    "product_prices",
-    "stored_bytes",
-]
-
 NOTHING_ELSE = OtherWork()
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
 STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full rate

@@ -6,8 +6,6 @@ from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, All
 from flashgp.planner.fit_stages import Usual
 from flashgp.planner.wire import evaluation_wire, points_wire, summed_wire, survey_wire
 
-__all__ = ["SparsePrice"]
-
 
 @dataclass(frozen=True)
 class SparsePrice(Price):

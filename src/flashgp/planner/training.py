@@ -1,24 +1,16 @@
-"""How to train beside a way to condition, eq. (M-100), and the seconds of a whole fit, eq. (M-146)."""
+"""How to train beside a way to condition, eq. (M-100), the seconds of a whole fit, eq. (M-146), and the largest one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
+from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
 from flashgp.planner.fit_stages import FitStage, Search, Usual, fit_stages
-from flashgp.planner.plan import FACTORED, Plan, Shared
-from flashgp.planner.prices import (
-    PASSES,
-    ROWS_PER_RANK,
-    VECTORS,
-    Priced,
-    factored_plan,
-    preconditioned,
-    products_of,
-)
+from flashgp.planner.plan import FACTORED, LargestFit, Plan, Shared
+from flashgp.planner.prices import PASSES, ROWS_PER_RANK, VECTORS, Priced, factored_plan, preconditioned, products_of
 from flashgp.planner.wire import evaluation_wire, solve_wire, step_wire, table_wire
-
-__all__ = ["FACTOR_COLUMNS", "exact_seconds", "information_seconds", "trained_plan", "with_fit_seconds"]
 
 # An exact step is preferred while so many of them, a short fit, take less than this.
 TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
@@ -146,3 +138,41 @@ def _estimated_step(plan: Plan, priced: Priced, device: torch.device, rows: int)
     seconds = min(price.seconds for price in prices if price.route == plan.training)
     sent = step_wire(problem, t, min(plan.training_rank, problem.u // ROWS_PER_RANK), passes)
     return problem.factors * seconds, problem.factors * sent
+
+
+# Seconds may fall where gradients are estimated from there on, but never to less than one in so many.
+MAX_FALL = 4.0
+MAX_ROWS = 2**40
+
+
+def largest_fit(plan_of: Callable[[int], Plan], time_limit: float | None, memory_bytes: int) -> LargestFit:
+    """The most rows whose fit fits, found by bisection.
+
+    Args:
+        plan_of: the plan of so many rows; raises MemoryBudgetError where none fits.
+        time_limit: seconds of the whole fit; None for any.
+        memory_bytes: the budget, which `plan_of` keeps to.
+    Cost: some 40 plans.
+    """
+    fits: dict[int, float] = {0: 0.0}  # rows and seconds of fits that keep to the limits
+
+    def keeps(rows: int, slack: float = 1.0) -> bool:
+        try:
+            plan = plan_of(rows)
+        except MemoryBudgetError:
+            return False
+        if plan.training_bytes > plan.available_bytes:
+            return False
+        if time_limit is None or plan.fit_seconds <= time_limit:
+            fits[rows] = plan.fit_seconds
+        return time_limit is None or plan.fit_seconds <= slack * time_limit
+
+    high = 1
+    while keeps(high, MAX_FALL) and high < MAX_ROWS:
+        high *= 2
+    low = max(fits)
+    high = min(high, 2 * low or 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return LargestFit(low, fits[low], time_limit, memory_bytes)

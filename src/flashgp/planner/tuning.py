@@ -34,8 +34,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.engines import ENGINES, Engine
 
-__all__ = ["PARTS", "TILES", "TuneSettings", "tune", "tuned"]
-
 PARTS = (*OPERATIONS, "copy", "exp", "block", "tile", "call", "products", "crossover")  # of a profile
 FLOATS = (torch.float64, torch.float32)
 TILES = (2**18, 2**19, 2**20, 2**21)  # pairs of a torch tile

@@ -22,25 +22,6 @@ from flashgp.planner.prices import PASSES
 from flashgp.planner.problem import Features, ProductProblem
 from flashgp.planner.products import product_prices
 
-__all__ = [
-    "CORRECTION_PASSES",
-    "CORRECTION_SECONDS",
-    "DEFAULT_VARIANCES",
-    "FEATURES",
-    "SAMPLES",
-    "SOLVED_POINTS",
-    "STRIP_BYTES",
-    "VARIANCES",
-    "ProbeSizes",
-    "VariancePrice",
-    "VarianceProblem",
-    "VarianceSettings",
-    "check_variance",
-    "exact_or_sampled",
-    "strip_points",
-    "variance_price",
-]
-
 VARIANCES = ("auto", "exact", "sampled")
 STRIP_BYTES = 2**25  # of K_sx alive at once: 32 MiB
 STRIP_SHARE = 64  # of the rows of a factor, in a wider strip for it

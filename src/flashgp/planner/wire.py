@@ -6,17 +6,6 @@ columns are hardly independent, sends more.
 
 from flashgp.planner.problem import ConditioningProblem
 
-__all__ = [
-    "evaluation_wire",
-    "neighbours_wire",
-    "points_wire",
-    "solve_wire",
-    "step_wire",
-    "summed_wire",
-    "survey_wire",
-    "table_wire",
-]
-
 F32, F64 = 4, 8  # bytes of a number
 BLOCK_COLUMNS = 128
 
