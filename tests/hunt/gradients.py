@@ -9,7 +9,7 @@ import torch
 
 import flashgp as fgp
 from hunt import specs
-from hunt.cases import ANY_NOISE, ANY_POINTS, Noise, Points, columns, targets
+from hunt.cases import ANY_NOISE, ANY_POINTS, Noise, Points, columns, targets, typical
 from hunt.differences import Findings
 from hunt.reference import PI, Data, NotDefiniteError, Reference, covariance, prior_mean, sines, sizes
 from hunt.rounding import EPS, LD, Rounded, rounded
@@ -152,7 +152,7 @@ class GradientCase:
             dr = -dm
         if self.along == "noise":
             own = self.noise.of_new().value * numpy.ones(self.n)
-            d = numpy.diag(own / (1 if weights is None else numpy.asarray(weights, LD)))
+            d = numpy.diag(own / (1 if weights is None else numpy.asarray(weights, LD) / typical(weights)))
         if self.along == "mean":
             dr = -numpy.broadcast_to(along, r.alpha.shape)
         if self.along == "y":
