@@ -121,8 +121,9 @@ def test_half_precision_is_said_in_every_report(dtype: torch.dtype) -> None:
     assert post.report.events[:2] == [said("x"), said("y")]
     assert post.predict(half).report.events == [said("x_test")]
     assert post.predict(x).report.events == []
-    trained = fgp.fit(gp, half, y, starts=1, max_iterations=2)
-    assert trained.report.events.count(said("x")) == 1
+    for way in ({}, {"approximation": "full_scale", "inducing": 8, "neighbours": 8}):
+        trained = fgp.fit(gp, half, y, starts=1, max_iterations=2, **way)
+        assert trained.report.events.count(said("x")) == 1
     assert gp.condition(x, y).report.events == []
 
     operator = gp.kernel.operator(x, half)

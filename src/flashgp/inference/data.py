@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Bool
 from torch import Tensor
 
-from flashgp.foundations.checks import check_finite, check_points, check_targets, promotions
+from flashgp.foundations.checks import check_points, check_targets, promotions
 from flashgp.foundations.events import Event
 from flashgp.inference.missing_cells import observed
 from flashgp.inference.plan_settings import RowCounts
@@ -75,7 +75,7 @@ class Data:
     def complete(self) -> "Data":
         """Itself. Raises: DomainError for missing cells, where something needs all of them."""
         if self.cells is not None:
-            check_finite(self.y, "y")
+            check_targets(self.y, "y", self.x, self.prior.outputs)
         return self
 
 

@@ -122,7 +122,7 @@ def _fit(prior: Prior, data: Data, asked: Approximation, options: FitOptions) ->
         problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,
         recorder, coarse=choices.coarse,
     ).run()  # fmt: skip
-    report = Report(events=list(data.promoted))
+    report = Report()
     report_search(report, recorder, trained, options)
     settings = ConditionSettings(
         SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory,

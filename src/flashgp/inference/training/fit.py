@@ -124,7 +124,7 @@ def fit_prior(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]
         check_extent(prior.kernel.form, rows, "x")
         check_residual(prior.residual(problem.x.cpu(), problem.y.cpu().nan_to_num(nan=0.0)))  # where cells are missing
         raise
-    report = Report(events=list(data.promoted))
+    report = Report()
     report.events += _offers(prior, plan, options)
     report_search(report, recorder, trained, options)
     interrupts: list[Event] = []
