@@ -1,4 +1,4 @@
-"""Pinned against unpinned: a product, a factor and a fit as they come, and within `fgp.runtime` on cores of a node.
+"""Pinned against unpinned: a product, a factor and a fit as they come, and within `fgp.runtime` on the first cores.
 
 The same number of threads both ways, so that what differs is where they run. On a machine with one NUMA node and
 nothing else running the two should be equal; on several sockets, or beside other work, they need not be. Jobs run in
@@ -16,7 +16,7 @@ from common import RECORDS, arguments, interquartile_range, smooth_data
 
 import flashgp as fgp
 from flashgp.bench import write_record
-from flashgp.foundations.processors import core_text, numa_nodes, own_cores
+from flashgp.foundations.processors import core_text, own_cores
 
 COLUMNS = [
     {"key": "work", "title": "work"},
@@ -33,13 +33,8 @@ NOTHING_PINNED = "this system lets no process choose its cores: nothing to compa
 
 
 def pinned_cores(threads: int) -> tuple[int, ...]:
-    """The first cores of the NUMA node that has most of ours, one for each thread; of all of ours where none is named.
-
-    Where the node has fewer cores than there are threads: all of its cores.
-    """
-    own = own_cores() or frozenset()
-    nodes = [cores & own for cores in numa_nodes().values()] or [own]
-    return tuple(sorted(max(nodes, key=len))[:threads])
+    """The first cores of ours, one for each thread."""
+    return tuple(sorted(own_cores() or frozenset())[:threads])
 
 
 def works(toy: bool) -> dict[str, Callable[[], torch.Tensor]]:

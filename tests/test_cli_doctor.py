@@ -1,4 +1,4 @@
-"""`flashgp doctor`, and --threads, --cores and --numa of every command that computes."""
+"""`flashgp doctor`, and --threads and --cores of every command that computes."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_says_where_it_may_run(command: str) -> None:
     text = " ".join(run(command, "--help").stdout.split())
-    for option in ("--threads", "--cores", "--numa"):
+    for option in ("--threads", "--cores"):
         assert option in text
 
 
@@ -72,7 +72,6 @@ def test_a_command_runs_where_it_was_put(tmp_path: Path) -> None:
 
 def test_bad_usage_and_what_this_machine_has_not() -> None:
     assert "--cores" in run("doctor", "--cores", "a-b", code=2).stderr
-    assert "not both" in run("doctor", "--cores", "0", "--numa", 0, code=2).stderr
     run("doctor", "--threads", 0, code=2)
     failed = run("plan", "--rows", 10, "--columns", 2, "--cores", "65000", "--json", code=2)
     assert json.loads(failed.stdout)["error"]["type"] in ("DomainError", "BackendUnavailableError")
@@ -81,7 +80,7 @@ def test_bad_usage_and_what_this_machine_has_not() -> None:
 
 
 def test_without_options_nothing_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    with placed(None, None, None):
+    with placed(None, None):
         assert not placement._active
-    with placed(1, None, None):
+    with placed(1, None):
         assert len(placement._active) == 1

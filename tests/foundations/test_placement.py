@@ -211,23 +211,6 @@ def test_cores_outside_of_a_launchers_binding_are_refused(monkeypatch: pytest.Mo
 
 
 @linux
-def test_a_numa_node_is_the_cores_of_it_that_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with MachineRoot(tmp_path / "some", monkeypatch) as machine:
-        for node, cores in enumerate((f"{ONE},4000", "4001", "")):
-            machine.write(f"sys/devices/system/node/node{node}/cpulist", f"{cores}\n")
-        with fgp.runtime(numa_node=0) as placed:
-            assert os.sched_getaffinity(0) == {ONE}
-            assert str(placed) == f"1 thread on core {ONE} of NUMA node 0"
-        for number in (1, 2, 3):
-            with pytest.raises(DomainError, match=r"NUMA nodes: 0: .*, 1: 4001"):
-                fgp.runtime(numa_node=number).__enter__()
-    with MachineRoot(tmp_path / "none", monkeypatch), pytest.raises(DomainError, match="NUMA nodes: none"):
-        fgp.runtime(numa_node=0).__enter__()
-    with pytest.raises(DomainError, match="name cores twice"):
-        fgp.runtime(cores=[ONE], numa_node=0).__enter__()
-
-
-@linux
 def test_a_refusal_of_the_system_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     before, real, calls = State(), os.sched_setaffinity, []
 

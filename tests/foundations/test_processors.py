@@ -1,4 +1,4 @@
-"""What is said of cores: lists as text, affinity, quotas of both versions of control groups, NUMA nodes, siblings."""
+"""What is said of cores: lists as text, affinity and quotas of both versions of control groups."""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +10,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.processors import (
     core_quota,
     core_text,
-    numa_nodes,
     own_cores,
     parse_cores,
-    physical_cores,
     usable_cores,
 )
 from machine_root import MachineRoot
@@ -106,22 +104,3 @@ def test_a_quota_of_version_1(root: MachineRoot) -> None:
     assert core_quota() == 1.5
     root.write("sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us", "0\n")
     assert core_quota() is None
-
-
-def test_numa_nodes_and_those_with_memory_alone(root: MachineRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert numa_nodes() == {}
-    iterdir = Path.iterdir  # which lists in any order
-    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(sorted(iterdir(folder), reverse=True)))
-    root.write("sys/devices/system/node/node10/cpulist", "4-7\n")
-    root.write("sys/devices/system/node/node2/cpulist", "0-3,8\n")
-    root.write("sys/devices/system/node/node3/cpulist", "\n")
-    root.write("sys/devices/system/node/possible", "0-3\n")
-    assert list(numa_nodes().items()) == [(2, {0, 1, 2, 3, 8}), (3, set()), (10, {4, 5, 6, 7})]
-
-
-def test_physical_cores(root: MachineRoot) -> None:
-    assert physical_cores({0, 1, 2}) == 3
-    for core, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
-        root.write(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list", f"{siblings}\n")
-    assert physical_cores({0, 1, 2, 3}) == 2
-    assert physical_cores({1, 3}) == 1

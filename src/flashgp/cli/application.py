@@ -89,7 +89,7 @@ def _command(options: type, work: str) -> Callable[..., None]:
                 f"{context.info_name} needs no ranks, and torchrun has started several: {why}, and one process uses "
                 "all cores; run it without torchrun"
             )
-        place = placed(common.threads, common.cores, common.numa)
+        place = placed(common.threads, common.cores)
         profiling = context.obj if isinstance(context.obj, _Profiling) else None
 
         def load() -> Work:
@@ -200,20 +200,18 @@ def main(began: float | None = None) -> None:
         application(obj=began)
 
 
-def placed(threads: int | None, cores: str | None, numa: int | None) -> AbstractContextManager[Placement | None]:
-    """`flashgp.runtime` as --threads, --cores and --numa ask for it, not yet entered.
+def placed(threads: int | None, cores: str | None) -> AbstractContextManager[Placement | None]:
+    """`flashgp.runtime` as --threads and --cores ask for it, not yet entered.
 
     Raises: BadParameter for what names no cores.
     """
-    if threads is None and cores is None and numa is None:
+    if threads is None and cores is None:
         return nullcontext()
-    if cores is not None and numa is not None:
-        raise typer.BadParameter("give --cores or --numa, not both")
     try:
         chosen = None if cores is None else parse_cores(cores, "--cores")
     except DomainError as error:
         raise typer.BadParameter(str(error)) from None
-    return runtime(threads=threads, cores=chosen, numa_node=numa)
+    return runtime(threads=threads, cores=chosen)
 
 
 def _run(

@@ -41,10 +41,6 @@ class CommonOptions:
             "--cores", metavar="LIST", help="Run on these cores only, such as 0-3,8, with no more threads. Linux only."
         ),
     ] = None
-    numa: Annotated[
-        int | None,
-        typer.Option("--numa", metavar="NODE", min=0, help="Run on the cores of this NUMA node only. Linux only."),
-    ] = None
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output and nothing else there.")
     ] = False
@@ -401,8 +397,8 @@ class TuneOptions:
 class DoctorOptions:
     """Look at this installation and this machine: what stands in the way of speed, and what to do about it.
 
-    Versions, processor, cores and NUMA nodes, threads, memory, accelerator, precision, missing packages with what they
-    cost in seconds, machine profile, cache. Lines marked ! are warnings. Nothing is changed, and the exit code is 0
+    Versions, cores, threads, memory, accelerator, precision, missing packages with what they cost in seconds, machine
+    profile, cache. Lines marked ! are warnings. Nothing is changed, and the exit code is 0
     whatever is found.
     """
 

@@ -14,8 +14,6 @@ from flashgp.diagnosis.installation import cache_findings, package_findings, pro
 from flashgp.diagnosis.processor import (
     core_findings,
     memory_findings,
-    node_findings,
-    processor_findings,
     thread_findings,
 )
 from flashgp.diagnosis.ranks import rank_findings
@@ -27,9 +25,7 @@ Check = Callable[[], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {
     "versions": version_findings,
-    "processor": processor_findings,
     "cores": core_findings,
-    "NUMA nodes": node_findings,
     "threads": thread_findings,
     "memory": memory_findings,
     "accelerator": accelerator_findings,

@@ -57,7 +57,6 @@ _EXTRAS = {
     "pyarrow": ("Parquet tables cannot be read or written", "flashgp[table]"),
     "matplotlib": ("nothing can be drawn, and reports have no figures", "flashgp[plot]"),
 }
-_PEERS = ("gpytorch", "botorch", "pykeops")
 
 
 # -- packages --------------------------------------------------------------------------------------------------------
@@ -66,7 +65,7 @@ def version_findings() -> Iterator[Finding]:
     from flashgp import __version__
 
     versions = {"python": platform.python_version(), "flashgp": __version__}
-    names = (*_REQUIRED.values(), "numba", "triton", *_EXTRAS, *_PEERS)
+    names = (*_REQUIRED.values(), "numba", "triton", *_EXTRAS)
     versions |= {name: version for name in names if (version := _version(name)) is not None}
     versions["torch"] = str(torch.__version__)  # with its build, which is not in its record everywhere
     system = f"{platform.system()} {platform.machine()}"
@@ -92,9 +91,6 @@ def package_findings() -> Iterator[Finding]:
         else:
             text = f"{name} is not installed: {lost}; no computation takes longer"
             yield Finding("packages", text, "note", f"pip install '{extra}'")
-    missing = [name for name in _PEERS if not _installed(name)]
-    if missing:
-        yield Finding("packages", f"{', '.join(missing)}: not installed, and only benchmarks compare with them")
 
 
 def product_seconds(device: str) -> dict[str, float]:

@@ -1,11 +1,10 @@
-"""The processor, the cores and NUMA nodes of this process, how many threads compute on them, and the free memory.
+"""The cores of this process, how many threads compute on them, and the free memory.
 
 BLAS libraries are asked for their threads where they are loaded already; none is loaded for it.
 """
 
 import math
 import os
-import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,80 +16,30 @@ from flashgp.foundations.placement import launcher_text, placement_events
 from flashgp.foundations.processors import (
     core_quota,
     core_text,
-    cpuinfo,
-    numa_nodes,
     own_cores,
-    physical_cores,
     usable_cores,
 )
 from flashgp.foundations.profile_store import machine_key
 from flashgp.foundations.quantities import counted, readable_bytes
 
-__all__ = ["core_findings", "memory_findings", "node_findings", "processor_findings", "thread_findings"]
+__all__ = ["core_findings", "memory_findings", "thread_findings"]
 
-# Instruction sets that matrix arithmetic gains from, as the system lists them (x86 and Arm).
-_FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "sve2", "bf16")
-# With one of these OpenMP pins its threads itself, the calling one included, when torch is loaded.
-_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_WAIT_POLICY")
 _LOW_BYTES = 2**30  # a machine with less left than this refuses problems that are small elsewhere
-
-
-def processor_findings() -> Iterator[Finding]:
-    """The model, its instruction sets, and those that torch uses."""
-    lines = cpuinfo()
-    flags = f"{lines.get('flags', '')} {lines.get('Features', '')}".split()
-    features = [name for name in _FEATURES if name in flags]
-    capability = torch.backends.cpu.get_cpu_capability()
-    values = {"model": machine_key()[0], "features": features, "torch_capability": capability}
-    shown = ", ".join(features) or "its instruction sets are not listed"
-    text = f"{values['model']} ({platform.machine()}): {shown}; torch uses {capability}"
-    asked = os.environ.get("ATEN_CPU_CAPABILITY")
-    if asked:
-        advice = "unset ATEN_CPU_CAPABILITY, so that torch uses all that the processor has"
-        yield Finding("processor", f"{text}, as ATEN_CPU_CAPABILITY={asked} asks", "note", advice, values)
-    elif features and capability in ("DEFAULT", "NO AVX") and platform.machine() in ("x86_64", "AMD64"):
-        advice = "choose a machine with AVX2: matrix arithmetic is several times slower without"
-        yield Finding("processor", f"{text}, and no vector instructions of AVX2 or later", "note", advice, values)
-    else:
-        yield Finding("processor", text, values=values)
 
 
 def core_findings() -> Iterator[Finding]:
     """The cores this process may run on, by affinity, quota and launcher."""
     own, total, quota = own_cores(), os.cpu_count() or 1, core_quota()
     values = {
-        "usable": usable_cores(), "affinity": sorted(own) if own else None, "of_machine": total, "quota": quota,
-        "physical": physical_cores(own) if own else None, "launcher": launcher_text(),
+        "model": machine_key()[0], "usable": usable_cores(), "affinity": sorted(own) if own else None,
+        "of_machine": total, "quota": quota,
     }  # fmt: skip
-    text = f"{usable_cores()} of {counted(total, 'core')} can be used"
+    text = f"{values['model']}: {usable_cores()} of {counted(total, 'core')} can be used"
     text += f": affinity {core_text(own)}" if own else ": this system tells no affinity"
-    if own and values["physical"] != len(own):
-        text += f" ({values['physical']} physical)"
     text += "" if quota is None else f", and a control group grants {quota:.3g} cores' worth of time"
     text += "".join(f"; {part}" for part in (launcher_text(), *placement_events()) if part)
     yield Finding("cores", text, values=values)
-    bound = [name for name in _BINDING if os.environ.get(name)]
-    if bound:
-        shown = ", ".join(f"{name}={os.environ[name]}" for name in bound)
-        advice = f"unset {' and '.join(bound)}, and bind with `fgp.runtime(cores=...)` or --cores"
-        text = f"{shown}: OpenMP binds torch's threads itself, the calling one included"
-        yield Finding("cores", text, "note", advice)
-
-
-def node_findings() -> Iterator[Finding]:
-    """The NUMA nodes, and those that this process runs on."""
-    own = own_cores() or frozenset()
-    nodes = {node: cores for node, cores in numa_nodes().items() if cores}
-    values = {str(node): core_text(cores) for node, cores in nodes.items()}
-    text = ", ".join(f"node {node}: cores {cores}" for node, cores in values.items()) or "this system names none"
-    mine = [node for node, cores in nodes.items() if own & cores]
-    if len(mine) < 2:
-        yield Finding("NUMA nodes", text, values=values)
-        return
-    text += f"; this process runs on {len(mine)} of them, whose memory is slower from the others"
-    advice = f"on problems that fit one node, pin to it: `fgp.runtime(numa_node={mine[0]})` or --numa {mine[0]}"
-    yield Finding("NUMA nodes", text, "note", advice, values)
 
 
 def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = None) -> Iterator[Finding]:
@@ -106,18 +55,18 @@ def thread_findings(read_libraries: Callable[[], list[dict[str, Any]]] | None = 
     text += "".join(f", {one['name']} {one['threads']}" for one in libraries)
     text += "".join(f", {name}={value}" for name, value in environment.items())
     ours, on_cores = counted(threads, "thread"), f"on {counted(cores, 'core')}"
-    most = min(cores, physical_cores(own_cores() or range(cores)))
+    few = cores // 2  # torch's own choice where two threads share a core
     share = _share(cores)
     if threads > cores:
         advice = f"set OMP_NUM_THREADS={cores}: {ours} {on_cores}"
         yield Finding("threads", f"{ours} {on_cores}: they wait for each other ({text})", "warning", advice, values)
     elif share is not None and threads > share:
         text = f"{ours} in each process ({launcher_text()}) {on_cores} that no other process is kept from ({text})"
-        advice = f"set OMP_NUM_THREADS={share}, or give each process cores of its own: `fgp.runtime(cores=...)`"
+        advice = f"set OMP_NUM_THREADS={share}, or give each process cores of its own, by `taskset`"
         yield Finding("threads", text, "warning", advice, values)
-    elif threads < most and not launcher_text():
-        advice = f"set OMP_NUM_THREADS={most} if nothing else needs the other cores"
-        yield Finding("threads", f"{ours} of {most} that the cores allow ({text})", "note", advice, values)
+    elif threads < few and not launcher_text():
+        advice = f"set OMP_NUM_THREADS={few} or more if nothing else needs the other cores"
+        yield Finding("threads", f"{ours} {on_cores} ({text})", "note", advice, values)
     else:
         yield Finding("threads", text, values=values)
     for one in libraries:

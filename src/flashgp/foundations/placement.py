@@ -20,7 +20,7 @@ from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.lazy_import import lazy_import, no_forks
-from flashgp.foundations.processors import core_text, numa_nodes, own_cores, parse_cores, usable_cores
+from flashgp.foundations.processors import core_text, own_cores, parse_cores, usable_cores
 from flashgp.foundations.quantities import counted
 
 __all__ = ["Placement", "active_placement", "launcher_text", "placement_events", "runtime"]
@@ -28,17 +28,15 @@ __all__ = ["Placement", "active_placement", "launcher_text", "placement_events",
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a runtime computes. Fields: threads; cores, None where all that were allowed still are; numa_node."""
+    """Where a runtime computes. Fields: threads; cores, None where all that were allowed still are."""
 
     threads: int
     cores: tuple[int, ...] | None = None
-    numa_node: int | None = None
 
     def __str__(self) -> str:
         where = ""
         if self.cores is not None:
             where = f" on {'core' if len(self.cores) == 1 else 'cores'} {core_text(self.cores)}"
-        where += "" if self.numa_node is None else f" of NUMA node {self.numa_node}"
         return counted(self.threads, "thread") + where
 
 
@@ -55,22 +53,19 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def runtime(
-    *, threads: int | None = None, cores: str | Iterable[int] | None = None, numa_node: int | None = None
-) -> Iterator[Placement]:
+def runtime(*, threads: int | None = None, cores: str | Iterable[int] | None = None) -> Iterator[Placement]:
     """Within the block the process computes with so many threads, on these cores; then all is as it was before.
 
     Args:
         threads: of torch, BLAS and our compiled loops; where left out, as many as before, and not more than cores.
         cores: core numbers, "0-3,8" or a list, among those the process may use.
-        numa_node: those of a node instead, as many of them as the process may use.
 
     Returns:
         The Placement, to be printed.
 
     Raises:
-        DomainError: for cores outside of the process's own, for both cores and a node, and while a runtime of another
-            thread is active: there is one per process.
+        DomainError: for cores outside of the process's own, and while a runtime of another thread is active: there is
+            one per process.
         BackendUnavailableError: where the system lets no process choose its cores.
 
     Cost: some milliseconds, and SciPy's linear algebra is loaded, so that its threads count too. Blocks may be nested.
@@ -80,7 +75,7 @@ def runtime(
         ...     print(placement)
         1 thread
     """
-    placement = _checked(threads, cores, numa_node)
+    placement = _checked(threads, cores)
     lazy_import("scipy.linalg")
     with no_forks():  # of two threads that come at once the second one is refused
         if _active and _active[-1][1] != threading.get_ident():
@@ -128,46 +123,32 @@ def launcher_text() -> str:
     return "" if not rank else f"LOCAL_RANK {rank}" + (f" of {size}" if size else "")
 
 
-def _checked(threads: int | None, cores: str | Iterable[int] | None, numa_node: int | None) -> Placement:
+def _checked(threads: int | None, cores: str | Iterable[int] | None) -> Placement:
     if threads is not None:
         threads = check_count(threads, "threads", 1)
-    chosen = _chosen(cores, numa_node)
+    chosen = None if cores is None else _chosen(cores)
     most = usable_cores() if chosen is None else len(chosen)
     if threads is None:
         threads = torch.get_num_threads() if chosen is None else min(torch.get_num_threads(), most)
     elif threads > most:
         warn(f"{counted(threads, 'thread')} on {counted(most, 'core')}: they wait for each other; take threads={most}")
-    return Placement(threads, None if chosen is None else tuple(sorted(chosen)), numa_node)
+    return Placement(threads, None if chosen is None else tuple(sorted(chosen)))
 
 
-def _chosen(cores: str | Iterable[int] | None, numa_node: int | None) -> frozenset[int] | None:
-    """The cores that are asked for; None for all."""
-    if cores is None and numa_node is None:
-        return None
-    name = "numa_node" if cores is None else "cores"
-    if cores is not None and numa_node is not None:
-        raise DomainError(
-            f"`cores` and `numa_node` name cores twice, got {cores!r} and {numa_node!r}; give one of them"
-        )
+def _chosen(cores: str | Iterable[int]) -> frozenset[int]:
+    """The cores that are asked for."""
     usable = own_cores()
     if usable is None:
         raise BackendUnavailableError(
-            f"`{name}` needs a system on which a process can choose its cores, which is Linux, and this is "
+            "`cores` needs a system on which a process can choose its cores, which is Linux, and this is "
             f"{platform.system()}; take threads= alone"
         )
-    if cores is not None:
-        wanted = chosen = parse_cores(cores)
-        known = ""
-    else:
-        nodes = numa_nodes()
-        wanted = nodes.get(check_count(numa_node, "numa_node", 0), frozenset())
-        chosen = wanted & usable
-        known = "; NUMA nodes: " + (", ".join(f"{node}: {core_text(of)}" for node, of in nodes.items()) or "none")
-    if not chosen or not chosen <= usable:
+    chosen = parse_cores(cores)
+    if not chosen <= usable:
         launcher = f" ({launcher_text()})" if launcher_text() else ""
         raise DomainError(
-            f"`{name}` must be among the cores this process may use, {core_text(usable)}{launcher}, got "
-            f"{core_text(wanted) or numa_node}{known}; leave out the others, or start the process with more"
+            f"`cores` must be among the cores this process may use, {core_text(usable)}{launcher}, got "
+            f"{core_text(chosen)}; leave out the others, or start the process with more"
         )
     return chosen
 

@@ -1,4 +1,4 @@
-"""The processor cores this process may use: affinity, time quotas of control groups, NUMA nodes, core lists as text.
+"""The processor cores this process may use: affinity, time quotas of control groups, core lists as text.
 
 Read from the operating system at every call, since affinity and quotas change while a process runs. Where the system
 does not say (no Linux, no /proc, no /sys), the answer is None or empty, never an error.
@@ -7,7 +7,7 @@ does not say (no Linux, no /proc, no /sys), the answer is None or empty, never a
 import math
 import operator
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from flashgp.foundations import machine
@@ -17,10 +17,8 @@ __all__ = [
     "core_quota",
     "core_text",
     "cpuinfo",
-    "numa_nodes",
     "own_cores",
     "parse_cores",
-    "physical_cores",
     "usable_cores",
 ]
 
@@ -57,31 +55,11 @@ def core_quota() -> float | None:
     return min(quotas, default=None)
 
 
-def numa_nodes() -> dict[int, frozenset[int]]:
-    """The cores of each NUMA node, by its number, none of a node that has memory alone; empty where nothing is said."""
-    nodes = {}
-    for folder in _folders(machine.root_folder() / "sys/devices/system/node", "node"):
-        try:
-            nodes[int(folder.name.removeprefix("node"))] = parse_cores(machine.text_of(folder / "cpulist").strip())
-        except DomainError:
-            nodes[int(folder.name.removeprefix("node"))] = frozenset()
-    return dict(sorted(nodes.items()))
-
-
 def cpuinfo(root: Path | None = None) -> dict[str, str]:
     """The lines of /proc/cpuinfo for the first processor, by name; empty where the system has none."""
     first = machine.text_of((root or machine.root_folder()) / "proc/cpuinfo").strip().split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def physical_cores(cores: Collection[int]) -> int:
-    """How many physical cores these logical ones are; as many as were given where the system does not say."""
-    top = machine.root_folder() / "sys/devices/system/cpu"
-    siblings = {
-        machine.text_of(top / f"cpu{core}/topology/thread_siblings_list").strip() or str(core) for core in cores
-    }
-    return len(siblings)
 
 
 def parse_cores(cores: str | Iterable[int], name: str = "cores") -> frozenset[int]:
@@ -133,10 +111,3 @@ def core_text(cores: Iterable[int]) -> str:
         else:
             runs.append([core, core])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def _folders(top: Path, start: str) -> list[Path]:
-    try:
-        return [path for path in top.iterdir() if path.name.removeprefix(start).isdigit()]
-    except OSError:
-        return []
