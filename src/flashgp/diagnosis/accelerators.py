@@ -15,8 +15,6 @@ from flashgp.diagnosis.findings import Finding
 from flashgp.diagnosis.installation import product_seconds, product_values
 from flashgp.foundations.quantities import counted, readable_seconds
 
-__all__ = ["accelerator_findings", "nvidia_devices", "precision_findings"]
-
 _SECONDS = 20.0  # for an answer of the driver
 
 

@@ -19,8 +19,6 @@ from flashgp.diagnosis.processor import (
 from flashgp.diagnosis.ranks import rank_findings
 from flashgp.processes.group import Group
 
-__all__ = ["CHECKS", "doctor", "examine"]
-
 Check = Callable[[], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {

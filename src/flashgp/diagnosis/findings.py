@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Diagnosis", "Finding", "Severity"]
-
 Severity = Literal["ok", "note", "warning"]
 _COLUMNS = 120  # of printed lines
 _MARKS: dict[str, str] = {"ok": " ", "note": "-", "warning": "!"}

@@ -31,16 +31,6 @@ from flashgp.pairwise.program.source_cache import refuse_foreign, wanted_directo
 from flashgp.planner.problem import Features, ProductProblem, Resources
 from flashgp.planner.products import plan_product
 
-__all__ = [
-    "PROBLEM",
-    "cache_findings",
-    "package_findings",
-    "product_seconds",
-    "product_values",
-    "profile_findings",
-    "version_findings",
-]
-
 PROBLEM = (20_000, 8, 1)  # rows, columns and right-hand sides of the product that seconds are given for
 _BUDGET = 2**50  # what fits is not the question here, and asking a device for its memory would initialise it
 _MAX_FILES = 10_000  # that are counted

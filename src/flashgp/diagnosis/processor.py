@@ -22,8 +22,6 @@ from flashgp.foundations.processors import (
 from flashgp.foundations.profile_store import machine_key
 from flashgp.foundations.quantities import counted, readable_bytes
 
-__all__ = ["core_findings", "memory_findings", "thread_findings"]
-
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "OMP_WAIT_POLICY")
 _LOW_BYTES = 2**30  # a machine with less left than this refuses problems that are small elsewhere
 

@@ -13,8 +13,6 @@ from flashgp.foundations.processors import core_text, own_cores
 from flashgp.foundations.quantities import counted
 from flashgp.processes.group import Group
 
-__all__ = ["rank_findings"]
-
 
 def rank_findings(group: Group) -> Iterator[Finding]:
     """Of a group of several ranks, the same on every one; nothing of one process. Collectives are made."""

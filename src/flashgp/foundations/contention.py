@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from flashgp.foundations.processors import own_cores, usable_cores
 
-__all__ = ["CoreTimes", "OtherLoad", "reachable_cores"]
-
 LEAST_SECONDS = 0.2  # between two readings: the system counts in hundredths of a second
 SPARE = 0.1  # of a core that others may keep busy before it counts as taken
 

@@ -10,17 +10,6 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 
-__all__ = [
-    "available_bytes",
-    "control_groups",
-    "memory_limit",
-    "parse_bytes",
-    "root_folder",
-    "text_of",
-    "user_folder",
-    "using_root",
-]
-
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _root = Path("/")  # of /proc and /sys

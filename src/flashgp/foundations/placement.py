@@ -23,8 +23,6 @@ from flashgp.foundations.lazy_import import lazy_import, no_forks
 from flashgp.foundations.processors import core_text, own_cores, parse_cores, usable_cores
 from flashgp.foundations.quantities import counted
 
-__all__ = ["Placement", "active_placement", "launcher_text", "placement_events", "runtime"]
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -13,15 +13,6 @@ from pathlib import Path
 from flashgp.foundations import machine
 from flashgp.foundations.errors import DomainError
 
-__all__ = [
-    "core_quota",
-    "core_text",
-    "cpuinfo",
-    "own_cores",
-    "parse_cores",
-    "usable_cores",
-]
-
 MAX_CORES = 2**16  # of one machine; a larger number is a slip of the keyboard, and a range of it would fill memory
 
 
