@@ -372,6 +372,8 @@ def test_a_second_device_is_measured(folder: Path, monkeypatch: pytest.MonkeyPat
     assert on_it == {(op, dtype) for op in ("qr", "cholesky", "eigh", "triangular") for dtype in ("float64", "float32")}
     assert MachineProfile.from_json(profile_path().read_text()) == profile
     with using_accelerator(None):
+        with pytest.raises(fgp.DomainError, match="compares the CPU with an accelerator"):
+            fgp.tune(only="crossover", settings=SHORT)
         part = fgp.tune(only="exp", settings=SHORT)
         assert part.crossovers == profile.crossovers
         assert part.accelerator == profile.accelerator, "a device that is not there now keeps what is known of it"

@@ -147,10 +147,15 @@ def _measure(
     parts: Sequence[str],
     known: MachineProfile | None,
 ) -> MachineProfile:
-    """Args: parts: to measure; known: where the rest comes from, None if all are measured."""
+    """Args: parts: to measure; known: where the rest comes from, None if all are measured. Raises: DomainError."""
     there = accelerator()
     if known is not None and known.accelerator is None:
         there = None  # what is not measured now is known of the CPU only
+    if there is None and tuple(parts) == ("crossover",):
+        raise DomainError(
+            "`only` names crossover, which compares the CPU with an accelerator that the profile knows, and there is "
+            f"none; run `{tune_command()}` where torch finds one"
+        )
     devices = {"cpu": torch.device("cpu")} | ({} if there is None else {"accelerator": there})
     before = {} if known is None else {"cpu": known.cpu, "accelerator": known.accelerator}
     steps = [(kind, *step) for kind, device in devices.items() for step in _steps(settings, device) if step[0] in parts]
