@@ -23,8 +23,8 @@ LOST = {"standard_error": 0.01, "seconds": None}
         ([Event(EventKind.LOST, nats=0.2, **LOST)], False, None),
         ([Event(EventKind.LOST, nats=0.4, **LOST)], False, Unfinished.LOST),
         ([Event(EventKind.BRACKET, lower=-2.0, upper=-1.0, nats=1.0)], False, Unfinished.LOST),
-        ([Event(EventKind.MINIBATCH_FIT, gap=0.9)], False, Unfinished.LOST),
-        ([Event(EventKind.MINIBATCH_FIT, gap=None)], False, None),
+        ([Event(EventKind.ROWS_LEARNED, gap=0.9)], False, Unfinished.LOST),
+        ([Event(EventKind.ROWS_LEARNED, gap=None)], False, None),
     ],
 )
 def test_what_ended_it_comes_first_then_what_is_lost(events: list[Event], interrupted: bool, wanted: Any) -> None:

@@ -1,6 +1,8 @@
-"""Rows in random order: every one once an epoch, by seed, from any batch on, and the rows of the first pass."""
+"""Rows in random order: every one once, by seed, and the rows of the first pass."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -11,14 +13,14 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.sources import shuffled
-from flashgp.sources.shuffled import ShuffledRows, buffer_rows
+from flashgp.sources.shuffled import buffer_rows, shuffled_blocks
 from flashgp.sources.source import Batches, Held, RowSource
-from flashgp.sources.survey import surveyed
+from flashgp.sources.survey import Block, surveyed
 from inference.plain_gp import data
 
 
-def rows_of(source: RowSource, size: int, seeds: tuple[int, ...] = (0,)) -> ShuffledRows:
-    return ShuffledRows(surveyed(source, None, 10, seed=0), size, seeds)
+def blocks_of(source: RowSource, size: int, seeds: tuple[int, ...] = (0,), **how: Any) -> Iterator[Block]:
+    return shuffled_blocks(surveyed(source, None, 10, seed=0), size, seeds, **how)
 
 
 def numbered(n: int) -> tuple[Tensor, Tensor]:
@@ -42,10 +44,8 @@ def sources(folder: Path, n: int) -> dict[str, RowSource]:
 
 @pytest.mark.parametrize("kind", ["held", "batches", "parquet"])
 @pytest.mark.parametrize("size", [1, 8, 100, 1000])
-def test_an_epoch_has_every_row_once(tmp_path: Path, kind: str, size: int) -> None:
-    rows = rows_of(sources(tmp_path, 100)[kind], size)
-    rows.buffer = 24
-    blocks = list(rows.epoch(0))
+def test_every_row_comes_once(tmp_path: Path, kind: str, size: int) -> None:
+    blocks = list(blocks_of(sources(tmp_path, 100)[kind], size, buffer=24))
     assert all(len(block.x) == min(size, 100) for block in blocks[:-1])
     y = torch.cat([block.y for block in blocks])
     assert torch.equal(y.sort().values, torch.arange(100.0, dtype=torch.float64))
@@ -56,26 +56,20 @@ def test_an_epoch_has_every_row_once(tmp_path: Path, kind: str, size: int) -> No
 
 
 @pytest.mark.parametrize("kind", ["held", "batches", "parquet"])
-def test_the_order_is_that_of_the_seed_and_goes_on_from_any_batch(tmp_path: Path, kind: str) -> None:
+def test_the_order_is_that_of_the_seed(tmp_path: Path, kind: str) -> None:
     source = sources(tmp_path, 100)[kind]
-    one, other = rows_of(source, 8), rows_of(source, 8, seeds=(1,))
-    one.buffer = other.buffer = 24
-    taken = [block.y for block, _ in zip(one.batches(), range(40), strict=False)]
-    assert all(len(y) == 8 for y in taken)
-    for first in (0, 5, 11, 12, 13, 30):
-        again = [block.y for block, _ in zip(one.batches(first), range(40 - first), strict=False)]
-        assert all(map(torch.equal, again, taken[first:]))
-    assert not torch.equal(next(other.batches()).y, taken[0])
-    assert not torch.equal(taken[12], taken[0])  # another epoch
+    one, again, other = (
+        torch.cat([block.y for block in blocks_of(source, 8, seeds, buffer=24)]) for seeds in ((0, 1), (0, 1), (0, 2))
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
 
 
 def test_sources_that_can_jump_are_random_at_once(tmp_path: Path) -> None:
     """A tenth of the rows stands for all of them, where a list of batches in order stands for its first."""
     found = {}
     for kind, source in sources(tmp_path, 3000).items():
-        rows = rows_of(source, 30)
-        rows.buffer = 120
-        y = torch.cat([block.y for block, _ in zip(rows.batches(), range(10), strict=False)])
+        y = torch.cat([block.y for block, _ in zip(blocks_of(source, 30, buffer=120), range(10), strict=False)])
         found[kind] = abs(float(y.mean()) - 1499.5) / (866.0 / 300**0.5)
     assert found["held"] < 4.0
     assert found["parquet"] < 12.0  # pieces of seven rows are alike: some 43 of them
@@ -83,11 +77,11 @@ def test_sources_that_can_jump_are_random_at_once(tmp_path: Path) -> None:
 
 
 def test_files_in_standard_units_jump_too(tmp_path: Path) -> None:
-    rows = rows_of(fgp.data.standardised(parquet(tmp_path, 100)), 8)
-    y = torch.cat([block.y for block in rows.epoch(0)])
+    rows = surveyed(fgp.data.standardised(parquet(tmp_path, 100)), None, 10, seed=0)
+    y = torch.cat([block.y for block in shuffled_blocks(rows, 8, (0,))])
     assert float(y.mean()) == pytest.approx(0.0, abs=1e-12)
-    first = next(rows.survey.source.shuffled(3))[2]
-    assert not torch.equal(torch.as_tensor(first), torch.as_tensor(next(rows.survey.source.batches())[2])[: len(first)])
+    first = next(rows.source.shuffled(3))[2]
+    assert not torch.equal(torch.as_tensor(first), torch.as_tensor(next(rows.source.batches())[2])[: len(first)])
 
 
 class Once:
@@ -102,13 +96,13 @@ class Once:
 
 
 @pytest.mark.parametrize("change", ["fewer", "more", "other"])
-def test_rows_that_change_are_refused_at_the_end_of_an_epoch(change: str) -> None:
+def test_rows_that_change_are_refused_at_the_end(change: str) -> None:
     x, y = data(40)
     first = list(zip(x.split(8), y.split(8), strict=True))
     later = {"fewer": first[:-1], "more": [*first, first[0]], "other": [*first[:-1], (x[32:], y[32:] + 1e-9)]}[change]
-    rows = rows_of(Batches(Once(first, later)), 8)
+    blocks = blocks_of(Batches(Once(first, later)), 8)
     with pytest.raises(DomainError, match="same rows in every pass"):
-        list(rows.epoch(0))
+        list(blocks)
 
 
 def test_the_buffer_is_bounded() -> None:
@@ -117,11 +111,11 @@ def test_the_buffer_is_bounded() -> None:
     assert buffer_rows(10, 1000) == shuffled.BUFFER_NUMBERS // 1000
 
 
-def test_a_check_ends_an_epoch() -> None:
+def test_a_check_ends_it() -> None:
     x, y = data(40)
 
     def stop() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        next(rows_of(Batches([(x, y)]), 8).epoch(0, stop))
+        next(blocks_of(Batches([(x, y)]), 8, check=stop))

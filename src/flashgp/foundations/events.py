@@ -86,8 +86,8 @@ class ApproximationReason(StrEnum):
     NO_OTHER = "no approximation of this model would be quicker"
 
 
-class MinibatchReason(StrEnum):
-    """Why a fit took minibatch steps in place of passes over all rows; its value continues a sentence."""
+class SampleReason(StrEnum):
+    """Why a fit went through a sample in place of passes over all rows; its value continues a sentence."""
 
     PLANNED = "by the plan"
     READING = "by how long reading them took"
@@ -208,8 +208,9 @@ class EventKind(Enum):
         "Minibatches: {inducing:n inducing point}, {seen:n row} of {rows:,} seen, some perhaps several times. [The "
         "bound is {gap:.2g} nats a row below that of the best distribution of inducing values for what was seen.]"
     )
-    MINIBATCHES_CHOSEN = (
-        "Minibatch steps took the place of passes: a value with its gradient of all {rows:n row} takes about "
+    SAMPLE_CHOSEN = (
+        "A random sample whose rows count for all took the place of passes: a value with its gradient of all "
+        "{rows:n row} takes about "
         "{seconds:seconds}, {reason}, of the [{limit:g} s that there are|time that there is]."
     )
     PART_TRIED = (
@@ -217,13 +218,12 @@ class EventKind(Enum):
         "{points:.4g}, exact inference on {rows:,} random rows leaves {part:.4g}[{taken:if} and is taken]."
     )
     FIT_ENDED = (
-        "The fit ended with {left:seconds} of its {limit:g} s left: [{steps:if}minibatch steps bring no more than "
-        "their standard error, and all rows are learned|no further step promises a gain that predictions show]."
+        "The fit ended with {left:seconds} of its {limit:g} s left: [{sampled:if}the search of the sample ended, and "
+        "all rows are learned|no further step promises a gain that predictions show]."
     )
-    MINIBATCH_FIT = (
-        "Minibatches: {steps:n step} of {batch:n row}[; those of the last {window} brought {gain:.2g} ± "
-        "{gain_error:.1g} nats a row]. The posterior has learned "
-        "[{whole:if}all {rows:n row}|{seen:n row} of {rows:,}]; its bound is [about {bound:.5g} ± {bound_error:.1g} "
+    ROWS_LEARNED = (
+        "By minibatches the posterior has learned [{whole:if}all {rows:n row}|{seen:n row} of {rows:,}]; its bound is "
+        "[about {bound:.5g} ± {bound_error:.1g} "
         "nats a row, up to {gap:.2g} below that of the best distribution of inducing values|not known]."
     )
     ROWS_NOT_RANDOM = (

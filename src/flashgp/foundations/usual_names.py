@@ -50,7 +50,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 _HOW = {
     "likelihood": "pass likelihood=flashgp.likelihoods.Gaussian(noise_variance=...)",
     "max_iterations": "the search has no step size; max_iterations= and time_limit= end it",
-    "batch_size": "minibatches come with approximation='sparse', inducing=...",
+    "batch_size": "gp.minibatch_bound is the bound of a batch, for a loop of your own",
     "variance": "a number times a kernel, 2.0 * kernel, has that variance",
     "input_dim": "leave it out for all columns of x; active_dims= takes the numbers of those it acts on",
 }

@@ -39,7 +39,7 @@ def approximate_plan(
         asked: of kind "full_scale" or "sparse".
         settings: of its ranks bytes and seconds are those of each.
         time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
-            sizes of the ladder that keep to it and fit, by passes or by minibatch steps, (M-244); without it the
+            sizes of the ladder that keep to it and fit, by passes or by a sample, (M-244); without it the
             default ones, or the largest smaller ones that fit, and a fit may take twice the neighbours if that fits
             too, (M-209). Where none does, the smallest.
         training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held; taken:
@@ -61,11 +61,11 @@ def approximate_plan(
         plan = plan_approximate(
             one.kind, problem, sizes.within(problem.u), resources, read=read, points_open=one.leaves_points
         )
-        if time_limit is None or not stepping or not plan.by_minibatches(time_limit):
+        if time_limit is None or not stepping or not plan.by_sample(time_limit):
             return plan
         size = min(problem.n, max(work.min_block, work.block_numbers // max(1, plan.inducing)))
         mixed = min(problem.n, buffer_rows(size, problem.d + problem.outputs))
-        return plan.with_minibatches(mixed, time_limit)
+        return plan.with_sample(mixed, time_limit)
 
     def plan_of(one: Approximation, step: int) -> ApproximatePlan:
         return with_sizes(one, one.sizes_at(step, problem.n))

@@ -115,7 +115,7 @@ _ENDED = {
     EventKind.POSTERIOR_OF_PART: Unfinished.TIME,
     EventKind.SEARCH_UNFINISHED: Unfinished.SEARCH,
 }
-_LOSING = {EventKind.LOST: "nats", EventKind.BRACKET: "nats", EventKind.MINIBATCH_FIT: "gap"}  # and the field of it
+_LOSING = {EventKind.LOST: "nats", EventKind.BRACKET: "nats", EventKind.ROWS_LEARNED: "gap"}  # and the field of it
 
 
 def why_unfinished(

@@ -165,9 +165,10 @@ def fit(
             so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
             suggest. A pass over rows that are read ends with the time: the posterior is then that of the best finished
             evaluation of all rows, or else of the random sample. Where it allows fewer evaluations of all rows by
-            inducing points than a search usually takes, minibatch steps over random rows take their place
-            (streamed/minibatch_search.py), and the report says how far from the optimum they stopped; rows that are
-            read in a fixed order, such as a list of batches, are random within a buffer only, so shuffle them before.
+            inducing points than a search usually takes, the hyperparameters are those of a random sample
+            whose rows count for all of them, the inducing values are learned from random rows until the time is up
+            (streamed/learning.py), and the report says how far from the optimum they are; rows that are read in a
+            fixed order, such as a list of batches, are random within a buffer only, so shuffle them before.
             It counts a compile too, which does not begin where time is short.
         memory: as `GP.condition`.
         device: as `GP.condition`.

@@ -46,7 +46,7 @@ class ApproximatePlan:
     available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python; notes; shared,
     what ranks send where several share the work: bytes and seconds are then those of each of them, (M-230);
     most_neighbours, that a fit takes where these add much, (M-209): bytes are for them, 0 where it takes no more;
-    minibatch_seconds, of the least that a fit by minibatch steps takes, (M-244), 0 where there are none.
+    sample_seconds, of a fit whose hyperparameters are those of a sample, (M-244): the least, and with all rows learned.
     """
 
     approximation: str
@@ -75,7 +75,7 @@ class ApproximatePlan:
     notes: tuple[str, ...] = field(default=(), compare=False)
     shared: Shared | None = None
     most_neighbours: int = 0
-    minibatch_seconds: float = 0.0
+    sample_seconds: tuple[float, float] = (0.0, 0.0)
 
     @property
     def fit_text(self) -> str:
@@ -104,26 +104,27 @@ class ApproximatePlan:
             training_bytes=larger.training_bytes, fit_seconds_high=high, most_neighbours=more.neighbours,
         )  # fmt: skip
 
-    def by_minibatches(
-        self, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations
-    ) -> bool:
-        """Whether too few values with gradients of all rows fit into the time of a fit, so that minibatch steps take
+    def by_sample(self, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations) -> bool:
+        """Whether too few values with gradients of all rows fit into the time of a fit, so that those of a sample take
         their place: of inducing points alone."""
         late = time_limit is not None and min_evaluations * self.fit_step_seconds > time_limit
         return late and self.approximation == "sparse"
 
-    def with_minibatches(self, buffer_rows: int, time_limit: float) -> "ApproximatePlan":
-        """The same where a fit takes minibatch steps, until a time limit at most, with so many rows in a buffer that
-        mixes them, three times."""
+    def with_sample(self, buffer_rows: int, time_limit: float) -> "ApproximatePlan":
+        """The same where a fit searches a sample and learns rows until a time limit at most, with so many of them in a
+        buffer that mixes them, three times."""
         buffer = Allocation(GRADIENT, "rows in random order", 3 * 8 * buffer_rows * (self.d + self.outputs))
         allocations = (*self.allocations, buffer)
         step = readable_seconds(self.fit_step_seconds)
-        note = f"a fit ends with the time limit, by minibatch steps: a value of all rows with its gradient takes {step}"
-        least = self.minibatch_seconds
+        note = (
+            "a fit finds hyperparameters on a random sample whose rows count for all, and learns from as many rows as "
+        )
+        note += f"the time limit allows: a value of all rows with its gradient takes {step}"
+        least, whole = self.sample_seconds
         most = max(time_limit, least)
         return replace(
             self, allocations=allocations, training_bytes=peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)),
-            fit_seconds=most, fit_seconds_low=least, fit_seconds_high=most, notes=(*self.notes, note),
+            fit_seconds=min(whole, most), fit_seconds_low=least, fit_seconds_high=most, notes=(*self.notes, note),
         )  # fmt: skip
 
     def to_json(self) -> str:
@@ -209,7 +210,7 @@ def plan_approximate(
         peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)), price.condition(), price.step(problem.u), fit.middle,
         fit.low, fit.high, price.predict(), more.middle, resources.available()[str(device)], priced.profile.name,
         problem.form.fusion, resources.notes(), shared,
-        minibatch_seconds=price.minibatches() if problem.u else 0.0,
+        sample_seconds=price.by_sample() if problem.u else (0.0, 0.0),
     )  # fmt: skip
 
 

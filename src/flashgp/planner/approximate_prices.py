@@ -69,7 +69,7 @@ class ApproximateWork:
         part, coarse, all_rows, all_rows_read: evaluations of a stage on a part of the rows, of all of them with coarse
             sizes, of all together with the sizes asked for, and of all by the collapsed bound.
         min_evaluations: of all rows by the collapsed bound that have to fit into a time limit, as many as a search
-            usually takes; where fewer do, minibatch steps take their place.
+            usually takes; where fewer do, a sample takes their place.
         learned_rows: for each inducing point, from which minibatches learn what these say: m parameters of n rows cost
             m / 2n nats a row, here .005.
         minibatch: what a batch takes, in values of its rows.
@@ -236,9 +236,9 @@ class Price:
         once = information_seconds(priced, device, exact[-1].rows)
         return total.plus(Usual(once, once, once)), sent, exact[-1].rows
 
-    def minibatches(self) -> float:
-        """Seconds of the least that a fit by minibatch steps takes, eq. (M-244); 0 where there are none."""
-        return 0.0
+    def by_sample(self) -> tuple[float, float]:
+        """Seconds of a fit by a sample, the least and with all rows learned, eq. (M-244); 0 where there is none."""
+        return 0.0, 0.0
 
     def searches(self, parts: Sequence[int]) -> list[tuple["Price", int, Usual]]:
         """Prices, rows and evaluations of the stages after the exact ones, those of parts of the rows first."""

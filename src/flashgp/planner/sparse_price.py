@@ -69,14 +69,14 @@ class SparsePrice(Price):
         problem = self.problem
         return 10.0 * 8.0 * self.of_rank(problem.n) * (problem.d + problem.outputs) / self.rates.copy_bytes
 
-    def minibatches(self) -> float:
+    def by_sample(self) -> tuple[float, float]:
         work, n = self.work, self.problem.u
         first, _, rows = self.first_stages()
         search = sum(work.part.low * self.step(part) for part in self.parts(rows))
-        learned = min(n, work.learned_rows * self.sizes.inducing)
+        both = min(n, work.learned_rows * self.sizes.inducing), n
         # (M-244)
-        after = search + self.reading + 2.0 * self.points(n) + work.minibatch * self.value(learned)
-        return first.low + work.slack * after
+        least, whole = (search + self.reading + 2.0 * self.points(n) + work.minibatch * self.value(k) for k in both)
+        return first.low + work.slack * least, first.low + work.slack * whole
 
     def condition(self) -> float:
         problem = self.problem

@@ -17,64 +17,49 @@ MAX_BUFFER = 2**17  # rows
 MIN_BATCHES = 8  # in the buffer
 
 
-class ShuffledRows:
-    """Random batches of the rows of a survey, epoch after epoch; each epoch has every row once.
+def shuffled_blocks(
+    survey: Survey,
+    size: int,
+    seeds: tuple[int, ...],
+    *,
+    check: Callable[[], None] | None = None,
+    buffer: int | None = None,
+) -> Iterator[Block]:
+    """Every row of a survey once, in blocks of so many random rows; the last one may be smaller.
 
-    The order follows from the seeds, the number of the epoch and the source, so that reading may go on from any batch
-    (a loader that shuffles by itself aside).
+    The order follows from the seeds and the source (a loader that shuffles by itself aside).
 
     Args:
         survey: the rows.
-        size: of a batch, at most all rows.
-        seeds: of the order.
-    Memory: the buffer three times, at most 2^22 numbers or 8 batches, and a batch of the source.
+        size: of a block.
+        seeds: of the order, not negative.
+        check: called before every batch that is read, which may end it all by an exception.
+        buffer: rows that are mixed, None for `buffer_rows`.
+    Raises: DomainError at the end where the rows are not those of the survey.
+    Memory: the buffer three times, at most 2^22 numbers or 8 blocks, and a batch of the source.
     """
-
-    def __init__(self, survey: Survey, size: int, seeds: tuple[int, ...]) -> None:
-        self.survey, self.size, self.seeds = survey, min(size, survey.count), tuple(map(abs, seeds))
-        self.buffer = buffer_rows(self.size, sum(t[0].numel() for t in survey.sample.tensors))
-
-    @property
-    def per_epoch(self) -> int:
-        """Whole batches of an epoch."""
-        return self.survey.count // self.size
-
-    def batches(self, first: int = 0, check: Callable[[], None] | None = None) -> Iterator[Block]:
-        """Whole batches without end, from the given one on. Raises: as `epoch`."""
-        while True:
-            number, skipped = divmod(first, self.per_epoch)
-            for at, block in enumerate(self.epoch(number, check)):
-                if skipped <= at < self.per_epoch:
-                    yield block
-            first = (number + 1) * self.per_epoch
-
-    def epoch(self, number: int, check: Callable[[], None] | None = None) -> Iterator[Block]:
-        """Every row once; the last batch may be smaller.
-
-        Args: check, called before every batch that is read, which may end the epoch by an exception.
-        Raises: DomainError at its end where the rows are not those of the survey.
-        """
-        survey, size, rows, held = self.survey, self.size, SameRows(self.survey), 0
-        draws = numpy.random.default_rng((*self.seeds, number))
-        waiting: list[Block] = []
-        for _, block in checked(survey.source, survey.outputs, survey.width, int(draws.integers(2**62))):
-            if check is not None:
-                check()
-            if rows.add(block):
-                break
-            waiting.append(block)
-            held += len(block.x)
-            ready = held // (2 * size) * size  # half of them
-            if held >= self.buffer and ready:
-                whole = _mixed(waiting, draws)
-                for start in range(0, ready, size):
-                    yield whole.part(start, start + size)
-                waiting, held = [whole.part(ready, None)], held - ready
-        rows.check()
-        if held:
+    size = min(size, survey.count)
+    buffer = buffer or buffer_rows(size, sum(t[0].numel() for t in survey.sample.tensors))
+    rows, held, draws = SameRows(survey), 0, numpy.random.default_rng(seeds)
+    waiting: list[Block] = []
+    for _, block in checked(survey.source, survey.outputs, survey.width, int(draws.integers(2**62))):
+        if check is not None:
+            check()
+        if rows.add(block):
+            break
+        waiting.append(block)
+        held += len(block.x)
+        ready = held // (2 * size) * size  # half of them
+        if held >= buffer and ready:
             whole = _mixed(waiting, draws)
-            for start in range(0, held, size):
+            for start in range(0, ready, size):
                 yield whole.part(start, start + size)
+            waiting, held = [whole.part(ready, None)], held - ready
+    rows.check()
+    if held:
+        whole = _mixed(waiting, draws)
+        for start in range(0, held, size):
+            yield whole.part(start, start + size)
 
 
 def buffer_rows(size: int, numbers: int) -> int:

@@ -22,7 +22,7 @@ from flashgp.inference.fit import Fit, fit_read
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
-from flashgp.inference.training.settings import MinibatchSettings, StochasticSettings
+from flashgp.inference.training.settings import SampleSettings, StochasticSettings
 from flashgp.sources.source import Batches
 from inference.plain_gp import data, model
 from inference.training.test_resume import Killed, killed_after, replayed, trajectory
@@ -184,11 +184,11 @@ class Slow(Counting):
             yield batch
 
 
-NEVER = MinibatchSettings(min_evaluations=0.0)
+NEVER = SampleSettings(min_evaluations=0.0)
 
 
 def test_a_pass_ends_with_the_time_and_a_finished_one_answers() -> None:
-    """After the first evaluation of all rows its sums are the posterior; before, the sample is: without minibatches."""
+    """After the first evaluation of all rows its sums are the posterior; before, the sample is."""
     x, y = data(3000)
     source = Counting(x, y)
     whole = fitted_by(source, 1e9)
@@ -198,13 +198,13 @@ def test_a_pass_ends_with_the_time_and_a_finished_one_answers() -> None:
     for end in (every + 10.5, 2.5 * every):  # in the first pass of the first evaluation, in its second
         source = Counting(x, y)
         with pytest.warns(fgp.FlashGPWarning, match="time limit"):
-            found = fitted_by(source, end, minibatches=NEVER)
+            found = fitted_by(source, end, sample=NEVER)
         assert source.now <= end + 4.0
         assert found.posterior.count == 200
         (event,) = of_kind(found.posterior.report.events, EventKind.POSTERIOR_OF_PART)
         assert (event.fields["rows"], event.fields["of"]) == (200, 3000)
     source = Counting(x, y)
-    found = fitted_by(source, 3.5 * every, minibatches=NEVER)
+    found = fitted_by(source, 3.5 * every, sample=NEVER)
     assert found.interrupted
     assert found.posterior.count == 3000
     again = found.gp.condition(batches(x, y), inducing=found.posterior.inducing)

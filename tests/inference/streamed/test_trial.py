@@ -24,7 +24,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.sources.source import Held
 from inference.plain_gp import F64, PlainGP, data, model
-from inference.streamed.test_minibatch_search import STEPS
+from inference.streamed.test_learning import STEPS
 
 
 def of_trial(x: Tensor, y: Tensor, points: Tensor, learned: int, part: int) -> tuple[Trial, fgp.GP]:
@@ -105,7 +105,7 @@ def test_a_smooth_function_with_noise_keeps_its_points_and_says_what_ended_it() 
     assert isinstance(found.posterior, StreamedPosterior)
     assert len(found.posterior.state.inducing) <= 40
     (ended,) = of_kind(found.report.events, EventKind.FIT_ENDED)
-    assert ended.fields["steps"]
+    assert ended.fields["sampled"]
     assert not found.interrupted
     assert not of_kind(found.report.events, EventKind.FIT_TIME_UP)
 
@@ -121,14 +121,14 @@ def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, Approxim
 @pytest.mark.parametrize(
     ("n", "limit", "least"), [(300_000, 5.0, 128), (300_000, 30.0, 512), (2_000_000, 120.0, 512), (10**6, 180.0, 512)]
 )
-def test_short_limits_take_points_that_minibatches_have_time_for(n: int, limit: float, least: int) -> None:
+def test_short_limits_take_points_that_a_sample_has_time_for(n: int, limit: float, least: int) -> None:
     """Seen red: 64 points, since sizes followed from passes alone."""
     chosen, plan = decision(n, limit)
     assert chosen == "sparse"
     assert plan.inducing >= least
-    assert plan.by_minibatches(limit)
-    assert 0.0 < plan.minibatch_seconds <= plan.fit_seconds <= plan.fit_seconds_high <= limit
-    assert any("minibatch" in note for note in plan.notes)
+    assert plan.by_sample(limit)
+    assert 0.0 < plan.sample_seconds[0] <= plan.fit_seconds <= plan.fit_seconds_high <= limit
+    assert any("sample" in note for note in plan.notes)
 
 
 def test_an_exact_fit_that_fits_stays_exact() -> None:
@@ -140,4 +140,4 @@ def test_rows_with_variances_of_their_own_have_sizes_by_passes() -> None:
     known = fgp.likelihoods.Gaussian(row_variance=torch.full((300_000,), 0.1))
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=known)
     plan = decision(300_000, 30.0, gp)[1]
-    assert not any("minibatch" in note for note in plan.notes)
+    assert not any("sample" in note for note in plan.notes)

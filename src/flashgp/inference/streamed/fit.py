@@ -3,7 +3,8 @@
 400 to 2,000 rows    exact, of a sample (training/stages.py)
 the sample, all      Fisher scoring on the collapsed bound, (M-160); inducing points are chosen anew at its optimum
                      while that gains (training/linear_stages.py)
-minibatches          in place of all, where the time limit allows too few passes (minibatch_search.py)
+the sample alone      in place of both where the time limit allows too few passes: its rows count for all of them, and
+                     q(u) at the optimum is learned from as many random rows as the time allows (learning.py)
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from torch import Tensor
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import warn
-from flashgp.foundations.events import Event, EventKind, MinibatchReason, StopReason
+from flashgp.foundations.events import Event, EventKind, SampleReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, exact_price
@@ -36,8 +37,8 @@ from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.streamed.condition import at_most, condition_on
+from flashgp.inference.streamed.learning import learned_values
 from flashgp.inference.streamed.minibatch import condition_on_values
-from flashgp.inference.streamed.minibatch_search import RUN, LearnedValues, MinibatchSearch, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import (
     noise_of,
@@ -55,6 +56,7 @@ from flashgp.inference.training.linear_stages import LinearStages, plan_settings
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
+from flashgp.inference.training.settings import SampleSettings
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import ApproximateWork
@@ -74,8 +76,8 @@ def fit_streamed(
 ) -> Fitted[StreamedState] | Fitted[AnyState]:
     """See `flashgp.fit`.
 
-    Args: by_part, whether exact inference on a random part of the rows may take the place of minibatches, where that is
-        expected to leave less, eq. (M-245).
+    Args: by_part, whether exact inference on a random part of the rows may take the place of that, where
+        it is expected to leave less, eq. (M-245).
     """
     with options.group.together() as group:
         before = group.bytes_sent
@@ -119,10 +121,10 @@ def _fit(
     mark = "" if path is None else mark_of(problem, options, beside)
     log = log_over(group, path, mark, options.settings.seconds_between_writes)
     # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
-    chosen = None if whole.cut or group.size > 1 else minibatches_chosen(plan, survey, options, reading, log)
+    chosen = None if whole.cut or group.size > 1 else sample_chosen(plan, survey, options, reading, log)
     searching = options.deadline.before(reserved_seconds(plan, options))
     if chosen is not None:
-        searching = options.deadline.share(options.settings.minibatches.share)
+        searching = options.deadline.share(options.settings.sample.share)
     recorder = Recorder(log, options.progress, searching, began=began)
     price = exact_price(prior, counts, wanted)
     recorder.expect(price, 3)
@@ -140,16 +142,9 @@ def _fit(
     def parts(first: int) -> list[int]:
         size = len(survey.x)
         if chosen is not None:
-            return [size] if size < survey.count else []
+            return [size]
         return [size] if size >= MIN_GROWTH * first and survey.count >= MIN_GROWTH * size else []
 
-    steps = MinibatchSearch(problem, survey, recorder, options.settings.minibatches, options.seed)
-
-    def by_minibatches(theta: numpy.ndarray) -> numpy.ndarray:
-        return steps.run(theta, _points(problem, survey, theta, asked, options))
-
-    last = None if chosen is None else by_minibatches
-    window = options.settings.minibatches.window_rows(plan.inducing)
     part = 0
 
     def choose(theta: numpy.ndarray) -> int:
@@ -177,8 +172,8 @@ def _fit(
 
     choosing = limit is not None and asked.leaves_points and group.size == 1
     stages = LinearStages(
-        problem, survey.count, parts, objective, options, recorder, comparable=True, last=last, last_rows=window,
-        choose=choose if choosing else None,
+        problem, survey.count, parts, objective, options, recorder, comparable=True,
+        weighted=chosen is not None, choose=choose if choosing else None,
     )  # fmt: skip
     trained = stages.run()
     points = sums = None
@@ -203,7 +198,7 @@ def _fit(
             state = condition_on(prior, whole, asked, settings, points, sums)
         else:
             points = _points(problem, survey, trained.theta, asked, options)
-            state, said = _learned(prior, survey, points, steps, settings)
+            state, said = _learned(prior, survey, points, options.settings.sample, settings)
             report.events += [chosen, said]
             whole_learned = said.fields["whole"]
     if isinstance(state, StreamedState):
@@ -215,8 +210,8 @@ def _fit(
     elif limit is not None:
         report.predicted_seconds = min(plan.fit_seconds, limit)
     if trained.stop is StopReason.GOAL and whole_learned and limit is not None and not options.deadline.passed():
-        by_steps = (chosen is not None and not part) or None
-        report.events.append(Event(EventKind.FIT_ENDED, left=options.deadline.left, limit=limit, steps=by_steps))
+        by_sample = (chosen is not None and not part) or None
+        report.events.append(Event(EventKind.FIT_ENDED, left=options.deadline.left, limit=limit, sampled=by_sample))
     objective_found = trained.objective
     assert isinstance(objective_found, LogJoint)
     in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
@@ -231,7 +226,7 @@ def _rows_of_part(problem: Problem, plan: ApproximatePlan, options: FitOptions, 
     assert options.deadline.limit is not None
     search = options.stages.work.of_scoring(ParameterVector(problem.prior, problem.roles).size).middle
     memory = math.isqrt(plan.available_bytes // (8 * FACTORS))
-    seconds, most = options.settings.minibatches.share * options.deadline.limit, int((1.0 - TEST_SHARE) * problem.rows)
+    seconds, most = options.settings.sample.share * options.deadline.limit, int((1.0 - TEST_SHARE) * problem.rows)
     return largest_part(price, search, seconds, options.stages.first_rows, min(memory, most))
 
 
@@ -247,40 +242,43 @@ def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSetting
     return state
 
 
-def minibatches_chosen(
+def sample_chosen(
     plan: ApproximatePlan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog
 ) -> Event | None:
-    """That minibatches take the place of passes over all rows, and why; None for passes.
+    """That a sample takes the place of passes over all rows, and why; None for passes.
 
     Args: reading, seconds of the first pass; log, of the checkpoint, whose way is kept.
     """
-    deadline, least = options.deadline, options.settings.minibatches.min_evaluations
+    deadline, least = options.deadline, options.settings.sample.min_evaluations
     seconds, reason = max(plan.fit_step_seconds, 2.0 * reading), None
     if survey.sample.row_variance is not None:  # a minibatch has one noise variance
         return None
-    if any(log.has(str(run)) for run in (RUN, Run(Stage.MINIBATCHES, len(survey.x)))):
-        reason = MinibatchReason.CHECKPOINT
+    if log.has(str(Run(Stage.WEIGHTED, len(survey.x)))):
+        reason = SampleReason.CHECKPOINT
     elif any(log.has(str(Run(Stage.APPROXIMATE, number))) for number in (0, 1)):
         return None
-    elif plan.by_minibatches(deadline.limit, least):
-        reason = MinibatchReason.PLANNED
+    elif plan.by_sample(deadline.limit, least):
+        reason = SampleReason.PLANNED
     elif deadline.passed(2.0 * least * reading) and least:
-        reason = MinibatchReason.READING
+        reason = SampleReason.READING
     if reason is None:
         return None
-    return Event(EventKind.MINIBATCHES_CHOSEN, rows=survey.count, seconds=seconds, reason=reason, limit=deadline.limit)
+    return Event(EventKind.SAMPLE_CHOSEN, rows=survey.count, seconds=seconds, reason=reason, limit=deadline.limit)
 
 
 def _learned(
-    prior: Prior, survey: Survey, points: Tensor, steps: MinibatchSearch, settings: ConditionSettings
+    prior: Prior, survey: Survey, points: Tensor, tuning: SampleSettings, settings: ConditionSettings
 ) -> tuple[StreamedState, Event]:
     """The posterior of as many random rows as the time allows, and how far from the optimum it all stopped."""
-    seed, tuning = settings.solve.seed, steps.settings
-    found = learned_values(prior, survey, points, seed, settings.deadline, tuning.batch_rows(len(points)))
+    batch = tuning.batch_rows(len(points))
+    found = learned_values(prior, survey, points, settings.solve.seed, settings.deadline, batch)
     state = condition_on_values(prior, found.q, dataclasses.replace(settings, device=None))
     held = survey.source if isinstance(survey.source, Held) else None
     state = dataclasses.replace(state, inducing=points.to(survey.dtype), sample=survey.sample, held=held)
-    event = _minibatch_event(found, steps)
+    event = Event(
+        EventKind.ROWS_LEARNED, seen=found.q.seen, rows=found.q.count, whole=found.whole, bound=found.bound,
+        bound_error=found.error, gap=found.gap,
+    )  # fmt: skip
     errors, column = found.shift
     if errors > tuning.max_shift:
         names = survey.source.columns or [f"column {j} of x" for j in range(survey.width)]
@@ -290,16 +288,6 @@ def _learned(
         warn(str(shifted))
         state.report.events.append(shifted)
     return state, event
-
-
-def _minibatch_event(found: LearnedValues, steps: MinibatchSearch) -> Event:
-    walk, brought = steps.walk, {}
-    if walk is not None and walk.windows > 1:
-        brought = {"window": steps.settings.window, "gain": walk.gain, "gain_error": walk.gain_error}
-    return Event(
-        EventKind.MINIBATCH_FIT, steps=0 if walk is None else walk.batches, batch=steps.batch, seen=found.q.seen,
-        rows=found.q.count, whole=found.whole, bound=found.bound, bound_error=found.error, gap=found.gap, **brought,
-    )  # fmt: skip
 
 
 def _points(

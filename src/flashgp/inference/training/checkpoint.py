@@ -1,7 +1,6 @@
 """The checkpoint of `fit`: a log of every evaluation. L-BFGS-B is deterministic, so replaying the log resumes exactly.
 
-One safetensors file: for each run the vectors, values and gradients in order, and a fingerprint of data and model. A
-search that its evaluations alone do not determine, such as one by minibatches, keeps its state beside them.
+One safetensors file: for each run the vectors, values and gradients in order, and a fingerprint of data and model.
 Written whole or not at all, so that a kill at any moment leaves a whole file.
 """
 
@@ -18,7 +17,6 @@ from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.fingerprint import PYTHON
 from flashgp.processes.group import Group
 
-STATE = "state"  # no run has this name
 FORMAT_VERSION = 4  # until 3, models were told apart by another hash
 
 
@@ -38,7 +36,6 @@ class EvaluationLog:
         self.path, self.mark, self.seconds_between_writes = path, mark, seconds_between_writes
         self.entries: list[tuple[str, numpy.ndarray, float, numpy.ndarray]] = []
         self.replayed = 0
-        self.state: dict[str, numpy.ndarray] = {}
         self._cursor: dict[str, int] = {}
         self._written = time.monotonic()
         self._warned = False  # that the file cannot be written
@@ -63,7 +60,7 @@ class EvaluationLog:
             return None
         logged, value, gradient = old[at]
         if not numpy.array_equal(logged, theta):
-            self.forget()
+            self._old.clear()  # of no use: another version took other steps
             return None
         self._cursor[run] = at + 1
         self.replayed += 1
@@ -73,30 +70,10 @@ class EvaluationLog:
         """Whether the file has evaluations of a run that were not recalled yet."""
         return self._cursor.get(run, 0) < len(self._old.get(run, ()))
 
-    def replay(self, run: str) -> list[tuple[numpy.ndarray, float, numpy.ndarray]]:
-        """All evaluations of a run that the file has and that were not recalled yet."""
-        found = self._old.get(run, [])[self._cursor.get(run, 0) :]
-        self._cursor[run] = len(self._old.get(run, ()))
-        self.replayed += len(found)
-        return found
-
-    def forget(self) -> None:
-        """What was not recalled is of no use: another version took other steps."""
-        self._old.clear()
-        self.state = {}
-
-    def add(
-        self,
-        run: str,
-        theta: numpy.ndarray,
-        value: float,
-        gradient: numpy.ndarray,
-        state: dict[str, numpy.ndarray] | None = None,
-    ) -> None:
-        """Log one evaluation, in one step that nothing can split. Args: state, of the search after it."""
+    def add(self, run: str, theta: numpy.ndarray, value: float, gradient: numpy.ndarray) -> None:
+        """Log one evaluation, in one step that nothing can split."""
         if self.path is None:
             return
-        self.state = self.state if state is None else state
         self.entries.append((run, theta.copy(), value, gradient.copy()))
         if time.monotonic() - self._written > self.seconds_between_writes:
             try:
@@ -120,7 +97,7 @@ class EvaluationLog:
         runs: dict[str, list[tuple[numpy.ndarray, float, numpy.ndarray]]] = {}
         for run, theta, value, gradient in self.entries:
             runs.setdefault(run, []).append((theta, value, gradient))
-        arrays = {f"{STATE}/{name}": array.copy() for name, array in self.state.items()}
+        arrays = {}
         for run, entries in runs.items():
             arrays[f"{run}/theta"] = numpy.stack([e[0] for e in entries])
             arrays[f"{run}/value"] = numpy.array([e[1] for e in entries])
@@ -138,8 +115,6 @@ class EvaluationLog:
             header = json.loads(json.loads(stored[8 : 8 + size])["__metadata__"]["flashgp_checkpoint"])
             arrays = load(stored)
             mark, version, python = header["mark"], header["version"], header.get("python", PYTHON)
-            kept = [name for name in arrays if name.startswith(f"{STATE}/")]
-            state = {name.removeprefix(f"{STATE}/"): arrays.pop(name) for name in kept}
             runs = sorted({name.split("/")[0] for name in arrays})
             logs = {
                 run: [
@@ -165,7 +140,6 @@ class EvaluationLog:
                 f"`checkpoint` {path} belongs to other data, another model or other settings{by}; delete it to start "
                 "afresh, or name another file"
             )
-        self.state = state
         return logs
 
 

@@ -26,7 +26,7 @@ FACTORED_ROWS = 2000
 
 class Stage(enum.Enum):
     """The rows of a run: a subset that weighs periods, one that chooses the start, the first of many rows, a larger
-    part, all; all by a likelihood in place of the exact one; and all by minibatches of them."""
+    part, all; all by a likelihood in place of the exact one; and a sample that counts for all by it."""
 
     PERIODS = "periods"
     SUBSET = "subset"
@@ -34,7 +34,7 @@ class Stage(enum.Enum):
     PART = "part"
     ALL_ROWS = "start"
     APPROXIMATE = "approximate"
-    MINIBATCHES = "minibatches"
+    WEIGHTED = "weighted sample"
 
 
 class Reset(enum.Enum):
@@ -234,13 +234,9 @@ class Recorder:
         value: float,
         gradient: numpy.ndarray,
         measure: Measure = "log joint",
-        state: dict[str, numpy.ndarray] | None = None,
     ) -> None:
-        """One evaluation: logged before anything can interrupt, then reported. Args: state, as of `EvaluationLog.add`.
-
-        Raises: TimeUp.
-        """
-        self.evaluations.add(str(run), theta, value, gradient, state)
+        """One evaluation: logged before anything can interrupt, then reported. Raises: TimeUp."""
+        self.evaluations.add(str(run), theta, value, gradient)
         norm = float(numpy.abs(gradient).max(initial=0.0))
         seconds = time.perf_counter() - self.began
         index = self.counts.get(run, 0)

@@ -8,7 +8,6 @@ all rows             the same as it was asked for; what it is made of beside the
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -61,8 +60,7 @@ class LinearStages:
         options, recorder: as of every fit.
         coarse: the same in a form that takes less time, of parts of the rows and of a first descent of all of them.
         comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
-        last: what takes the place of the stages of all rows, until the time is up: from a vector to the one found.
-        last_rows: that one of its evaluations goes through.
+        weighted: whether rows of the parts count for all of them, so that no stage goes through all.
         choose: given the optimum of the first rows, how many rows are fitted exactly in place of all that follows; 0
             for none.
     Fields: best, the objective of all rows that had the best value, where that counts.
@@ -76,8 +74,7 @@ class LinearStages:
     recorder: Recorder
     coarse: Callable[[int, numpy.ndarray], LogJoint] | None = None
     comparable: bool = False
-    last: Callable[[numpy.ndarray], numpy.ndarray] | None = None
-    last_rows: int = 0
+    weighted: bool = False
     choose: Callable[[numpy.ndarray], int] | None = None
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
@@ -143,15 +140,11 @@ class LinearStages:
         return Trained(theta, exact, stop, estimated=False, rough_factors=False)
 
     def _expected(self, first: Sequence[FitStage]) -> dict[int, tuple[float, float]]:
-        """Evaluations of every stage, with their seconds; the last one of minibatches has the time that is left."""
+        """Evaluations of every stage, with their seconds."""
         recorder, work, n = self.recorder, ApproximateWork(), self.rows
         stages = {stage.rows: (stage.evaluations.middle, recorder.seconds_of(stage.rows, 3)) for stage in first}
         stages |= {size: (work.part.middle, recorder.seconds_of(size, 1)) for size in self.parts(first[-1].rows)}
-        if self.last is None:
-            return stages | {n: (work.all_rows_read.middle, recorder.seconds_of(n, 1))}
-        once, left = recorder.seconds_of(self.last_rows, 1), recorder.deadline.left
-        rest = left - sum(count * seconds for count, seconds in stages.values())
-        return stages | {n: (max(1.0, rest / once) if math.isfinite(rest) and once else 1.0, once)}
+        return stages if self.weighted else stages | {n: (work.all_rows_read.middle, recorder.seconds_of(n, 1))}
 
     def _agreed(self, search: Callable[[], numpy.ndarray]) -> numpy.ndarray:
         """What a search of the sample finds, which every rank does by itself: rank 0's. From here on ranks ask the
@@ -190,7 +183,7 @@ class LinearStages:
         curvature = log_joint_curvature(first, theta, n, settings, options.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        rounds = 0 if self.last is not None else ROUNDS if n > first.rows else 1
+        rounds = 0 if self.weighted else ROUNDS if n > first.rows else 1
         parts = list(self.parts(first.rows))
         sizes = [*parts, *[n] * rounds]
         begun = 0 if self.coarse is None else len(parts) + (rounds > 1)  # stages with the coarse form
@@ -200,7 +193,7 @@ class LinearStages:
                 break
             recorder.begin(size)
             last = size == n and number and sizes[number - 1] == n
-            part = Stage.PART if self.last is None else Stage.MINIBATCHES
+            part = Stage.WEIGHTED if self.weighted else Stage.PART
             run = Run(Stage.APPROXIMATE, number) if size == n else Run(part, size)
             coarse = self.coarse is not None and number < begun
             objective = self._tried[run] = self._made(size, trend.theta, coarse=coarse)
@@ -217,8 +210,6 @@ class LinearStages:
                 gained = values[0] - min(values) if last else numpy.inf
             trend.add(descent.theta, size)
             curvature, recorder.reached = descent.curvature, descent.theta
-        if self.last is not None:
-            recorder.reached = self.last(trend.theta)
 
     def _made(self, size: int, theta: numpy.ndarray, *, coarse: bool) -> LogJoint:
         """The objective of so many rows, unless making it, which takes about as long as the last one for a row, and an

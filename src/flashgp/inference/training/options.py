@@ -13,7 +13,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
-from flashgp.inference.training.settings import MinibatchSettings, SearchSettings, StochasticSettings
+from flashgp.inference.training.settings import SampleSettings, SearchSettings, StochasticSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
@@ -32,7 +32,7 @@ class FitSettings:
             None for that of `LogJoint`; another objective needs one there.
         time: how a time limit is kept.
         seconds_between_writes: of the checkpoint.
-        minibatches: of rows whose passes take longer than the time limit.
+        sample: of rows whose passes take longer than the time limit.
     """
 
     search: SearchSettings = field(default_factory=SearchSettings)
@@ -41,7 +41,7 @@ class FitSettings:
     estimated: Callable[[Problem, StochasticSettings, EstimateOptions], EstimatedLogJoint] | None = None
     time: TimeSettings = field(default_factory=TimeSettings)
     seconds_between_writes: float = 1.0
-    minibatches: MinibatchSettings = field(default_factory=MinibatchSettings)
+    sample: SampleSettings = field(default_factory=SampleSettings)
 
     def estimated_gradients(self, problem: Problem, options: EstimateOptions) -> EstimatedLogJoint:
         """The objective of many rows. Raises: DomainError where `objective` is another one and none is given."""

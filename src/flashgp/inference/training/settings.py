@@ -180,19 +180,14 @@ class StochasticSettings:
 
 
 @dataclass(frozen=True)
-class MinibatchSettings:
-    """Fits of rows whose passes take longer than the time limit (streamed/minibatch_search.py), (M-244).
+class SampleSettings:
+    """Fits of rows whose passes take longer than the time limit (streamed/learning.py), (M-244).
 
     Args:
         min_evaluations: of all rows, a value with its gradient each, that have to fit into the time limit; where fewer
-            do, minibatches take their place.
+            do, a sample whose rows count for all of them is searched, and minibatches of all rows give q(u).
         rows_per_point, min_rows: of a batch, times the inducing points, and at least.
-        window: batches whose mean value is compared with that of those before.
-        first_step, last_step: of Adam, in logarithms: where it begins, and below which the steps end.
-        shrink: of the step after a window that shows no gain.
-        worse: standard errors by which a window may be worse than the best one; else the steps go on from that.
         share: of the time left after the first pass that the search may take; the rest is for learning at its end.
-        mean_decay, square_decay: of Adam's averages of gradients and their squares.
         max_shift: standard errors by which columns of the rows seen may differ in their mean from all rows before a
             warning says that they are not random.
     """
@@ -200,20 +195,9 @@ class MinibatchSettings:
     min_evaluations: float = ApproximateWork.min_evaluations
     rows_per_point: int = 2
     min_rows: int = 512
-    window: int = 32
-    first_step: float = 0.01
-    last_step: float = 0.002
-    shrink: float = 0.5
-    worse: float = 3.0
     share: float = 0.6
-    mean_decay: float = 0.9
-    square_decay: float = 0.99
     max_shift: float = 6.0
 
     def batch_rows(self, inducing: int) -> int:
         """Rows of a batch."""
         return max(self.min_rows, self.rows_per_point * inducing)
-
-    def window_rows(self, inducing: int) -> int:
-        """Rows of a window."""
-        return self.window * self.batch_rows(inducing)

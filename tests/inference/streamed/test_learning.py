@@ -1,29 +1,28 @@
-"""Fits by minibatches, eqs. (M-240) and (M-241): near the fit by passes, resumable, on time, and said in words."""
+"""Fits by a weighted sample and rows learned, eqs. (M-240) and (M-241): near passes, resumable, on time, in words."""
 
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.events import EventKind, MinibatchReason, of_kind
+from flashgp.foundations.events import EventKind, SampleReason, of_kind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.fit import Fit, fit_read
 from flashgp.inference.streamed.bound import StreamedBound
-from flashgp.inference.streamed.minibatch_search import RUN, LearnedValues, learned_values, mean_and_error
+from flashgp.inference.streamed.learning import LearnedValues, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.parameter_vector import ParameterVector
-from flashgp.inference.training.settings import MinibatchSettings, StochasticSettings
+from flashgp.inference.training.settings import SampleSettings, StochasticSettings
 from flashgp.sources.source import Batches, Held
 from flashgp.sources.survey import Survey, surveyed
 from inference.plain_gp import F64, data, model
@@ -31,8 +30,8 @@ from inference.streamed.test_bound import objective
 from inference.streamed.test_fit import Counting, batches
 from inference.training.test_resume import Killed, killed_after, replayed, trajectory
 
-SMALL = MinibatchSettings(min_evaluations=1e12, min_rows=64, window=8, first_step=0.02, last_step=0.004)
-STEPS = FitSettings(stochastic=StochasticSettings(first_rows=100), minibatches=SMALL, seconds_between_writes=-1.0)
+SMALL = SampleSettings(min_evaluations=1e12, min_rows=64)
+STEPS = FitSettings(stochastic=StochasticSettings(first_rows=100), sample=SMALL, seconds_between_writes=-1.0)
 
 
 def fitted(x: Tensor, y: Tensor, source: Any = None, **options: Any) -> Fit:
@@ -67,13 +66,12 @@ def test_rows_that_count_several_times_are_as_many_rows(times: float) -> None:
 def test_the_bound_is_near_that_of_passes() -> None:
     x, y = data(6000)
     passes, found = fgp.fit(model(), batches(x, y, 500), inducing=20, starts=1), fitted(x, y)
-    assert any(entry.run == RUN for entry in found.history)
+    assert found.history[-1].run.stage is Stage.WEIGHTED
     again = found.gp.condition(batches(x, y, 500), inducing=found.posterior.inducing)
     assert again.bound.lower / 6000 > passes.posterior.bound.lower / 6000 - 0.02
-    chosen, said = event(found, EventKind.MINIBATCHES_CHOSEN), event(found, EventKind.MINIBATCH_FIT)
-    assert (chosen["reason"], chosen["rows"], chosen["limit"]) == (MinibatchReason.PLANNED, 6000, 1e5)
-    assert (said["whole"], said["seen"], said["gap"], said["batch"]) == (True, 6000, 0.0, 64)
-    assert said["gain_error"] > 0.0
+    chosen, said = event(found, EventKind.SAMPLE_CHOSEN), event(found, EventKind.ROWS_LEARNED)
+    assert (chosen["reason"], chosen["rows"], chosen["limit"]) == (SampleReason.PLANNED, 6000, 1e5)
+    assert (said["whole"], said["seen"], said["gap"]) == (True, 6000, 0.0)
     # One epoch at the parameters found is the optimum of q(u), (M-241).
     assert found.posterior.bound.lower == pytest.approx(again.bound.lower, rel=1e-9)
     assert torch.allclose(found.posterior.predict(x[:9]).mean, again.predict(x[:9]).mean, rtol=1e-7)
@@ -87,7 +85,7 @@ def test_rows_that_are_held_are_fitted_likewise() -> None:
     x, y = data(1500)
     options = {"inducing": 15, "settings": STEPS, "time_limit": 1e5, "starts": 1}
     held = fgp.fit(model(), x, y, approximation="sparse", **options)
-    assert event(held, EventKind.MINIBATCH_FIT)["whole"]
+    assert event(held, EventKind.ROWS_LEARNED)["whole"]
     assert held.posterior.x.shape == x.shape
 
 
@@ -96,7 +94,7 @@ def test_two_outputs_and_float32() -> None:
     gp = fgp.GP(1.7 * fgp.kernels.Matern(nu=2.5), likelihood=fgp.likelihoods.Gaussian(0.07, shared=True), outputs=2)
     rows = [(part.float(), torch.stack([t, t.cos()], 1).float()) for part, t in batches(x, y)]
     found = fgp.fit(gp, rows, inducing=15, settings=STEPS, time_limit=1e5, starts=1)
-    assert event(found, EventKind.MINIBATCH_FIT)["seen"] == 1500
+    assert event(found, EventKind.ROWS_LEARNED)["seen"] == 1500
     assert found.posterior.predict(x[:3].float()).mean.dtype == torch.float32
 
 
@@ -104,15 +102,15 @@ def test_rows_with_known_variances_keep_passes() -> None:
     x, y = data(900)
     rows = [(*pair, torch.full((len(pair[0]),), 0.1, dtype=F64)) for pair in batches(x, y, 100)]
     found = fitted(x, y, rows)
-    assert not of_kind(found.report.events, EventKind.MINIBATCHES_CHOSEN)
+    assert not of_kind(found.report.events, EventKind.SAMPLE_CHOSEN)
 
 
 def test_a_fit_that_was_killed_goes_on_along_its_trajectory(tmp_path: Path) -> None:
     x, y = data(2000)
     whole = fitted(x, y)
-    windows = [at for at, entry in enumerate(whole.history, 1) if entry.run == RUN]
-    assert len(windows) > 2
-    for count in (windows[0] - 2, windows[0], windows[-1]):
+    weighted = [at for at, entry in enumerate(whole.history, 1) if entry.run.stage is Stage.WEIGHTED]
+    assert len(weighted) > 2
+    for count in (weighted[0] - 1, weighted[0], weighted[-1]):
         file = tmp_path / f"{count}"
         with pytest.raises(Killed):
             fitted(x, y, checkpoint=file, progress=killed_after(count))
@@ -120,51 +118,32 @@ def test_a_fit_that_was_killed_goes_on_along_its_trajectory(tmp_path: Path) -> N
         assert replayed(again) == count
         assert trajectory(again) == trajectory(whole)
         assert torch.equal(again.posterior.state.sums.gram, whole.posterior.state.sums.gram)
-        assert event(again, EventKind.MINIBATCH_FIT) == event(whole, EventKind.MINIBATCH_FIT)
-        reason = event(again, EventKind.MINIBATCHES_CHOSEN)["reason"]
-        if count == windows[0]:
-            # Whatever the time limit is then.
-            assert reason == MinibatchReason.CHECKPOINT
-            later = fitted(x, y, checkpoint=file, time_limit=None)
-            assert trajectory(later) == trajectory(whole)
-
-
-def test_a_checkpoint_whose_state_is_gone_begins_the_steps_anew(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    x, y = data(1500)
-    file = tmp_path / "one"
-    whole = fitted(x, y, checkpoint=file)
-    from safetensors import safe_open
-
-    with safe_open(file, framework="numpy") as opened:
-        header = opened.metadata()
-    arrays = {name: array for name, array in load_file(file).items() if name != "state/q.numbers"}
-    save_file(arrays, file, header)
-    again = fitted(x, y, checkpoint=file)
-    assert trajectory(again) == trajectory(whole)
+        assert event(again, EventKind.ROWS_LEARNED) == event(whole, EventKind.ROWS_LEARNED)
+    # Whatever the time limit is then.
+    assert event(again, EventKind.SAMPLE_CHOSEN)["reason"] == SampleReason.CHECKPOINT
+    assert trajectory(fitted(x, y, checkpoint=file, time_limit=None)) == trajectory(whole)
 
 
 class Limited(Counting):
     """A pass of 60 batches, a tick each; time goes on by a tick with each batch that is learned too."""
 
 
-def on_time(source: Any, deadline: Deadline, settings: MinibatchSettings = SMALL) -> Fit:
-    asked = FitOptions(starts=1, deadline=deadline, settings=dataclasses.replace(STEPS, minibatches=settings))
+def on_time(source: Any, deadline: Deadline, settings: SampleSettings = SMALL) -> Fit:
+    asked = FitOptions(starts=1, deadline=deadline, settings=dataclasses.replace(STEPS, sample=settings))
     return fit_read(model(), Batches(source), asked, Approximation("sparse", 10))
 
 
-def test_reading_that_takes_too_long_chooses_minibatches_and_keeps_the_time() -> None:
+def test_reading_that_takes_too_long_takes_the_sample_and_keeps_the_time() -> None:
     x, y = data(6000)
     settings = dataclasses.replace(SMALL, min_evaluations=3.0)
     for end, taken in ((130.0, True), (200.0, True), (400.0, True), (1e6, False)):
         source = Limited(x, y, 100)
         found = on_time(source, source.deadline(end), settings)
-        assert bool(of_kind(found.report.events, EventKind.MINIBATCHES_CHOSEN)) == taken
+        assert bool(of_kind(found.report.events, EventKind.SAMPLE_CHOSEN)) == taken
         assert source.now <= max(end + 2.0, 0.0) or not taken
         if taken:
-            assert event(found, EventKind.MINIBATCHES_CHOSEN)["reason"] == MinibatchReason.READING
-            said = event(found, EventKind.MINIBATCH_FIT)
+            assert event(found, EventKind.SAMPLE_CHOSEN)["reason"] == SampleReason.READING
+            said = event(found, EventKind.ROWS_LEARNED)
             assert said["rows"] == 6000
             assert said["seen"] >= 64
             if not said["whole"]:
@@ -216,19 +195,13 @@ def test_rows_that_are_not_random_are_a_warning() -> None:
     assert said["column"] in ("column 0 of x", "column 1 of x", "the target")
 
 
-def test_the_mean_of_a_window_and_its_error() -> None:
-    assert mean_and_error([1.0, 3.0]) == (2.0, 1.0)
-    assert mean_and_error([5.0]) == (5.0, numpy.inf)
-    assert mean_and_error([])[1] == numpy.inf
-
-
-def test_the_plan_names_minibatches() -> None:
+def test_the_plan_names_the_sample() -> None:
     plan = fgp.plan(model(), n=10_000_000, d=2, approximation="sparse", inducing=512, time_limit=60.0)
-    assert plan.by_minibatches(60.0)
-    assert any("minibatch" in note for note in plan.notes)
-    assert "minibatch" in str(plan)
+    assert plan.by_sample(60.0)
+    assert any("sample" in note for note in plan.notes)
+    assert "sample" in str(plan)
     for other in ({"time_limit": 1e6}, {}):
-        assert not any("minibatch" in note for note in fgp.plan(
+        assert not any("sample" in note for note in fgp.plan(
             model(), n=10_000_000, d=2, approximation="sparse", inducing=512, **other
         ).notes)  # fmt: skip
 
@@ -248,4 +221,3 @@ def test_rows_that_change_are_refused() -> None:
     x, y = data(1500)
     with pytest.raises(fgp.DomainError, match="same rows in every pass"):
         fitted(x, y, Failing(x, y))
-    assert Stage.MINIBATCHES.value == str(RUN).split()[0]
