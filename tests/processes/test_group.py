@@ -52,6 +52,21 @@ def test_a_thread_that_keeps_tensors_is_waited_for_once() -> None:
     assert seconds[0] >= LET_GO_SECONDS > seconds[1]
 
 
+def test_a_collective_that_holds_its_tensors_is_let_go_of_first() -> None:
+    """As one that gathers does. Seen red: each group of ranks waited LET_GO_SECONDS at its first gather."""
+    tensor, group = torch.ones(3), Group()
+
+    class Work:
+        def __init__(self) -> None:
+            self.kept = tensor.view(3)
+
+        def wait(self, _: timedelta) -> None:
+            """Done."""
+
+    group._wait("a test", Work, tensor)
+    assert group._threads_let_go
+
+
 @pytest.mark.parametrize("counts", [(5,), (4, 4), (101, 97, 3), (101, 97, 3, 0), (0, 1, 0, 9)])
 def test_collectives_equal_one_process(ranks: Ranks, counts: tuple[int, ...]) -> None:
     size = len(counts)

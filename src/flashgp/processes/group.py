@@ -520,6 +520,7 @@ class Group:
                 operation=name,
             ) from error
         self._step.broken = ""
+        del running  # which holds what it has gathered
         if self._threads_let_go:  # where those of this torch keep tensors longer, waiting is of no use
             self._threads_let_go = _let_go(tensors, owners)
 
