@@ -1,9 +1,8 @@
 """Ranks for tests: processes that live as long as the test run and take one job after another.
 
-Importing torch is what several processes cost, so they are started once, four of them, and a job on fewer ranks takes
-a group of the first ones. A job is a function at the top of a module under `tests/`, called on every rank with a
-ProcessGroup and its arguments; what it returns comes back, one value for each rank. A job that takes too long ends all
-processes, and the next one starts others.
+They are started once, four of them, and a job on fewer ranks takes a group of the first ones. A job is a function at
+the top of a module under `tests/`, called on every rank with a ProcessGroup and its arguments; what it returns comes
+back, one value for each rank. A job that takes too long ends all processes, and the next one starts others.
 
     def job(group, x): ...
     values = ranks.run(job, 3, x)
@@ -11,11 +10,7 @@ processes, and the next one starts others.
 
 import faulthandler
 import os
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,8 +18,9 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from forked import Forked
+
 MAX_RANKS = 4
-TESTS = Path(__file__).resolve().parents[1]
 TIMEOUT = 1500.0  # seconds of one job; measurements may stop all processes meanwhile
 
 
@@ -37,7 +33,7 @@ class Ranks:
 
     def __init__(self, size: int = MAX_RANKS) -> None:
         self.size = size
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
         self._pipes: list[Connection] = []
 
     def run(self, job: Callable[..., Any], ranks: int, *arguments: Any, timeout: float = TIMEOUT) -> list[Any]:
@@ -75,29 +71,14 @@ class Ranks:
         folder = Path(tempfile.mkdtemp())
         listener = Listener(str(folder / "socket"), "AF_UNIX")
         for rank in range(self.size):
-            self._processes.append(
-                start(f"from processes.launch import work; work({rank}, {self.size}, {str(folder)!r})")
-            )
+            code = f"from processes.launch import work; work({rank}, {self.size}, {str(folder)!r})"
+            self._processes.append(Forked(code))
         by_rank = {}
         for _ in range(self.size):
             pipe = listener.accept()
             by_rank[pipe.recv()] = pipe
         listener.close()
         self._pipes = [by_rank[rank] for rank in range(self.size)]
-
-
-def start(code: str, **environment: str) -> "subprocess.Popen[bytes]":
-    """A Python process of its own with the paths of the tests and one thread."""
-    paths = [str(TESTS), str(TESTS.parent / "src"), str(TESTS.parent / "benchmark")]
-    own = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "FLASHGP_PROFILE": "built-in"}
-    return subprocess.Popen([sys.executable, "-c", code], env=own | environment)
-
-
-def _end_with(parent: int) -> None:
-    """A rank that waits for another in a collective sees no pipe that closes."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
 
 
 def work(rank: int, size: int, folder: str) -> None:
@@ -108,7 +89,6 @@ def work(rank: int, size: int, folder: str) -> None:
     from torch import distributed as dist
 
     faulthandler.enable()
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
     pipe = Client(str(Path(folder) / "socket"), "AF_UNIX")
     pipe.send(rank)

@@ -12,42 +12,27 @@ import pytest
 import torch
 
 import flashgp as fgp
+from forked import TIMEOUT, Forked
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("typer")
-TIMEOUT = 600.0  # measurements may stop all processes meanwhile
 SRC = Path(fgp.__file__).parents[1]
+PROGRAM = "from flashgp.cli import process; process()"
 
 
-def started(ranks: int, *words: object, program: str = "") -> list["subprocess.Popen[str]"]:
-    """`flashgp` on every rank, started as torchrun starts them.
-
-    Args: program: that does it in place of `-m flashgp`.
-    """
-    run = ["-c", program] if program else ["-m", "flashgp"]
-    port = 29500 + os.getpid() % 2000
-    processes = []
-    for rank in range(ranks):
-        own = {
-            "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "FLASHGP_PROFILE": "built-in",
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *run, *map(str, words)], env=os.environ | own, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True,
-            )
-        )  # fmt: skip
-    return processes
+def started(ranks: int, *words: object, program: str = PROGRAM) -> list[Forked]:
+    """`flashgp` on every rank, started as torchrun starts them. Args: program: that does it."""
+    whole = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29500 + os.getpid() % 2000)}
+    return [Forked(program, *words, **whole, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(ranks)]
 
 
-def ended(processes: list["subprocess.Popen[str]"]) -> tuple[list[int], list[str], list[str]]:
+def ended(processes: list[Forked]) -> tuple[list[int], list[str], list[str]]:
     """Exit codes, standard outputs and errors."""
-    told = [process.communicate(timeout=TIMEOUT) for process in processes]
-    return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+    codes, outs, errors = zip(*(process.ended() for process in processes), strict=True)
+    return list(codes), list(outs), list(errors)
 
 
-def command(ranks: int, *words: object, program: str = "") -> tuple[list[int], list[str], list[str]]:
+def command(ranks: int, *words: object, program: str = PROGRAM) -> tuple[list[int], list[str], list[str]]:
     """`flashgp` on every rank to its end."""
     return ended(started(ranks, *words, program=program))
 
@@ -293,12 +278,9 @@ ctypes.CDLL(None).pause()  # for ever: no handler runs in this thread
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_that_waits_for_others_ends_with_ctrl_c(rank: str) -> None:
-    own = os.environ | {"RANK": rank, "WORLD_SIZE": "2", "PYTHONPATH": str(SRC)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = Forked(STUCK, RANK=rank, WORLD_SIZE="2")
+    while process.text("out") != "ready\n" and process.poll() is None:
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     (codes, _, errors) = ended([process])
     assert codes == [130]

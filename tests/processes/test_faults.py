@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy
 import pytest
 
+from forked import Forked
 from processes import fault_jobs
-from processes.launch import Ranks, start
+from processes.launch import Ranks
 
 
 @pytest.mark.parametrize(("kind", "count"), [("condition", 18), ("fit", 12)])
@@ -28,7 +29,7 @@ def test_an_error_planted_on_one_rank_is_raised_by_all(ranks: Ranks, kind: str, 
 def test_a_killed_rank_is_told_and_the_fit_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     def fit(folder: Path, size: int, kill_at: int) -> list[int]:
         code = "from processes.fault_jobs import run; run({}, {}, {!r}, {})"
-        processes = [start(code.format(rank, size, str(folder), kill_at)) for rank in range(size)]
+        processes = [Forked(code.format(rank, size, str(folder), kill_at)) for rank in range(size)]
         began = time.monotonic()
         while any(process.poll() is None for process in processes) and time.monotonic() - began < 200.0:
             time.sleep(0.1)
