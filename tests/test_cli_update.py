@@ -21,7 +21,18 @@ def folder(tmp_path: Path) -> Path:
     """A model of 60 rows and a table of 100 more."""
     write(tmp_path / "table.csv", HEAD, columns(60))
     write(tmp_path / "rows.csv", HEAD, columns(100, seed=1))
-    run("fit", tmp_path / "table.csv", "--target", "y", "--starts", 1, "--quiet", "--out", tmp_path / "m.safetensors")
+    run(
+        "fit",
+        tmp_path / "table.csv",
+        "--target",
+        "y",
+        "--starts",
+        1,
+        "--target-transform=none",
+        "--quiet",
+        "--out",
+        tmp_path / "m.safetensors",
+    )
     return tmp_path
 
 

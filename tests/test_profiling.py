@@ -160,6 +160,9 @@ def test_the_table_and_an_accelerator() -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
+QUICK = ("--target", "y", "--starts", 1, "--target-transform", "none", "--drop", "site")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write(tmp_path / "table.csv", HEAD, columns(50))
@@ -168,7 +171,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_fit_predict_and_update_are_profiled(folder: Path) -> None:
     table, model = folder / "table.csv", folder / "m.safetensors"
-    fit = run("profile", "--trace", folder / "t.json", "fit", table, "--target", "y", "--starts", 1, "--out", model)
+    fit = run("profile", "--trace", folder / "t.json", "fit", table, *QUICK, "--out", model)
     assert fit.stdout.index("wrote " + str(model)) < fit.stdout.index("where the time went")
     assert "factorisation" in fit.stdout
     assert "aten::" in fit.stdout
@@ -188,7 +191,7 @@ def test_fit_predict_and_update_are_profiled(folder: Path) -> None:
 
 
 def test_quiet_is_quiet(folder: Path) -> None:
-    said = run("profile", "fit", folder / "table.csv", "--target", "y", "--starts", 1, "--quiet")
+    said = run("profile", "--coarse", "fit", folder / "table.csv", *QUICK, "--quiet")
     assert said.stdout == ""
 
 

@@ -32,6 +32,7 @@ from flashgp.table_model.read_preparation import PreparedRows
 from test_cli import read, run
 
 Columns = dict[str, Any]
+QUICK = ("--starts", 1, "--target-transform", "none")
 
 
 def table(n: int = 240, seed: int = 0) -> Columns:
@@ -61,6 +62,14 @@ def with_gaps(columns: Columns) -> Columns:
     columns["hour"] = [*columns["hour"][:-1].tolist(), None]
     columns["nearly"] = [*[2.0] * (len(columns["hour"]) - 1), 3.0]
     return columns
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a model that the command line learned from three files."""
+    folder = tmp_path_factory.mktemp("model")
+    run("fit", written(folder, table(200)), "-t", "wave", *QUICK, "-o", folder / "m.safetensors")
+    return folder / "m.safetensors"
 
 
 @pytest.mark.parametrize("gaps", [False, True])
@@ -213,14 +222,14 @@ def test_what_is_no_table_to_fit_is_refused(tmp_path: Path) -> None:
 def test_a_list_of_files_is_read_too(tmp_path: Path) -> None:
     written(tmp_path, table(90))
     paths = sorted(tmp_path.glob("part-*.parquet"))
-    model = fgp.TableModel(starts=1).fit(paths, target="wave")
+    model = fgp.TableModel(starts=1, target_transform="none").fit(paths, target="wave")
     assert model.posterior.count == 90
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
 def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
     pattern, model, page = written(tmp_path, table(200)), tmp_path / "m.safetensors", tmp_path / "report.html"
-    said = json.loads(run("fit", pattern, "-t", "wave", "-o", model, "--report", page, "--starts", 1, "--json").stdout)
+    said = json.loads(run("fit", pattern, "-t", "wave", "-o", model, "--report", page, *QUICK, "--json").stdout)
     assert (said["rows"], said["rows_fitted"], said["approximation"]) == (200, 200, "sparse")
     assert (said["plan"]["approximation"], said["plan"]["n"]) == ("sparse", 200)
     assert said["leave_one_out"]["rows"] == 200
@@ -229,7 +238,7 @@ def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
     assert "random sample" not in page.read_text()  # all rows are scored
     run("predict", model, tmp_path / "part-0.parquet", "-o", tmp_path / "p.csv", "--std")
     assert np.abs(read(tmp_path / "p.csv")["mean"] - table(200)["wave"][:67]).mean() < 2.0
-    text = run("fit", pattern, "-t", "wave", "--starts", 1, "--approximation", "auto").stdout
+    text = run("fit", pattern, "-t", "wave", *QUICK, "--approximation", "auto").stdout
     assert "inducing points" in text
     assert "leave-one-out, 200 rows" in text
 
@@ -246,7 +255,7 @@ def test_rows_that_are_scored_are_a_sample_where_there_are_more(count: int, said
 def test_one_file_is_held_whatever_the_approximation(tmp_path: Path, kind: str) -> None:
     pq.write_table(pa.table(table(150)), tmp_path / "one.parquet")
     model, page = tmp_path / "m.safetensors", tmp_path / "r.html"
-    arguments = ("fit", tmp_path / "one.parquet", "-t", "wave", "--starts", 1, "--approximation", kind)
+    arguments = ("fit", tmp_path / "one.parquet", "-t", "wave", *QUICK, "--approximation", kind)
     said = json.loads(run(*arguments, "-o", model, "--report", page, "--json").stdout)
     assert said["approximation"] == kind
     assert said["leave_one_out"]["rows"] == 150
@@ -275,10 +284,8 @@ def test_a_pattern_is_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
-def test_a_pattern_is_predicted_a_part_at_a_time(tmp_path: Path, suffix: str) -> None:
+def test_a_pattern_is_predicted_a_part_at_a_time(model: Path, tmp_path: Path, suffix: str) -> None:
     """As one file that is held: every column, the scores, what is missing."""
-    columns, model = table(200), tmp_path / "m.safetensors"
-    run("fit", written(tmp_path, columns), "-t", "wave", "--starts", 1, "-o", model)
     new = with_gaps(table(90, seed=1))
     new["city"][-1] = "Ulm"
     new["wave"] = [None, *new["wave"][1:].tolist()]
@@ -305,7 +312,7 @@ def test_a_pattern_is_predicted_a_part_at_a_time(tmp_path: Path, suffix: str) ->
 
 def test_parts_of_a_prediction_are_as_small_as_they_are_asked_for(tmp_path: Path) -> None:
     columns = table(120)
-    model = fgp.TableModel(starts=1).fit(columns, target="wave")
+    model = fgp.TableModel(starts=1, target_transform="none").fit(columns, target="wave")
     parts = [*model.predict_parts(written(tmp_path, columns), rows=25)]
     assert max(map(len, parts)) <= 25
     assert sum(map(len, parts)) == 120
@@ -327,15 +334,15 @@ def test_without_a_factor_parts_are_sampled_as_all_together_would_be() -> None:
     model = model.with_posterior(post.gp.condition(x, post.y.repeat(20), solver="cg", tolerance=0.1))
     assert model._variance_of(10) == "exact"
     assert model._variance_of(10**8) == "sampled"
-    sparse = fgp.TableModel(starts=1, approximation="sparse", inducing=9).fit(columns, target="wave")
+    sparse = fgp.TableModel(starts=1, target_transform="none", approximation="sparse", inducing=9).fit(
+        columns, target="wave"
+    )
     assert sparse._variance_of(10**8) == "auto"
 
 
-def test_a_part_that_fails_leaves_no_predictions(tmp_path: Path) -> None:
+def test_a_part_that_fails_leaves_no_predictions(model: Path, tmp_path: Path) -> None:
     """An unseen level in the last file is named with it, and the old predictions stay."""
-    model, out = tmp_path / "m.safetensors", tmp_path / "p.csv"
-    run("fit", written(tmp_path, table(60)), "-t", "wave", "--starts", 1, "-o", model)
-    new = table(60, seed=1)
+    out, new = tmp_path / "p.csv", table(60, seed=1)
     new["city"][-1] = "Graz"
     pattern = written(tmp_path, new, name="new")
     out.write_text("old")
@@ -348,10 +355,8 @@ def test_a_part_that_fails_leaves_no_predictions(tmp_path: Path) -> None:
     assert len(read(out)["mean"]) == 60
 
 
-def test_what_a_prediction_of_a_pattern_cannot_have(tmp_path: Path) -> None:
-    model, out = tmp_path / "m.safetensors", tmp_path / "p.parquet"
-    pattern = written(tmp_path, table(60))
-    run("fit", pattern, "-t", "wave", "--starts", 1, "-o", model)
+def test_what_a_prediction_of_a_pattern_cannot_have(model: Path, tmp_path: Path) -> None:
+    out, pattern = tmp_path / "p.parquet", written(tmp_path, table(60))
     assert "--decimal" in run("predict", model, pattern, "-o", out, "--decimal", ",", code=2).output
     first = tmp_path / "part-0.parquet"
     assert "must differ" in run("predict", model, pattern, "-o", first, code=2).output
@@ -367,7 +372,8 @@ def test_what_a_prediction_of_a_pattern_cannot_have(tmp_path: Path) -> None:
 
 
 def test_refinement_of_inducing_points_is_refused_before_anything_is_learned(tmp_path: Path) -> None:
-    model = fgp.TableModel(starts=1, approximation="sparse", inducing=9).fit(table(60), target="wave")
+    options: Columns = {"approximation": "sparse", "inducing": 9, "target_transform": "none"}
+    model = fgp.TableModel(starts=1, **options).fit(table(60), target="wave")
     said: list[str] = []
     with pytest.raises(DomainError, match="refine"):
         model.update(table(30, seed=1), refine=2, progress=lambda what, _: said.append(what))
