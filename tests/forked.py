@@ -3,7 +3,7 @@
     child = Forked("from flashgp.cli import process; process()", "fit", path, RANK="0")
     code, out, err = child.ended()
 
-Only a test of the import itself, or of how Python is started, needs another.
+Only a test of the import itself, or of how Python starts and ends, needs another: no exit handler runs here.
 """
 
 import multiprocessing

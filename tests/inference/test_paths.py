@@ -247,7 +247,7 @@ def test_counts() -> None:
         post.paths(2, features=1)
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": torch.float32}, {"solver": "cg"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"solver": "cg"}], ids=str)
 def test_memory_is_announced_and_what_does_not_fit_refused(
     options: dict[str, object], set_free_memory: Callable[..., int]
 ) -> None:

@@ -29,17 +29,17 @@ def posterior(
     return gp.condition(x, x[:, 0]), x_test
 
 
-@pytest.mark.parametrize("neighbours", [0, 5, 64])
+@pytest.mark.parametrize("neighbours", [0, 64])
 def test_deviations_have_the_variances_they_are_for(neighbours: int) -> None:
     """(M-96): E d^2 = v, E h^2 = v_C - v, E dh = 0 over many samples; v_C by the definition, and never below v."""
     post, x_test = posterior(40, 2, 0.02)
-    probes = variance_probes(post.state, ProbeSizes(800, 6, neighbours), factor=_factor(post, 6), features=32, seed=0)
+    probes = variance_probes(post.state, ProbeSizes(400, 6, neighbours), factor=_factor(post, 6), features=32, seed=0)
     d, h, bound, seen = probes._deviations(x_test[:7])
     assert not seen[1].any(), "a factor leaves nothing"
     v = post.predict(x_test[:7]).variance
     assert bool((bound >= v * (1 - 1e-9)).all())
     for values, wanted in ((d.square(), v), (h.square(), bound - v), (d * h, torch.zeros_like(v))):
-        error = values.std(-1) / 800**0.5
+        error = values.std(-1) / 400**0.5
         assert bool(((values.mean(-1) - wanted).abs() <= 4.5 * error + 1e-12).all())
     gp = post.gp
     A = gp.kernel(post.x).to_dense() + 0.02 * torch.eye(40, dtype=F64)
@@ -89,14 +89,13 @@ def test_dispersion_widens_the_interval(share: float) -> None:
     assert 0.93 < float(((found.lower <= share) & (found.upper >= share)).double().mean()) < 0.97
 
 
-@pytest.mark.parametrize("d", [2, 4])
-@pytest.mark.parametrize("noise", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize(("d", "noise"), [(2, 1e-1), (4, 1e-3), (2, 1e-5), (4, 1e-5)])
 def test_coverage_and_accuracy(d: int, noise: float) -> None:
     """Matern-3/2: the error is far below that of plain deviations, (2 / S)^(1/2), and what the interval says."""
     post, x_test = posterior(200, d, noise)
     v = post.predict(x_test).variance
     covered, errors, scores = [], [], []
-    for seed in range(8):
+    for seed in range(4):
         found = variance_probes(post.state, ProbeSizes(64, 40, 24), factor=_factor(post, 40), features=256, seed=seed)(
             x_test
         )

@@ -72,9 +72,17 @@ def fitted(route: str, limit: float, evaluation: float, posterior: float, **opti
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("limit", [0.2, 2.0, 5.0])
-@pytest.mark.parametrize("evaluation", [0.5, 100.0])
-@pytest.mark.parametrize("posterior", [0.01, 1.0, 1000.0])
+@pytest.mark.parametrize(
+    ("posterior", "evaluation", "limit"),
+    [
+        (0.01, 0.5, 0.2),
+        (0.01, 100.0, 5.0),
+        (1.0, 0.5, 2.0),
+        (1.0, 100.0, 0.2),
+        (1000.0, 0.5, 5.0),
+        (1000.0, 100.0, 2.0),
+    ],
+)
 def test_a_fit_ends_in_time(route: str, limit: float, evaluation: float, posterior: float) -> None:
     """The search, and a posterior of all rows where that is planned to fit, else of as many as a factor can have.
 

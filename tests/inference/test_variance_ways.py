@@ -48,7 +48,7 @@ LOOKED = {"correction_seconds": 0.0, "variances": IMPATIENT}  # no float32 facto
 @pytest.mark.parametrize(("noise", "d"), [(1e-3, 4), (1e-1, 2)])
 def test_intervals_hold_the_exact_variance(noise: float, d: int) -> None:
     """Eq. (M-97) by inexact solves: in about 95 % of the points over several seeds, and errors as they are stated."""
-    x, y, x_test = data(200, d=d)
+    x, y, x_test = data(200, 80, d=d)
     gp = model(noise)
     truth = gp.condition(x, y).predict(x_test).variance
     within, scores, errors = [], [], []
@@ -57,7 +57,7 @@ def test_intervals_hold_the_exact_variance(noise: float, d: int) -> None:
         posterior.state.cache.variance_probes = variance_probes(posterior.state, features=64, seed=seed + SAMPLED_SEED)
         found = posterior.predict(x_test, variance="sampled")
         lower, upper = found.variance_interval
-        assert lower.shape == upper.shape == found.variance_standard_error.shape == found.variance.shape == (200,)
+        assert lower.shape == upper.shape == found.variance_standard_error.shape == found.variance.shape == (80,)
         within.append(((lower <= truth) & (truth <= upper)).double().mean())
         scores.append(((found.variance - truth) / found.variance_standard_error).square().mean())
         errors.append(((found.variance - truth) / truth).square().mean().sqrt())
@@ -139,16 +139,16 @@ def test_what_is_never_sampled() -> None:
 
 def test_samples_on_request() -> None:
     """Also with a float64 factor; in batches of test points, for several outputs, in x's dtype; made once."""
-    x, y, x_test = data(150)
+    x, y, x_test = data(60, 40)
     two = fgp.GP(1.3 * k.Matern(1.5, 0.4), likelihood=fgp.likelihoods.Gaussian(1e-2), outputs=2)
     both = torch.stack([y, y.square()], dim=-1)
     for posterior in (two.condition(x, both), by(two, x, both, "recomputed")):
         prediction = posterior.predict(x_test, variance="sampled")
-        assert prediction.variance.shape == prediction.variance_standard_error.shape == (200, 2)
-        batch = posterior.predict(x_test.reshape(4, 1, 50, 2), variance="sampled")
-        assert batch.variance_standard_error.shape == (4, 1, 50, 2)
-        assert torch.allclose(batch.variance.reshape(200, 2), prediction.variance, rtol=1e-12)
-        assert torch.allclose(batch.variance_standard_error.reshape(200, 2), prediction.variance_standard_error)
+        assert prediction.variance.shape == prediction.variance_standard_error.shape == (40, 2)
+        batch = posterior.predict(x_test.reshape(4, 1, 10, 2), variance="sampled")
+        assert batch.variance_standard_error.shape == (4, 1, 10, 2)
+        assert torch.allclose(batch.variance.reshape(40, 2), prediction.variance, rtol=1e-12)
+        assert torch.allclose(batch.variance_standard_error.reshape(40, 2), prediction.variance_standard_error)
     single = model().condition(x.float(), y.float()).predict(x_test.float(), variance="sampled")
     assert single.variance.dtype == single.variance_standard_error.dtype == torch.float32
     posterior = by(model(), x, y, "recomputed", seed=3)

@@ -17,6 +17,7 @@ from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program import source_cache
 from flashgp.pairwise.program.source_cache import cache_directory, import_generated
+from forked import Forked
 
 numba_needed = pytest.mark.skipif(bool(cpu_tiles_missing()), reason="numba is not installed")
 WORK = """
@@ -34,16 +35,6 @@ wanted = kernel(x).to_dense().detach().sum(1, keepdim=True)
 assert torch.allclose(found, wanted, rtol=1e-13), (found - wanted).abs().max()
 print(compile_seconds())
 """
-
-
-def run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WORK, *arguments],
-        env={**os.environ, "FLASHGP_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -81,15 +72,9 @@ def test_nothing_is_compiled_that_would_end_after_the_deadline(tmp_path: Path) -
     """
 
     def compiled(*seconds: str) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", LIMITED, *seconds],
-            env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        code, out, err = Forked(LIMITED, *seconds, FLASHGP_CACHE_DIR=str(tmp_path)).ended()
+        assert code == 0, err
+        return out.splitlines()
 
     assert compiled("0", "600", "0") == ["False False", "True True", "True False"]
     assert compiled("0") == ["True True"], "loaded, which counts as compiling"
@@ -99,31 +84,21 @@ def test_nothing_is_compiled_that_would_end_after_the_deadline(tmp_path: Path) -
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_at_once_then_from_the_cache_then_broken_files(tmp_path: Path, count: int) -> None:
     """Processes compile the same kernel at once; the next loads it; what is broken is a miss and is mended."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORK],
-            env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(count)
-    ]
-    for process in processes:
-        _, error = process.communicate()
-        assert process.returncode == 0, error
+    for process in [Forked(WORK, FLASHGP_CACHE_DIR=str(tmp_path)) for _ in range(count)]:
+        code, _, error = process.ended()
+        assert code == 0, error
     files = list((tmp_path / "generated").rglob("*.nb?"))
     assert files
     assert not list((tmp_path / "generated").glob("*.tmp"))
     stamps = {f: f.stat().st_mtime_ns for f in files}
-    assert run(tmp_path).returncode == 0
+    assert Forked(WORK, FLASHGP_CACHE_DIR=str(tmp_path)).wait() == 0
     assert {f: f.stat().st_mtime_ns for f in files} == stamps  # nothing was compiled again
     for number, f in enumerate(files):
         f.write_bytes(b"" if number % 2 else b"garbage" * 50)
     sources = list((tmp_path / "generated").glob("*.py"))
     sources[0].write_text("raise RuntimeError('not ours')")  # a source that says something else is written anew
-    again = run(tmp_path)
-    assert again.returncode == 0, again.stderr
+    code, _, error = Forked(WORK, FLASHGP_CACHE_DIR=str(tmp_path)).ended()
+    assert code == 0, error
 
 
 def test_a_directory_that_cannot_be_used_is_said_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +145,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path, limit: 
     """The text fits and the code does not; only the cache's disk is full. One warning, and nothing is left."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "temporary").mkdir()
-    done = subprocess.run(
+    done = subprocess.run(  # to its real end, where what is temporary is removed
         [sys.executable, "-c", FULL, "always", str(tmp_path / "temporary"), str(limit), full, WORK],
         env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
@@ -227,14 +202,13 @@ def test_a_module_has_a_file_and_its_source(empty_cache: Path) -> None:
     assert file.read_text() == text
 
 
-def test_processes_at_once_write_one_file(tmp_path: Path, source_environment: dict[str, str]) -> None:
+def test_processes_at_once_write_one_file(tmp_path: Path) -> None:
     text = "def answer():\n    return 42\n" * 200
     code = (
-        "from flashgp.pairwise.program.source_cache import import_generated\n"
-        f"assert import_generated({text!r}).answer() == 42"
+        "import warnings; from flashgp.pairwise.program.source_cache import import_generated\n"
+        f"warnings.simplefilter('error'); assert import_generated({text!r}).answer() == 42"
     )
-    environment = {**source_environment, "FLASHGP_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error::UserWarning"}
-    runs = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    runs = [Forked(code, FLASHGP_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert [run.wait() for run in runs] == [0] * len(runs)
     (file,) = (tmp_path / "generated").iterdir()
     assert file.read_text() == text

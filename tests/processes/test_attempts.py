@@ -18,24 +18,22 @@ import torch
 from torch import distributed as dist
 from flashgp.processes import init_process_group
 
-moment, rank, attempt = sys.argv[1], int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-die = lambda: attempt < 2 and rank == attempt and os.kill(os.getpid(), signal.SIGKILL)
-if moment == "before":
-    die()
-store = dist.FileStore(f"{sys.argv[2]}/store", 2) if moment == "own store" else None
+whose, rank, attempt = sys.argv[1], int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+die = lambda at: rank == attempt == at and os.kill(os.getpid(), signal.SIGKILL)
+die(0)  # before it has joined the others
+store = dist.FileStore(f"{sys.argv[2]}/store", 2) if whose == "own store" else None
 init_process_group(**{} if store is None else {"store": store})
 total = torch.ones(1)
 dist.all_reduce(total)
-if moment != "before":
-    die()
+die(1)  # after
 dist.all_reduce(total)
 dist.destroy_process_group()
 open(f"{sys.argv[2]}/{rank}", "w").write(f"{attempt} {total.item():g}")
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "after", "own store"])
-def test_ranks_of_a_new_attempt_find_each_other(moment: str, tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize("whose", ["store of torchrun", "own store"])
+def test_ranks_of_a_new_attempt_find_each_other(whose: str, tmp_path: Path, root: Path) -> None:
     """A rank dies before it has joined the others, or after: one in the first attempt, the other in the second. Also
     where the program brings a store of its own, which is that of all attempts."""
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -43,7 +41,7 @@ def test_ranks_of_a_new_attempt_find_each_other(moment: str, tmp_path: Path, roo
     paths = os.pathsep.join([str(root / "src"), os.environ.get("PYTHONPATH", "")])
     kept = {name: text for name, text in os.environ.items() if not name.startswith("TORCHELASTIC")}
     done = subprocess.run(
-        [sys.executable, *run, str(tmp_path / "program.py"), moment, str(tmp_path)],
+        [sys.executable, *run, str(tmp_path / "program.py"), whose, str(tmp_path)],
         env={**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

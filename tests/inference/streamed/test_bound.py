@@ -20,7 +20,7 @@ from flashgp.sources.source import Batches, Held
 from flashgp.sources.survey import surveyed
 from inference.full_scale.test_factor import differences
 from inference.plain_gp import F64, data, model
-from pairwise.pair_cases import CASES, Case
+from pairwise.pair_cases import ONE_CASE_EACH, Case
 
 k, lik = fgp.kernels, fgp.likelihoods
 
@@ -143,18 +143,17 @@ def test_batches_and_their_order_change_nothing() -> None:
         assert other(theta).gradient == pytest.approx(whole(theta).gradient, rel=1e-8, abs=1e-8)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("blocks", [1, 7, 16, 1000])
+@pytest.mark.parametrize(("seed", "blocks"), [(0, 1), (1, 7), (2, 16), (0, 400), (1, 400)])
 def test_a_bound_is_that_of_any_order_of_blocks_of_any_size(seed: int, blocks: int) -> None:
     """The law of (M-163): value, gradient and posterior of streams that differ in blocks and their order agree."""
     draws = torch.Generator().manual_seed(seed)
-    gp, (x, y) = model(), data(1000, seed=seed)
-    variance = torch.rand(1000, generator=draws, dtype=F64) * (seed % 2)
-    z, order = x[:20].clone(), torch.randperm(1000, generator=draws)
+    gp, (x, y) = model(), data(400, seed=seed)
+    variance = torch.rand(400, generator=draws, dtype=F64) * (seed % 2)
+    z, order = x[:20].clone(), torch.randperm(400, generator=draws)
     one = objective(gp, x, y, z, variance=variance)
     shuffled = [column[order] for column in (x, y, variance)]
-    size = -(-1000 // blocks)
-    sizes = [min(size, 1000 - start) for start in range(0, 1000, size)]
+    size = -(-400 // blocks)
+    sizes = [min(size, 400 - start) for start in range(0, 400, size)]
     other = objective(gp, *shuffled[:2], z, *sizes, variance=shuffled[2])
     theta = one.parameters.values()
     first, second = one(theta), other(theta)
@@ -177,7 +176,7 @@ def test_outputs_that_share_their_noise_are_as_many_bounds() -> None:
     assert found.upper == pytest.approx(sum(one.upper for one in each), rel=1e-10)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ONE_CASE_EACH)
 def test_gradients_agree_with_differences(case: Case) -> None:
     """Of every kernel, (M-162) and (M-163)."""
     gp = fgp.GP(case.kernel, fgp.means.Linear(torch.full((case.d,), 0.2)), lik.Gaussian(0.1))

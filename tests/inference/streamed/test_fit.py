@@ -1,10 +1,7 @@
 """Fits from rows that are read: near the exact optimum, repeatable, resumable, on time."""
 
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +21,7 @@ from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SampleSettings, StochasticSettings
 from flashgp.sources.source import Batches
+from forked import Forked
 from inference.plain_gp import data, model
 from inference.training.test_resume import Killed, killed_after, replayed, trajectory
 
@@ -226,20 +224,18 @@ fgp.save(found, sys.argv[2])
 
 def test_killed_at_any_time_it_goes_on_to_the_same_posterior(tmp_path: Path) -> None:
     """SIGKILL leaves a whole checkpoint: every later run reads it, and the last one is the one that was not killed."""
-    here = Path(__file__).parents[2]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent / "src"), str(here)])}
     first, then = tmp_path / "first.safetensors", tmp_path / "then.safetensors"
-    subprocess.run([sys.executable, "-c", SCRIPT, tmp_path / "one", first], check=True, env=env, capture_output=True)
+    assert Forked(SCRIPT, tmp_path / "one", first).wait() == 0
     checkpoint, sizes = tmp_path / "two", [0]
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, checkpoint, then], env=env, stderr=subprocess.PIPE)
+        process = Forked(SCRIPT, checkpoint, then)
         while process.poll() is None and not (checkpoint.exists() and checkpoint.stat().st_size > sizes[-1]):
             time.sleep(0.005)
         process.kill()
-        _, said = process.communicate()
-        assert process.returncode in (-signal.SIGKILL, 0), said
+        code, _, said = process.ended()
+        assert code in (-signal.SIGKILL, 0), said
         sizes.append(checkpoint.stat().st_size)
-    subprocess.run([sys.executable, "-c", SCRIPT, checkpoint, then], check=True, env=env, capture_output=True)
+    assert Forked(SCRIPT, checkpoint, then).wait() == 0
     one, two = fgp.load(first), fgp.load(then)
     assert torch.equal(one.inducing, two.inducing)
     assert torch.equal(one.state.sums.gram, two.state.sums.gram)

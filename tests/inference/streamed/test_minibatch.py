@@ -13,7 +13,7 @@ from flashgp.inference.streamed.minibatch import InducingValues, MinibatchBound
 from inference.plain_gp import F64, data, model
 from inference.streamed.test_bound import objective
 from inference.streamed.test_collapsed import deep
-from pairwise.pair_cases import CASES, Case
+from pairwise.pair_cases import ONE_CASE_EACH, Case
 
 k, lik = fgp.kernels, fgp.likelihoods
 
@@ -102,7 +102,7 @@ def test_batches_of_a_partition_have_the_value_and_gradient_of_all_rows_on_avera
         assert bool((one - other).abs().max() <= 1e-9 * (1.0 + other.abs().max()))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ONE_CASE_EACH)
 def test_gradients_agree_with_differences(case: Case) -> None:
     """Of every kernel, at a q(u) that is not the best, (M-191)."""
     gp = fgp.GP(case.kernel, fgp.means.Linear(torch.full((case.d,), 0.2)), lik.Gaussian(0.1))
@@ -168,11 +168,11 @@ def test_one_pass_at_the_same_parameters_is_the_optimum(sizes: list[int]) -> Non
     assert post.paths(2, seed=0)(t).shape == (2, 9)
 
 
-@pytest.mark.parametrize("speed", [0.0, 1e-3, 1e-2, 1e-1])
+@pytest.mark.parametrize("speed", [0.0, 1e-3, 1e-1])
 def test_the_step_size_is_near_the_best_constant_one(speed: float) -> None:
     """(M-193) and (M-194): the mean that is kept follows that of all rows, as parameters move at some speed, about as
     well as the best of constant step sizes, which nobody knows beforehand."""
-    gp, (x, y) = model(), data(4000)
+    gp, (x, y) = model(), data(1500)
     z, b, batches = x[:8], 40, 200
     generator = torch.Generator().manual_seed(1)
     means, true, sizes, q = [], [], [], None
@@ -180,9 +180,9 @@ def test_the_step_size_is_near_the_best_constant_one(speed: float) -> None:
         for t in range(batches):
             gp.mean.value.raw.add_(speed if (t // 50) % 2 == 0 else -speed)
             gp.kernel.variance.raw.add_(speed)
-            index = torch.randperm(4000, generator=generator)[:b]
-            alone = step(gp, x[index], y[index], z, n=4000).q.means
-            q = step(gp, x[index], y[index], z, q, 4000).q
+            index = torch.randperm(1500, generator=generator)[:b]
+            alone = step(gp, x[index], y[index], z, n=1500).q.means
+            q = step(gp, x[index], y[index], z, q, 1500).q
             means.append(alone)
             true.append(step(gp, x, y, z).q.means)
             sizes.append((q.step_size, q.means.apart(true[-1])))

@@ -74,7 +74,7 @@ def test_estimated_gradients_are_unbiased_for_each_output(factors: Solving) -> N
     exact, _ = objectives(gp, x, y)
     theta = exact.parameters.values()
     wanted, found = exact(theta).gradient, []
-    for seed in range(12):
+    for seed in range(8):
         _, large = objectives(gp, x, y, seed=seed)
         large.solve_by(factors)
         found.append(large(theta).gradient)
@@ -103,9 +103,9 @@ def test_the_noise_of_each_output_starts_by_its_own_variance() -> None:
 
 @pytest.mark.parametrize("training", ["exact", "stored"])
 def test_a_fit_finds_the_noise_of_each_output(training: str) -> None:
-    x, y = two(400)
+    x, y = two(250)
     gp = fgp.GP(kernel(), outputs=2)
-    plan = dataclasses.replace(planned(gp, 400, training), training_factor_passes=0)
+    plan = dataclasses.replace(planned(gp, 250, training), training_factor_passes=0)
     fit = fgp.fit(gp, x, y, starts=1, plan=plan, settings=SETTINGS)
     found = fit.gp.likelihood.noise_variance.value.detach()
     assert ((found / NOISE).log().abs() < 0.4).all()

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ import flashgp as fgp
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.fit import Fit
 from flashgp.inference.training.options import FitSettings
+from forked import Forked
 from inference.plain_gp import data, model
 
 Trajectory = list[tuple[str, float, tuple[float, ...]]]
@@ -158,8 +157,7 @@ def test_a_disk_that_fills_up_costs_the_checkpoint_not_the_fit(tmp_path: Path, m
 
 
 CHILD = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
+import os, signal, sys, torch
 from inference.plain_gp import data, model
 import flashgp as fgp
 from flashgp.inference.training.options import FitSettings
@@ -172,21 +170,19 @@ def half(source, target):  # the temporary file is there, half of it, and the mo
     replace(source, target)
 os.replace = half
 x, y = data(8)
+torch.set_num_threads(int(sys.argv[2]))  # as many give the same bits
 fgp.fit(model(), x, y, max_iterations=6, checkpoint=sys.argv[1], settings=FitSettings(seconds_between_writes=-1.0))
 """
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-def test_kill_9_during_the_write(tmp_path: Path, root: Path, source_environment: dict[str, str]) -> None:
+def test_kill_9_during_the_write(tmp_path: Path) -> None:
     """CONTRACTS' case 13: resumed, it has the uninterrupted bits. (During a step: test_stochastic_hard.py.)"""
     path = tmp_path / "log"
-    # A second process must take the same number of threads to give the same bits.
-    environment = {**source_environment, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    script = CHILD.format(tests=str(root / "tests"))
-    child = subprocess.Popen([sys.executable, "-c", script, str(path)], env=environment)
+    child = Forked(CHILD, path, torch.get_num_threads())
     x, y = data(8)
     whole = trajectory(fgp.fit(model(), x, y, max_iterations=6))
-    assert child.wait(timeout=60) == -signal.SIGKILL
+    assert child.wait() == -signal.SIGKILL
     assert len(os.listdir(tmp_path)) == 2, "the log and a temporary file"
     resumed = fgp.fit(model(), x, y, max_iterations=6, checkpoint=path)
     assert trajectory(resumed) == whole

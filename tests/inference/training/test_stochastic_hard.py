@@ -3,8 +3,6 @@ as that of the exact route, or an error that says where."""
 
 import math
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import EventKind
+from forked import Forked
 from inference.training.tables import SETTINGS, kinds, planned, prior, table
 from inside_torch import InsideTorch, Operation, product_of
 
@@ -130,7 +129,6 @@ def test_a_nan_of_float32_tiles_while_training_brings_float64_products(after: in
 # -- kills -----------------------------------------------------------------------------------------------------------
 CHILD = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
 import dataclasses
 import flashgp as fgp
 from inference.training.tables import SETTINGS, planned, prior, table
@@ -145,16 +143,14 @@ fgp.fit(prior(), x, y, plan=planned(prior(), 220), starts=1, checkpoint=sys.argv
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
-def test_kill_9_in_the_search_over_all_rows(tmp_path: Path, root: Path, source_environment: dict[str, str]) -> None:
+def test_kill_9_in_the_search_over_all_rows(tmp_path: Path) -> None:
     """What was evaluated is not evaluated again; what comes after agrees to the tolerance of solves, and says so."""
     path = tmp_path / "log"
-    environment = {**source_environment, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    script = CHILD.format(tests=str(root / "tests"))
-    child = subprocess.Popen([sys.executable, "-c", script, str(path)], env=environment)
+    child = Forked(CHILD, path)
     x, y = table(220)
     options = {"plan": planned(prior(), 220), "starts": 1, "settings": SETTINGS}
     whole = fgp.fit(prior(), x, y, **options)
-    assert child.wait(timeout=120) == -signal.SIGKILL
+    assert child.wait() == -signal.SIGKILL
     logged = load_file(path)  # by another process, whose last bits are its own
     assert len(logged["start 0/value"]) == 3
     resumed = fgp.fit(prior(), x, y, checkpoint=path, **options)
