@@ -20,7 +20,7 @@ from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.training.fit import fit_prior
+from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.options import FitOptions
 
 Array = npt.NDArray[np.float64]
@@ -104,7 +104,7 @@ class SubsetFits:
             return SubsetFit(condition(start, Data.of(start, self.x, z), ConditionSettings()), start, complete=True)
         message = f"interrupted while {what} was chosen; nothing was fitted"
         try:
-            fitted = fit_prior(start, Data.of(start, self.x, z), options)
+            fitted = fit_exact(start, Data.of(start, self.x, z), options)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(message) from None
         if of_kind(fitted.report.events, EventKind.FIT_INTERRUPTED):

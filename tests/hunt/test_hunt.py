@@ -56,6 +56,7 @@ def test_a_case_is_its_seed_and_its_repr_runs() -> None:
 
 
 RAW_ONCE = [
+    ("condition", "differentiable", "sparse"),
     ("SquaredExponential", "active_dims", "nan"),
     ("Cosine", "active_dims", "numpy bool"),
     ("RationalQuadratic", "lengthscale", "ragged"),

@@ -15,7 +15,8 @@ from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.settings import ConditionSettings, TimeSettings
-from flashgp.inference.training.fit import Fitted, fit_prior
+from flashgp.inference.training.exact_fit import fit_exact
+from flashgp.inference.training.fit import Fitted
 from flashgp.inference.training.objective import Evaluation, LogJoint
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings
@@ -68,7 +69,7 @@ def fitted(route: str, limit: float, evaluation: float, posterior: float, **opti
         settings=slow(clock, evaluation),
         **options,
     )
-    return fit_prior(gp, Data.of(gp, x, y), asked), clock
+    return fit_exact(gp, Data.of(gp, x, y), asked), clock
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -133,7 +134,7 @@ def test_without_time_for_an_evaluation_the_data_say_what_the_parameters_are() -
     clock = Clock()
     options = FitOptions(deadline=Deadline(1.0, 1.0, clock), settings=FitSettings(time=TIME))
     clock.now = 2.0  # reading the table took longer
-    found = fit_prior(far, Data.of(far, x, y), options)
+    found = fit_exact(far, Data.of(far, x, y), options)
     assert not found.history
     (event,) = of_kind(found.report.events, EventKind.FIT_TIME_UP)
     assert event.fields == {"limit": 1.0, "unfitted": True}

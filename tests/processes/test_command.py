@@ -214,12 +214,12 @@ INTERRUPTED_AT_THE_END = """
 import os, signal
 from flashgp.cli import process
 from flashgp.inference.full_scale import fit
-whole = fit.condition_on
+whole = fit.condition
 def interrupted(*given):
     if os.environ["RANK"] in "{ranks}":
         signal.raise_signal(signal.SIGINT)
     return whole(*given)
-fit.condition_on = interrupted
+fit.condition = interrupted
 process(600.0)
 """
 

@@ -8,9 +8,11 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
+from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
-from flashgp.inference.group_posterior import GroupPosterior, condition_group, fit_group
+from flashgp.inference.facades import posterior_of
 from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
+from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.processes.agreement import deadline_of
@@ -47,23 +49,22 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         if what == "condition":
             solve = SolveSettings(tolerance=1e-8, group=group)
-            post = condition_group(
-                gp, Data.of(gp, x[part], y[part]), ConditionSettings(solve, deadline=deadline, plan=plan, time=TIME)
-            )
+            settings = ConditionSettings(solve, deadline=deadline, plan=plan, time=TIME)
+            post = posterior_of(condition(gp, Data.of(gp, x[part], y[part]), settings))
             report, theta = post.report, []
         else:
             if route == "stored":
                 plan = dataclasses.replace(plan, training=plan.route, training_rank=40, training_factor_passes=0)
-            settings = FitSettings(
+            tuning = FitSettings(
                 search=SearchSettings(start_rows=60), time=TIME,
                 stochastic=dataclasses.replace(StochasticSettings(), first_rows=100, min_draws=16),
             )  # fmt: skip
             asked = FitOptions(
-                starts=1, max_iterations=10, deadline=deadline, plan=plan, settings=settings, tolerance=1e-6,
+                starts=1, max_iterations=10, deadline=deadline, plan=plan, settings=tuning, tolerance=1e-6,
                 group=group,
             )  # fmt: skip
-            fit = fit_group(gp, Data.of(gp, x[part], y[part]), asked)
-            post, report, theta = GroupPosterior(fit.state), fit.report, [entry.theta for entry in fit.history]
+            fit = fit_exact(gp, Data.of(gp, x[part], y[part]), asked)
+            post, report, theta = posterior_of(fit.state), fit.report, [entry.theta for entry in fit.history]
         mean = post.predict(z).mean
     return {
         "mean": mean.tolist(), "rows": len(post.x), "theta": theta, "iterations": report.iterations,

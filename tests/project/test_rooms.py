@@ -18,6 +18,7 @@ FACADES = (
     "streamed_posterior",
     "group_posterior",
     "facades",
+    "condition",
     "fit",
     "stream",
 )
@@ -61,7 +62,7 @@ def test_rooms_import_downwards(root: Path, folder: str) -> None:
             "if TYPE_CHECKING:\n    import flashgp.inference.gp",
             True,
         ),
-        ("online/update.py", "from flashgp.inference.training.fit import fit_prior", False),
+        ("online/update.py", "from flashgp.inference.training.exact_fit import fit_exact", False),
         ("posterior.py", "from flashgp.inference.online import update", False),
         ("gp.py", "from flashgp.inference.posterior import Posterior", False),
     ],

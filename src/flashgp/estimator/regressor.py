@@ -25,8 +25,9 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximation import Approximation, approximation_of
+from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
-from flashgp.inference.facades import posterior_given, with_prior
+from flashgp.inference.facades import posterior_of, with_prior
 from flashgp.inference.findings import odd_data, why_unfinished
 from flashgp.inference.gp import GP
 from flashgp.inference.missing_cells import check_observed, observed
@@ -326,7 +327,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         else:
             solve = SolveSettings(deterministic=self.deterministic, tolerance=self.tolerance)
             settings = ConditionSettings(solve, deadline=deadline, **self._condition_options())
-            posterior = posterior_given(gp, Data.of(gp, x, y), settings, self._asked_approximation())
+            posterior = posterior_of(condition(gp, Data.of(gp, x, y), settings, self._asked_approximation()))
             self.report_ = posterior.report
         self._learned: Posterior | None = posterior
         self._evidence: float | None = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -71,6 +72,14 @@ class Data:
     def counts(self) -> RowCounts:
         """Its sizes, which plans are made for."""
         return RowCounts(self.count, self.x.shape[-1], self.distinct, self.x.shape[:-2].numel())
+
+    def random(self, rows: int, seed: int) -> "Data":
+        """So many random rows, in their order."""
+        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
+        index = order[:rows].sort().values.to(self.x.device)
+        y = self.y[..., index] if self.prior.outputs is None else self.y[..., index, :]
+        prior = self.prior.with_likelihood(self.prior.likelihood.rows(index))
+        return Data(prior, self.x[..., index, :], y)
 
     def complete(self) -> "Data":
         """Itself. Raises: DomainError for missing cells, where something needs all of them."""

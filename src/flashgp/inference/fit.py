@@ -11,8 +11,8 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_flag, check_jitter
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.errors import DomainError, FitInterrupted
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event
 from flashgp.foundations.report import Report
 from flashgp.foundations.transforms import refuse_transformed
 from flashgp.foundations.usual_names import usual_names_refused
@@ -21,37 +21,30 @@ from flashgp.inference.approximation import (
     Approximation,
     approximation_of,
     approximation_of_read,
-    refuse_exact,
 )
 from flashgp.inference.data import Data, held
-from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.facades import posterior_of
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
-from flashgp.inference.full_scale.fit import fit_full_scale
+from flashgp.inference.full_scale.fit import FullScaleFit
 from flashgp.inference.gp import GP
-from flashgp.inference.group_posterior import fit_group
-from flashgp.inference.output_states import OutputStates
 from flashgp.inference.over_ranks import check_alike, decided_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.plan import prices_event
 from flashgp.inference.progress_bar import shown_progress
-from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.state import State
-from flashgp.inference.streamed.fit import fit_streamed
-from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.streamed.fit import StreamedFit
 from flashgp.inference.streamed_posterior import StreamedPosterior
-from flashgp.inference.training.fit import Fitted, fit_prior, interrupted_message
+from flashgp.inference.training.exact_fit import fit_exact
+from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, refuse_exact_fit
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource, source_of
 
-__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as", "fit_read"]
+__all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as"]
 
 
 @dataclass
@@ -78,7 +71,7 @@ class Fit:
 
     def rows(self) -> list[NumberRow]:
         """Every number of the model with the column that it belongs to and the prior that it was fitted under."""
-        names = self.columns or tuple(f"x{j + 1}" for j in range(self.posterior.state.x.shape[-1]))
+        names = self.columns or tuple(f"x{j + 1}" for j in range(self.posterior.state.like[0].shape[-1]))
         return number_rows(self.gp, names, self.priors)
 
     def summary(self) -> list[tuple[str, str]]:
@@ -240,7 +233,7 @@ def fit(
                 raise DomainError(
                     "`exact_posterior` needs rows that are held, got rows that are read; pass x and y, or leave it out"
                 )
-            return fit_read(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
+            return fit_as(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
         if ranks.size > 1 and exact_posterior:
             raise DomainError(
@@ -249,11 +242,8 @@ def fit(
             )
         data = Data.of(gp, x, y)
         odd = _odd_data(data) if ranks.size == 1 else []
-        if not exact_posterior or asked is None:
-            found = fit_as(gp, data, options, asked)
-        else:
-            seconds = _planned(gp, data, options).seconds
-            found = _with_exact_posterior(lambda search: fit_as(gp, data, search, asked), data, options, seconds)
+        exact = ExactPosterior(data, _planned(gp, data, options)) if exact_posterior and asked is not None else None
+        found = fit_as(gp, data, options, asked, exact=exact)
         found.report.events[:0] = odd
         return found
 
@@ -267,42 +257,47 @@ def _odd_data(data: Data) -> list[Event]:
     return odd_data(x, data.y, [*(f"x{j + 1}" for j in range(x.shape[-1])), *targets], range(len(x)))
 
 
-def fit_as(gp: GP, data: Data, options: FitOptions, approximation: Approximation | None = None) -> Fit:
-    """`fit` with its arguments as a value, such as a deadline of a call that began before. Raises: as `fit`."""
-    event = None
-    if approximation is not None and approximation.kind == "auto":
-        single = None if options.dtype == torch.float64 else options.dtype
-        refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-        group, deadline = options.group, options.deadline
-        check_alike(
-            group, gp, approximation, options.seed, deadline, neighbours=approximation.neighbours,
-            memory=options.memory, dtype=options.dtype, deterministic=options.deterministic, starts=options.starts,
-        )  # fmt: skip
-        approximation, _, event = decided_for(
-            group, gp, data, approximation, _wanted(options), deadline.limit, training=True
-        )
-    if approximation is None:
-        exact = (fit_group if options.group.size > 1 else fit_prior)(gp, data, options)
-        found = _fit_of(exact, posterior_of(exact.state), None)
-    elif approximation.kind == "sparse":
-        found = fit_read(gp, held(data), options, approximation, by_part=event is not None)
+def fit_as(
+    gp: GP,
+    rows: Data | RowSource,
+    options: FitOptions,
+    asked: Approximation | None = None,
+    *,
+    exact: ExactPosterior | None = None,
+    by_part: bool = False,
+) -> Fit:
+    """`fit` with its arguments as values, such as a deadline of a call that began before.
+
+    Args: exact, for the exact posterior beside an approximation; by_part, as of `StreamedFit`. Raises: as `fit`.
+    """
+    event, group = None, options.group
+    if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
+        refuse_exact_fit(options)
+        check_alike(group, gp, asked, options.alike)
+        limit = options.deadline.limit
+        asked, _, event = decided_for(group, gp, rows, asked, _wanted(options), limit, training=True)
+    columns = None
+    if asked is None:
+        assert isinstance(rows, Data)
+        fitted: Fitted[Any] = fit_exact(gp, rows, options)
+    elif asked.kind == "sparse":
+        source = held(rows) if isinstance(rows, Data) else rows
+        columns, by_part = source.columns, by_part or event is not None
+        fitted = fitted_by(StreamedFit, gp, source, options, asked, exact=exact, by_part=by_part)
     else:
-        full_scale = fit_full_scale(gp, data, approximation, options)
-        found = _fit_of(full_scale, posterior_of(full_scale.state), None)
-    if isinstance(found.posterior.state, State | OutputStates) and options.group.size == 1:
-        prices = prices_event(found.posterior.state)
-        found.report.events += [] if prices is None else [prices]
+        fitted = fitted_by(FullScaleFit, gp, rows, options, asked, exact=exact)
     if event is not None:
-        for report in (found.report, found.posterior.report):
+        for report in (fitted.report, fitted.state.report):
             report.events.insert(0, event)
-    return found
+    return Fit(
+        cast(GP, fitted.prior), posterior_of(fitted.state), fitted.history, fitted.report, fitted.interrupted,
+        fitted.priors, fitted.log_prior, columns,
+    )  # fmt: skip
 
 
 def _wanted(options: FitOptions) -> PlanSettings:
     """What an exact plan has to keep to."""
-    return PlanSettings(
-        options.memory, options.device, options.dtype, deterministic=options.deterministic, stages=options.stages
-    )
+    return options.planning(dtype=options.dtype, ranks=1)
 
 
 def _planned(gp: GP, data: Data, options: FitOptions) -> Plan:
@@ -310,52 +305,3 @@ def _planned(gp: GP, data: Data, options: FitOptions) -> Plan:
     rows, device = data.counts, chosen_device(options.device, data.x)
     factored = rows.batch * gp.kernel.batch_shape.numel() > 1
     return conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))
-
-
-def _with_exact_posterior(search: Callable[[FitOptions], Fit], data: Data, options: FitOptions, seconds: float) -> Fit:
-    """The parameters that a search by an approximation finds, and the exact posterior, which takes so many seconds.
-
-    Raises: FitInterrupted for Ctrl-C where the posterior has no partial answer.
-    """
-    reserved = min(seconds, options.settings.time.part_share * max(0.0, options.deadline.left))
-    found = search(replace(options, deadline=options.deadline.before(reserved)))
-    if not isinstance(found.posterior, ApproximatePosterior):
-        return found  # approximation="auto" may well choose exact inference
-    found.posterior = cast(Posterior, None)  # n m numbers, which the solve may need
-    interrupts: list[Event] = []
-    settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance), deadline=options.deadline,
-        memory=options.memory, device=options.device,
-        interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=options.settings.time,
-    )  # fmt: skip
-    try:
-        state = condition(found.gp, data, settings)
-    except KeyboardInterrupt as stop:
-        path = None if options.checkpoint is None else Path(options.checkpoint)
-        raise FitInterrupted(interrupted_message(path), gp=found.gp, history=found.history) from stop
-    solved, searched = state.report, found.report
-    report = replace(
-        solved, iterations=searched.iterations, peak_bytes=max(solved.peak_bytes or 0, searched.peak_bytes or 0),
-        seconds=(solved.seconds or 0.0) + (searched.seconds or 0.0),
-        events=[*searched.events, Event(EventKind.EXACT_POSTERIOR), *interrupts[:1], *solved.events],
-    )  # fmt: skip
-    interrupted = found.interrupted or bool(interrupts)
-    return replace(found, posterior=posterior_of(state), report=report, interrupted=interrupted)
-
-
-def fit_read(
-    gp: GP, rows: RowSource, options: FitOptions, approximation: Approximation, *, by_part: bool = False
-) -> Fit:
-    """`fit` of rows that are read. Args: by_part, as of `fit_streamed`. Raises: as `fit`."""
-    fitted = fit_streamed(gp, rows, approximation, options, by_part=by_part)
-    names = rows.columns
-    if names is None and isinstance(fitted.state, StreamedState):
-        names = tuple(f"x{j + 1}" for j in range(fitted.state.inducing.shape[-1]))
-    return _fit_of(fitted, posterior_of(fitted.state), names)
-
-
-def _fit_of(fitted: Fitted[Any], posterior: Posterior, columns: tuple[str, ...] | None) -> Fit:
-    return Fit(
-        cast(GP, fitted.prior), posterior, fitted.history, fitted.report, fitted.interrupted, fitted.priors,
-        fitted.log_prior, columns,
-    )  # fmt: skip

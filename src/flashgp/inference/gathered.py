@@ -19,6 +19,7 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError, FitInterrupted, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.report import Report
 from flashgp.inference.data import Data
 from flashgp.inference.prior import Prior
 from flashgp.planner.plan import Plan, Shared
@@ -133,14 +134,25 @@ def agreed_plan(plan: Plan, group: Group) -> Plan:
     return plan if group.size == 1 else Plan.from_json(group.text_of_first(plan.to_json()))
 
 
-def of_this_rank(prior: Prior, shares: Shares, group: Group) -> Prior:
-    """A fitted prior whose likelihood knows this rank's rows alone, to condition again on the same ones."""
+def agreed_report(report: Report, group: Group) -> None:
+    """Raises: RankMismatchError where a state did not come about in the same way on every rank."""
+    kinds = sorted({event.kind.name for event in report.events if event.kind is not EventKind.CORES_TAKEN})
+    group.compare(route=report.route, jitter=report.jitter is not None, events=kinds)
+
+
+def of_this_rank(prior: Prior, shares: Shares | None, group: Group) -> Prior:
+    """A fitted prior whose likelihood knows this rank's rows alone, to condition again on the same ones.
+
+    Args: shares, of rows that were gathered, else None: the prior knows no others then.
+    """
+    if shares is None:
+        return prior
     here = shares.slice(group.rank)
     return prior.with_likelihood(prior.likelihood.rows(torch.arange(here.start, here.stop)))
 
 
 @contextmanager
-def own_rows_of_interrupted(shares: Shares, group: Group) -> Iterator[None]:
+def own_rows_of_interrupted(shares: Shares | None, group: Group) -> Iterator[None]:
     """The GP that a FitInterrupted brings knows this rank's rows, as that of a fit to its end does."""
     try:
         yield

@@ -170,13 +170,14 @@ class GP(Prior):
         distinct rows.
         """
         lazy_import("flashgp.inference.facades")
+        from flashgp.inference.condition import condition
         from flashgp.inference.data import Data
-        from flashgp.inference.facades import posterior_given, posterior_of_read
+        from flashgp.inference.facades import posterior_of
 
         ranks = Group.of(group)
-        if not differentiable:
-            refuse_transformed("condition", _OF_MANY, x, y, *self.parameters())
         with ranks.together():
+            if not check_flag(differentiable, "differentiable"):
+                refuse_transformed("condition", _OF_MANY, x, y, *self.parameters())
             check_numbers(self)
             settings = ConditionSettings(
                 SolveSettings(check_seed(seed), deterministic, tolerance, group=ranks),
@@ -188,16 +189,16 @@ class GP(Prior):
                 device=check_device(device),
                 dtype=check_dtype(dtype),
                 jitter=check_jitter(jitter),
-                differentiable=check_flag(differentiable, "differentiable"),
+                differentiable=bool(differentiable),
             )
             found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
             if found is not None:
                 return found
             if y is None:
                 asked = approximation_of_read(approximation, inducing, neighbours)
-                return posterior_of_read(self, source_of(x), settings, asked)
+                return posterior_of(condition(self, source_of(x), settings, asked))
             asked_approximation = approximation_of(approximation, inducing, neighbours)
-            return posterior_given(self, Data.of(self, x, y), settings, asked_approximation)
+            return posterior_of(condition(self, Data.of(self, x, y), settings, asked_approximation))
 
     def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
         """That of minibatches; None where q is something else."""

@@ -7,7 +7,6 @@ compared before work begins, and an error on one rank is raised by all of them. 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,23 +15,12 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_points
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import EventKind
 from flashgp.foundations.report import Report
-from flashgp.inference.data import Data
-from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import evidence_is_known
-from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.gathered import (
-    agreed_memory,
-    agreed_plan,
-    gathered,
-    of_this_rank,
-    own_rows_of_interrupted,
-    shared_event,
     tensor_mark,
 )
 from flashgp.inference.output_states import AnyState, OutputStates
-from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.exact_predictor import Waiting, predict
 from flashgp.inference.predict.importance import Importance
@@ -41,12 +29,7 @@ from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.predict.progress import ToldProgress
-from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.training.fit import Fitted, fit_prior
-from flashgp.inference.training.options import FitOptions
 from flashgp.planner.products import ProductPlan
-from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import ALONE, Group
 
 
@@ -175,81 +158,3 @@ class _Together(Predictor):
 
     def forget(self) -> None:
         self._predictor.forget()
-
-
-def condition_group(prior: Prior, data: Data, settings: ConditionSettings) -> GroupPosterior:
-    """`GP.condition` with a group of several ranks. Raises: as it, the same error on every rank."""
-    with settings.solve.group.together() as group:
-        before = group.bytes_sent
-        if settings.differentiable:
-            raise DomainError(
-                "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
-                "gp.log_marginal_likelihood(x, y, group=) has gradients by parameters, x and y"
-            )
-        table = gathered(prior, data, group, **_asked(settings))
-        data = Data(table.prior, table.x.detach(), table.y.detach())
-        plan = settings.plan
-        if plan is None:
-            wanted = PlanSettings(
-                agreed_memory(settings.memory, data.x.device, group), chosen_device(settings.device, data.x),
-                settings.dtype, solver=settings.solver, deterministic=settings.solve.deterministic,
-                factored=settings.jitter is not None, ranks=group.size,
-            )  # fmt: skip
-            plan = conditioning_plan(data.prior, data.counts, wanted)
-        plan = agreed_plan(plan, group)
-        deadline = deadline_of(group, settings.deadline)
-        settings = replace(settings, plan=plan, memory=None, device=plan.device, deadline=deadline)
-        state = condition(data.prior, data, settings)
-        state.report.events.append(shared_event(group, before, table.shares, plan.shared))
-        return GroupPosterior(agreed_state(state, group))
-
-
-def fit_group(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:
-    """`fgp.fit` with a group of several ranks. Raises: as it, the same error on every rank.
-
-    Few rows are fitted by every rank alike; all rows by factors of every rank, or by estimated gradients that are
-    shared. Every evaluation is rank 0's.
-    """
-    with options.group.together() as group:
-        before = group.bytes_sent
-        table = gathered(prior, data, group, **_fit_asked(options))
-        memory = options.memory if options.plan is not None else agreed_memory(options.memory, table.x.device, group)
-        options = replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
-        with own_rows_of_interrupted(table.shares, group):
-            fitted = fit_prior(table.prior, Data(table.prior, table.x.detach(), table.y.detach()), options)
-        agreed_state(fitted.state, group)
-        planned = fitted.report.plan.shared
-        fitted.report.events.append(shared_event(group, before, table.shares, planned, fitting=True))
-        return replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
-
-
-def agreed_state(state: AnyState, group: Group) -> AnyState:
-    """The state, which must have come about in the same way on every rank. Raises: RankMismatchError."""
-    kinds = sorted({event.kind.name for event in state.report.events if event.kind is not EventKind.CORES_TAKEN})
-    group.compare(route=state.report.route, jitter=state.report.jitter is not None, events=kinds)
-    return state
-
-
-def _asked(settings: ConditionSettings) -> dict[str, object]:
-    """What all ranks must have asked for."""
-    solve, plan = settings.solve, settings.plan
-    return {
-        "approximation": None,
-        "solver": settings.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": settings.memory,
-        "deterministic": solve.deterministic, "dtype": settings.dtype, "jitter": settings.jitter,
-        "plan": None if plan is None else plan.route, "progress": settings.progress is not None,
-        "time_limit": settings.deadline.limit,
-    }  # fmt: skip
-
-
-def _fit_asked(options: FitOptions) -> dict[str, object]:
-    """The same of a fit."""
-    plan = options.plan
-    return {
-        "approximation": None,
-        "starts": options.starts, "initial": options.initial, "priors": options.priors, "seed": options.seed,
-        "max_iterations": options.max_iterations, "memory": options.memory, "dtype": options.dtype,
-        "tolerance": options.tolerance, "jitter": options.jitter, "deterministic": options.deterministic,
-        "solver": options.solver, "plan": None if plan is None else f"{plan.route}, {plan.training}",
-        "checkpoint": options.checkpoint is not None, "time_limit": options.deadline.limit,
-    }  # fmt: skip

@@ -1,43 +1,59 @@
 """What conditioning and fits over ranks ask of the ranks before work begins: the same model, sizes and choices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
 
-from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
 from flashgp.inference.decision import Decision, decided
-from flashgp.inference.gathered import agreed_memory, compare_models, rows_of_one_model, tensor_mark
+from flashgp.inference.gathered import agreed_memory, compare_models, gathered, rows_of_one_model, tensor_mark
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import joining_keys
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.plan import Plan
-from flashgp.processes.agreement import decided_by_first
+from flashgp.processes.agreement import deadline_of, decided_by_first
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 from flashgp.sources.source import RowSource
 from flashgp.sources.survey import hashes
 
+T = TypeVar("T", bound=Any)  # of a fit or of conditioning: with device, memory, plan and deadline
 
-def check_alike(
-    group: Group, prior: Prior, asked: Approximation, seed: int, deadline: Deadline, **more: object
-) -> None:
+
+def gathered_for(
+    prior: Prior, data: Data, group: Group, asked: T, alike: Mapping[str, object]
+) -> tuple[Prior, Data, Shares, T]:
+    """The rows of all ranks on every rank, how many each brought, and the settings with a budget and a deadline in
+    common. Args: alike, what must be the same on every rank, by name. Raises: as `gathered`."""
+    table = gathered(prior, data, group, **alike)
+    joined = Data(table.prior, table.x.detach(), table.y.detach())
+    memory = asked.memory
+    if asked.plan is None:
+        memory = agreed_memory(memory, chosen_device(asked.device, joined.x), group)
+    return table.prior, joined, table.shares, replace(asked, memory=memory, deadline=deadline_of(group, asked.deadline))
+
+
+def check_alike(group: Group, prior: Prior, asked: Approximation, alike: Mapping[str, object]) -> None:
     """Raises: RankMismatchError, on every rank, where ranks were given other models, points or settings."""
-    if group.size == 1:
-        return
+    if group.size > 1:
+        compare_models(prior, group, **asked_alike(asked), **alike)
+
+
+def asked_alike(asked: Approximation | None) -> dict[str, object]:
+    """What ranks must have asked for of an approximation alike, by name."""
+    if asked is None:
+        return {"approximation": None}
     points = asked.inducing
     inducing = points if isinstance(points, str | int) else tensor_mark(torch.as_tensor(points))
-    compare_models(
-        prior, group, approximation=asked.kind, inducing=inducing, seed=seed, time_limit=deadline.limit, **more
-    )
+    return {"approximation": asked.kind, "inducing": inducing, "neighbours": asked.neighbours}
 
 
 def dealt(rows: RowSource, group: Group) -> RowSource:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.inference.approximation import refuse_exact
 from flashgp.inference.threads import FreeCores
+from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.planner.variances import STRIP_BYTES
 from flashgp.processes.group import ALONE, Group
@@ -83,9 +85,9 @@ class TimeSettings:
     negligible_seconds: float = 0.1
     growth: float = 1.25
 
-    def reserved(self, plan: Plan, left: float) -> float:
+    def reserved(self, plan: "Plan | ApproximatePlan", left: float) -> float:
         """Seconds that a search leaves to the posterior of a plan."""
-        if plan.route in FACTORED and plan.seconds <= self.max_share * left:
+        if isinstance(plan, Plan) and plan.route in FACTORED and plan.seconds <= self.max_share * left:
             return plan.seconds
         return min(plan.seconds, self.part_share * max(0.0, left))
 
@@ -122,3 +124,21 @@ class ConditionSettings:
     float32_factor: bool = True
     time: TimeSettings = TimeSettings()
     cores: FreeCores | None = None
+
+    @property
+    def alike(self) -> dict[str, object]:
+        """What ranks must have asked for alike, by name."""
+        solve, plan = self.solve, self.plan
+        return {
+            "solver": self.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": self.memory,
+            "deterministic": solve.deterministic, "dtype": self.dtype, "jitter": self.jitter,
+            "plan": None if plan is None else plan.route, "progress": self.progress is not None,
+            "time_limit": self.deadline.limit,
+        }  # fmt: skip
+
+    def of_approximation(self) -> None:
+        """Raises: DomainError for settings of exact inference beside an approximation."""
+        refuse_exact(
+            solver=self.solver, plan=self.plan, jitter=self.jitter, differentiable=self.differentiable,
+            progress=self.progress, dtype=None if self.dtype == torch.float64 else self.dtype,
+        )  # fmt: skip

@@ -677,10 +677,10 @@ def fit_rows(
     progress: Callable[["Progress"], None] | None = None,
 ) -> TableModel:
     """The same of a table that is read and not held."""
-    from flashgp.inference.fit import fit_read
+    from flashgp.inference.fit import fit_as
 
     options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
-    return _model_of(prepared, fit_read(prepared.gp, prepared.rows, options, prepared.approximation))
+    return _model_of(prepared, fit_as(prepared.gp, prepared.rows, options, prepared.approximation))
 
 
 def _model_of(prepared: "PreparedTable | PreparedRows", result: "Fit") -> TableModel:

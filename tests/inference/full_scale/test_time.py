@@ -35,7 +35,7 @@ def state_in(limit: float, tick: float, **likelihood: torch.Tensor) -> FullScale
     if likelihood:
         gp.likelihood = fgp.likelihoods.Gaussian(0.1, **likelihood)
     settings = ConditionSettings(SolveSettings(), deadline=Deadline(limit, limit, ticking(tick)))
-    return condition(gp, Data.of(gp, x, y), Approximation("full_scale", 16, 16), settings)
+    return condition(Approximation("full_scale", 16, 16), gp, Data.of(gp, x, y), settings)
 
 
 @pytest.mark.parametrize(("tick", "rows"), [(0.02, 400), (0.0075, 1066)])

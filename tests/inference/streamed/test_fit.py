@@ -15,7 +15,7 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.fit import Fit, fit_read
+from flashgp.inference.fit import Fit, fit_as
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
@@ -158,7 +158,7 @@ class Counting:
 def fitted_by(source: Counting, end: float, **options: Any) -> Fit:
     settings = dataclasses.replace(FEW, **options)
     asked = FitOptions(starts=1, deadline=source.deadline(end), settings=settings)
-    return fit_read(model(), Batches(source), asked, Approximation("sparse", 10))
+    return fit_as(model(), Batches(source), asked, Approximation("sparse", 10))
 
 
 def test_the_first_pass_ends_with_the_time_and_the_sample_answers() -> None:

@@ -14,7 +14,7 @@ from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.decision import decided
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.fit import Fit, fit_read
+from flashgp.inference.fit import Fit, fit_as
 from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.streamed_posterior import StreamedPosterior
@@ -78,7 +78,7 @@ def fitted(x: Tensor, y: Tensor, points: int) -> Fit:
     options = FitOptions(starts=1, deadline=Deadline.after(1e5), settings=STEPS)
     sizes = Approximation("sparse").sizes_at(0, len(x))
     asked = Approximation("sparse").resolved(dataclasses.replace(sizes, inducing=points))
-    return fit_read(model(), Held(x, y), options, asked, by_part=True)
+    return fit_as(model(), Held(x, y), options, asked, by_part=True)
 
 
 def test_a_rough_function_with_little_noise_takes_an_exact_part() -> None:

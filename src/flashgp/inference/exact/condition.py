@@ -30,6 +30,7 @@ from flashgp.inference.exact.rounding import Rounding, smallest_pivot
 from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
+from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed, of_observed
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
@@ -83,7 +84,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
         where = x.device if settings.device is None else settings.device
         asked = PlanSettings(
             settings.memory, where, torch.float64 if differentiable and settings.dtype is None else settings.dtype,
-            solver=settings.solver, deterministic=deterministic,
+            solver=settings.solver, deterministic=deterministic, ranks=settings.solve.group.size,
             factored=settings.jitter is not None or differentiable or prior.is_batch(x, y),
         )  # fmt: skip
         plan = conditioning_plan(prior, replace(data.counts, distinct=distinct), asked)
@@ -91,6 +92,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
     else:
         target = planned_device(plan, settings.device, x)
         check_plan(plan, prior, x, target, distinct, settings)
+    plan = agreed_plan(plan, settings.solve.group)
     cores = settings.cores
     if settings.deadline.limit is not None and not differentiable:
         cores = cores or FreeCores(events.append)
@@ -265,13 +267,10 @@ def _of_part(prior: Prior, data: Data, settings: ConditionSettings, slowdown: fl
         warn(str(event))
     else:
         event = Event(EventKind.FACTOR_ON_TIME, limit=deadline.limit)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
-    index = order[:rows].sort().values.to(data.x.device)
-    y = data.y[..., index] if prior.outputs is None else data.y[..., index, :]
     settings = replace(
         settings, deadline=NO_DEADLINE, plan=None, solver=None, dtype=torch.float64, memory=plan.available_bytes
     )
-    part = Data(prior.with_likelihood(prior.likelihood.rows(index)), data.x[..., index, :], y)
+    part = data.random(rows, settings.solve.seed)
     state = condition(part.prior, part, settings)
     known = state.report.events
     known[:0] = [*(e for e in events if e.kind is not EventKind.ROWS_JOINED and e not in known), event]

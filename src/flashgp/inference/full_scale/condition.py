@@ -6,28 +6,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.deadline import NO_DEADLINE
-from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
+from flashgp.foundations.determinism import EVENT, contiguous_copy
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
-from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.gathered import agreed_memory, gathered, shared_event
-from flashgp.inference.over_ranks import check_alike, planned_over
+from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join, joined_event
 from flashgp.inference.settings import ConditionSettings
 from flashgp.planner.approximate import ApproximatePlan
-from flashgp.processes.agreement import deadline_of, smallest
+from flashgp.processes.agreement import smallest
 from flashgp.processes.group import ALONE
 
 ROUTE = "full scale"
@@ -43,42 +41,15 @@ def layout_events(layout: Layout, sums: Sums) -> list[Event]:
     return events + ([Event(EventKind.FEWER_NEIGHBOURS, blocks=sums.reduced)] if sums.reduced else [])
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, data, asked, settings: settings.solve.deterministic)
 @torch.no_grad()
-def condition(prior: Prior, data: Data, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
-    """The state of a prior given data, by an approximation; with a group given the rows of all ranks.
+def condition(asked: Approximation, prior: Prior, data: Data, settings: ConditionSettings) -> FullScaleState:
+    """The state of a prior given data, which every rank has all of, by an approximation.
 
-    Every rank has all rows, and in the end A of all of them where it predicts; A of a pass and the blocks are shared.
-    Raises: as `GP.condition`, the same error on every rank.
+    In the end every rank has A of all rows where it predicts; A of a pass and the blocks are shared.
+    Raises: as `GP.condition`.
     """
-    group = settings.solve.group
-    if group.size == 1:
-        return condition_on(prior, data, asked, settings)
-    with group.together():
-        before = group.bytes_sent
-        check_alike(
-            group, prior, asked, settings.solve.seed, settings.deadline, neighbours=asked.neighbours,
-            memory=settings.memory, deterministic=settings.solve.deterministic,
-        )  # fmt: skip
-        table = gathered(prior, data, group)
-        data = Data(table.prior, table.x, table.y)
-        memory = agreed_memory(settings.memory, chosen_device(settings.device, data.x), group)
-        deadline = deadline_of(group, settings.deadline)
-        state = condition_on(data.prior, data, asked, replace(settings, memory=memory, deadline=deadline))
-        state.report.events.append(shared_event(group, before, table.shares, state.report.plan.shared))
-        return state
-
-
-@torch.no_grad()
-def condition_on(prior: Prior, data: Data, asked: Approximation, settings: ConditionSettings) -> FullScaleState:
-    """The same, given all rows on every rank."""
     began, ranks = time.perf_counter(), settings.solve.group
-    refuse_exact(
-        solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
-        progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
-    )  # fmt: skip
+    settings.of_approximation()
     events, x, y = list(data.complete().promoted), data.x, data.y
     target = chosen_device(settings.device, x)
     if target != x.device:
@@ -96,7 +67,7 @@ def condition_on(prior: Prior, data: Data, asked: Approximation, settings: Condi
         rows_prior, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
     plan = planned_over(ranks, lambda one: _plan(prior, x, len(points), one, settings), asked)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
-    if (part := _of_part(prior, x, y, asked, settings, plan)) is not None:
+    if (part := _of_part(Data(prior, x, y), asked, settings, plan)) is not None:
         part.report.events[:0] = [event for event in events if event not in part.report.events]
         return part
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
@@ -138,25 +109,23 @@ def condition_on(prior: Prior, data: Data, asked: Approximation, settings: Condi
 
 
 def _of_part(
-    prior: Prior, x: Tensor, y: Tensor, asked: Approximation, settings: ConditionSettings, plan: ApproximatePlan
+    data: Data, asked: Approximation, settings: ConditionSettings, plan: ApproximatePlan
 ) -> FullScaleState | None:
     """The state of as many random rows as there is time for; None where there is time for all of them.
 
     Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
     while there is time for as many again: the work is linear in the rows, beside what does not depend on them.
     """
-    deadline, time_settings, n = settings.deadline, settings.time, len(x)
+    deadline, time_settings, n = settings.deadline, settings.time, data.count
     group, rows = settings.solve.group, time_settings.min_rows
     if deadline.limit is None or n <= GROWTH * rows:
         return None
     if smallest(group, deadline.left) > ROOM * plan.seconds:
         return None
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(settings.solve.seed))
 
     def of_rows(rows: int) -> FullScaleState:
-        index = order[:rows].sort().values.to(x.device)
-        part = prior.with_likelihood(prior.likelihood.rows(index))
-        return condition_on(part, Data(part, x[index], y[index]), asked, replace(settings, deadline=NO_DEADLINE))
+        part = data.random(rows, settings.solve.seed)
+        return condition(asked, part.prior, part, replace(settings, deadline=NO_DEADLINE))
 
     while True:
         began = deadline.clock()

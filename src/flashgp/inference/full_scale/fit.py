@@ -9,146 +9,100 @@ all rows             the same with the sizes asked for, or twice the neighbours 
 
 import dataclasses
 import functools
-import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy
 import torch
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
-from flashgp.foundations.events import Event, EventKind, StopReason
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, exact_price, refuse_unfit
-from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.full_scale.condition import condition_on
+from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.gathered import (
-    agreed_memory,
-    gathered,
-    of_this_rank,
-    own_rows_of_interrupted,
-    shared_event,
-)
-from flashgp.inference.over_ranks import check_alike, planned_over
+from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.training.checkpoint import log_over
 from flashgp.inference.training.explained import nothing_explained
-from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_search
+from flashgp.inference.training.fit import EngineFit, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, power_law
-from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
-from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
+from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
+from flashgp.inference.training.train import Trained
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.fit_stages import part_sizes
-from flashgp.processes.agreement import deadline_of
 
 MUCH = 0.05  # nats a row that more neighbours add, from which they are taken
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, data, asked, options: options.deterministic)
-def fit_full_scale(prior: Prior, data: Data, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
-    """See `flashgp.fit`; with a group given the rows of all ranks, whose blocks are shared."""
-    group = options.group
-    if group.size == 1:
-        return _fit(prior, data, asked, options)
-    with group.together():
-        before = group.bytes_sent
-        check_alike(
-            group, prior, asked, options.seed, options.deadline, starts=options.starts, initial=options.initial,
-            priors=options.priors, max_iterations=options.max_iterations, checkpoint=options.checkpoint is not None,
-            neighbours=asked.neighbours, memory=options.memory, deterministic=options.deterministic,
-        )  # fmt: skip
-        table = gathered(prior, data, group)
-        data = Data(table.prior, table.x.detach(), table.y.detach())
-        memory = agreed_memory(options.memory, chosen_device(options.device, data.x), group)
-        options = dataclasses.replace(options, memory=memory, deadline=deadline_of(group, options.deadline))
-        with own_rows_of_interrupted(table.shares, group):
-            fitted = _fit(data.prior, data, asked, options)
-        for report in (fitted.report, fitted.state.report):
-            report.events.append(shared_event(group, before, table.shares, report.plan.shared, fitting=True))
-        return dataclasses.replace(fitted, prior=of_this_rank(fitted.prior, table.shares, group))
+class FullScaleFit(EngineFit[FullScaleState]):
+    """See `EngineFit`."""
 
+    again = "gp.condition(x, y, approximation=...)"
 
-def _fit(prior: Prior, data: Data, asked: Approximation, options: FitOptions) -> Fitted[FullScaleState]:
-    """The same, given all rows on every rank."""
-    began, ranks = time.perf_counter(), options.group
-    single = None if options.dtype == torch.float64 else options.dtype
-    refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    if not data.complete().count:
-        raise ShapeError(
-            f"`x` must have at least one row to fit, got shape {tuple(data.x.shape)}; condition on no rows instead"
+    def __init__(self, prior: Prior, data: Data, options: FitOptions, asked: Approximation) -> None:
+        self.options, self.data, self.searchers, self.interrupts = options, data.complete(), options.group, []
+        refuse_exact_fit(options)
+        if not data.count:
+            raise ShapeError(
+                f"`x` must have at least one row to fit, got shape {tuple(data.x.shape)}; condition on no rows instead"
+            )
+        refuse_unfit(prior, "full_scale", batch=data.is_batch)
+        target = chosen_device(options.device, data.x)
+        self.counts, self.wanted = data.counts, options.planning(device=target)
+        self.plan: ApproximatePlan = self._planned(prior, asked)
+        self.prior, sizes = prior.released(), self.plan.sizes
+        asked = asked.resolved(sizes)
+        workspace = Workspace(deadline=options.deadline)
+        direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
+        self.problem = problem_of(self.prior, data, target, direct, options)
+        doubled = float(options.group.max(torch.tensor(-float(self.plan.most_neighbours)))) < 0.0  # on every rank
+        points = asked.points_like(data.x)
+        self.mark = (asked.kind, doubled, *map(dataclasses.astuple, (sizes, sizes.coarse())), points)
+        self.choices = _Choices(self.problem, asked, options, more=doubled)
+
+    def _planned(self, prior: Prior, sizes: Approximation, *, taken: bool = False) -> ApproximatePlan:
+        limit = self.options.deadline.limit
+        plan = functools.partial(
+            approximate_plan, prior, self.counts, settings=self.wanted, time_limit=limit, taken=taken
         )
-    x, y = contiguous_copy(data.x), contiguous_copy(data.y)
-    refuse_unfit(prior, "full_scale", batch=data.is_batch)
-    target, counts, limit = chosen_device(options.device, x), data.counts, options.deadline.limit
-    wanted = plan_settings(options, target)
+        return planned_over(self.options.group, plan, sizes)
 
-    def planned(sizes: Approximation, *, taken: bool = False) -> ApproximatePlan:
-        plan = functools.partial(approximate_plan, prior, counts, settings=wanted, time_limit=limit, taken=taken)
-        return planned_over(ranks, plan, sizes)
+    def expect(self, recorder: Recorder) -> None:
+        recorder.expect(exact_price(self.prior, self.counts, self.wanted), 3)
+        recorder.expect(power_law(self.plan.fit_step_seconds, self.problem.rows, 1), 1)
 
-    plan = planned(asked)
-    prior, asked = prior.released(), asked.resolved(plan.sizes)
-    direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
-    problem = problem_of(prior, data, target, direct, options)
-    path = None if options.checkpoint is None else Path(options.checkpoint)
-    more = float(ranks.max(torch.tensor(-float(plan.most_neighbours)))) < 0.0  # on every rank
-    beside = (asked.kind, more, *map(dataclasses.astuple, (plan.sizes, plan.sizes.coarse())), asked.points_like(x))
-    mark = "" if path is None else mark_of(problem, options, beside)
-    log = log_over(ranks, path, mark, options.settings.seconds_between_writes)
-    searching = options.deadline.before(reserved_seconds(plan, options))
-    recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
-    recorder.expect(exact_price(prior, counts, wanted), 3)
-    recorder.expect(power_law(plan.fit_step_seconds, problem.rows, 1), 1)
-    ratio = options.settings.stochastic.part_ratio
-    choices = _Choices(problem, asked, options, more=more)
-    trained = LinearStages(
-        problem, problem.rows, lambda first: part_sizes(problem.rows, first, ratio), choices.objective, options,
-        recorder, coarse=choices.coarse,
-    ).run()  # fmt: skip
-    report = Report()
-    report_search(report, recorder, trained, options)
-    settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance, group=ranks), memory=options.memory,
-        device=target, deadline=options.deadline, time=options.settings.time,
-    )  # fmt: skip
-    message = (
-        "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
-        "gp.condition(x, y, approximation=...) goes on from there"
-    )
-    with last_pass(ranks, message, prior, recorder):
-        state = condition_on(prior, data, choices.asked, settings)
+    def search(self, recorder: Recorder) -> Trained:
+        rows, ratio = self.problem.rows, self.options.settings.stochastic.part_ratio
+        return LinearStages(
+            self.problem, rows, lambda first: part_sizes(rows, first, ratio), self.choices.objective, self.options,
+            recorder, coarse=self.choices.coarse,
+        ).run()  # fmt: skip
+
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
+        choices, settings = self.choices, self.options.conditioning()
+        state = condition(choices.asked, self.prior, self.data, settings)
         state.report.events += choices.events
-        answer = planned(choices.asked, taken=True) if choices.taken else plan
-        state.report.plan = answer  # of the fit, which says what a fit with more neighbours takes
-        # about what it takes
-        events = [] if options.deadline.passed(plan.seconds) else [lost(state).event]
-    report_answer(report, recorder, state, plan, direct.workspace)
-    report.plan = state.report.plan = answer
-    unexplained = nothing_explained(float(state.log_marginal_likelihood()), prior, y)
-    report.events += events if unexplained is None else [*events, unexplained]
-    objective = trained.objective
-    assert isinstance(objective, LogJoint)
-    in_force = priors_in_force(objective.parameters, weak=problem.weak)
-    log_prior = objective.log_prior(trained.theta)
-    interrupted = trained.stop is not StopReason.GOAL
-    return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
+        # Of the fit, which says what a fit with more neighbours takes.
+        answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
+        state.report.plan = answer  # what is lost is told with it
+        events = [] if self.options.deadline.passed(self.plan.seconds) else [lost(state).event]
+        report_answer(report, recorder, state, self)
+        report.plan = state.report.plan = answer
+        unexplained = nothing_explained(float(state.log_marginal_likelihood()), self.prior, self.data.y)
+        report.events += events if unexplained is None else [*events, unexplained]
+        return state
 
 
 @dataclasses.dataclass

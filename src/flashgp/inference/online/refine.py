@@ -19,7 +19,7 @@ from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import continued
-from flashgp.inference.training.fit import fit_prior
+from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 
@@ -50,7 +50,7 @@ def refined(
         seed=state.settings.seed, deterministic=state.settings.deterministic, progress=progress,
         settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
-    fitted = fit_prior(state.prior, data, options)
+    fitted = fit_exact(state.prior, data, options)
     if isinstance(fitted.state, OutputStates):
         assert isinstance(state, OutputStates)
         before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]

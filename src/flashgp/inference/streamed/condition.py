@@ -7,19 +7,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.deadline import NO_DEADLINE
-from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan
-from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.extent import check_residual
 from flashgp.inference.full_scale.layout import of_first, pivot_points
-from flashgp.inference.gathered import agreed_memory, shared_event
-from flashgp.inference.over_ranks import check_alike, dealt, planned_over
+from flashgp.inference.gathered import agreed_memory
+from flashgp.inference.over_ranks import dealt, planned_over
 from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -43,25 +42,13 @@ from flashgp.sources.survey import Survey
 ROUTE = "streamed"
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, rows, asked, settings: settings.solve.deterministic)
-def condition(prior: Prior, rows: RowSource, asked: Approximation, settings: ConditionSettings) -> StreamedState:
-    """The state of a prior given rows. Raises: as `GP.condition`."""
-    refuse_exact(
-        solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
-        progress=settings.progress, dtype=None if settings.dtype == torch.float64 else settings.dtype,
-    )  # fmt: skip
+def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> StreamedState:
+    """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
+    settings.of_approximation()
     group = settings.solve.group
-    with group.together():
-        before = group.bytes_sent
-        check_alike(group, prior, asked, settings.solve.seed, settings.deadline)
-        prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=group.size > 1)
-        survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline, group=group)
-        state = condition_on(prior, survey, asked, settings)
-        if group.size > 1:
-            state.report.events.append(shared_event(group, before))
-        return state
+    prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=group.size > 1)
+    survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline, group=group)
+    return condition_on(prior, survey, asked, settings)
 
 
 def condition_on(

@@ -8,34 +8,32 @@ the sample alone      in place of both where the time limit allows too few passe
 """
 
 import dataclasses
+import functools
 import math
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, SampleReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import approximate_plan, exact_price
-from flashgp.inference.approximation import Approximation, refuse_exact
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
-from flashgp.inference.gathered import agreed_memory, shared_event
+from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.over_ranks import check_alike, dealt, planned_over
+from flashgp.inference.over_ranks import dealt, planned_over
 from flashgp.inference.plan_settings import RowCounts, chosen_device
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.condition import at_most, condition_on
 from flashgp.inference.streamed.learning import learned_values
 from flashgp.inference.streamed.minibatch import condition_on_values
@@ -49,18 +47,20 @@ from flashgp.inference.streamed.rows import (
 )
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
-from flashgp.inference.training.checkpoint import EvaluationLog, log_over
-from flashgp.inference.training.fit import Fitted, last_pass, mark_of, problem_of, report_exact, report_search
+from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.fit import EngineFit, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, Run, Stage, power_law
-from flashgp.inference.training.linear_stages import LinearStages, plan_settings, report_answer, reserved_seconds
-from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
+from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings
+from flashgp.inference.training.train import Trained
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.approximate_prices import ApproximateWork
 from flashgp.processes.agreement import deadline_of
+from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -68,157 +68,155 @@ FACTORS = 4  # matrices of a part that an exact gradient holds, at most
 MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample, and from there to all
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, rows, asked, options, **_: options.deterministic)
-def fit_streamed(
-    prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions, *, by_part: bool = False
-) -> Fitted[StreamedState] | Fitted[AnyState]:
-    """See `flashgp.fit`.
+class StreamedFit(EngineFit[Any]):
+    """See `EngineFit`; the search holds a random sample of the rows.
 
-    Args: by_part, whether exact inference on a random part of the rows may take the place of that, where
-        it is expected to leave less, eq. (M-245).
+    Args: by_part, whether exact inference on a random part of the rows may take the place of that, where it is
+        expected to leave less, eq. (M-245).
+    Fields: whole, what the first pass saw of all rows, cut where the time ended it; survey, of the rows that are fitted
+    to; weighted, that the sample takes the place of passes over all rows; part, rows fitted exactly in place of all.
     """
-    with options.group.together() as group:
-        before = group.bytes_sent
-        fitted = _fit(prior, rows, asked, options, by_part)
-        if group.size > 1:
-            for report in (fitted.report, fitted.state.report):
-                report.events.append(shared_event(group, before))
-        return fitted
 
+    gathers = False
+    again = "gp.condition(rows, inducing=...)"
 
-def _fit(
-    prior: Prior, rows: RowSource, asked: Approximation, options: FitOptions, by_part: bool
-) -> Fitted[StreamedState] | Fitted[AnyState]:
-    began, group = time.perf_counter(), options.group
-    single = None if options.dtype == torch.float64 else options.dtype
-    refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=single)
-    check_alike(
-        group, prior, asked, options.seed, options.deadline, starts=options.starts, initial=options.initial,
-        priors=options.priors, max_iterations=options.max_iterations, checkpoint=options.checkpoint is not None,
-    )  # fmt: skip
-    prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=True)
-    clock = options.deadline.clock
-    reading = clock()
-    whole = survey_of(prior, rows, asked, options.seed, options.stages.first_rows, options.deadline, group)
-    reading = clock() - reading
-    survey = whole.of_sample if whole.cut else whole
-    asked = at_most(asked, survey.count) if whole.cut else asked
-    prior, target = prior.released(), chosen_device(options.device, survey.x)
-    counts = RowCounts(survey.count, survey.width, alike=survey.sample.row_variance is None)
-    read = not isinstance(rows, Held)
-    memory, limit = agreed_memory(options.memory, target, group), options.deadline.limit
-    wanted = dataclasses.replace(plan_settings(options, target), memory=memory)
-    plan = planned_over(group, lambda one: approximate_plan(prior, counts, one, wanted, limit, read=read), asked)
-    asked = asked.resolved(plan.sizes)
-    direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.deadline))
-    of_sample = prior_of_rows(prior, survey.sample)
-    sampled = Data(of_sample, survey.x, survey.y)
-    problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
-    path = None if options.checkpoint is None else Path(options.checkpoint)
-    beside = (asked.kind, plan.inducing, asked.points_like(survey.x), survey.count, survey.checksum)
-    mark = "" if path is None else mark_of(problem, options, beside)
-    log = log_over(group, path, mark, options.settings.seconds_between_writes)
-    # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
-    chosen = None if whole.cut or group.size > 1 else sample_chosen(plan, survey, options, reading, log)
-    searching = options.deadline.before(reserved_seconds(plan, options))
-    if chosen is not None:
-        searching = options.deadline.share(options.settings.sample.share)
-    recorder = Recorder(log, options.progress, searching, began=began)
-    price = exact_price(prior, counts, wanted)
-    recorder.expect(price, 3)
-    recorder.expect(power_law(plan.fit_step_seconds, survey.count, 1), 1)
+    def __init__(
+        self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, *, by_part: bool = False
+    ) -> None:
+        group = options.group
+        # Every rank searches the sample by itself, and goes on from what rank 0 found.
+        self.options, self.by_part, self.searchers, self.interrupts = options, by_part, ALONE, []
+        refuse_exact_fit(options)
+        prior, self.rows = row_variances_apart(prior, dealt(rows, group), fitting=True)
+        clock = options.deadline.clock
+        began = clock()
+        self.whole = whole = survey_of(
+            prior, self.rows, asked, options.seed, options.stages.first_rows, options.deadline, group
+        )
+        self.reading = clock() - began
+        self.survey = survey = whole.of_sample if whole.cut else whole
+        asked = at_most(asked, survey.count) if whole.cut else asked
+        self.prior, target = prior.released(), chosen_device(options.device, survey.x)
+        self.counts = RowCounts(survey.count, survey.width, alike=survey.sample.row_variance is None)
+        read, limit = not isinstance(self.rows, Held), options.deadline.limit
+        self.wanted = options.planning(memory=agreed_memory(options.memory, target, group), device=target)
+        self.plan: ApproximatePlan = planned_over(
+            group, lambda one: approximate_plan(prior, self.counts, one, self.wanted, limit, read=read), asked
+        )
+        self.asked = asked.resolved(self.plan.sizes)
+        workspace = Workspace(deadline=options.deadline)
+        direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
+        of_sample = prior_of_rows(self.prior, survey.sample)
+        sampled = Data(of_sample, survey.x, survey.y)
+        self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
+        self.mark = (
+            asked.kind, self.plan.inducing, self.asked.points_like(survey.x), survey.count, survey.checksum
+        )  # fmt: skip
+        self.price = exact_price(self.prior, self.counts, self.wanted)
+        self.weighted: Event | None = None
+        self.part = 0
 
-    sample, deadline = survey.of_sample, deadline_of(group, options.deadline)
+    @property
+    def result(self) -> Prior:
+        return row_variances_back(self.prior, self.rows)
 
-    def objective(size: int, theta: numpy.ndarray) -> StreamedLogJoint:
+    def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
+        # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
+        if not self.whole.cut and self.options.group.size == 1:
+            self.weighted = sample_chosen(self.plan, self.survey, self.options, self.reading, log)
+        if self.weighted is None:
+            return deadline
+        return self.options.deadline.share(self.options.settings.sample.share)
+
+    def expect(self, recorder: Recorder) -> None:
+        recorder.expect(self.price, 3)
+        recorder.expect(power_law(self.plan.fit_step_seconds, self.survey.count, 1), 1)
+
+    def search(self, recorder: Recorder) -> Trained:
+        options, survey = self.options, self.survey
+        choosing = options.deadline.limit is not None and self.asked.leaves_points and options.group.size == 1
+        self.stages = LinearStages(
+            self.problem, survey.count, self._parts, self._objective, options, recorder, comparable=True,
+            weighted=self.weighted is not None,
+            choose=functools.partial(self._choose, recorder) if choosing else None,
+        )  # fmt: skip
+        return self.stages.run()
+
+    def _points(self, survey: Survey, theta: numpy.ndarray) -> Tensor:
+        """The inducing points at a vector, which the problem's parameters then are at: as a state holds them."""
+        problem, asked = self.problem, self.asked
+        ParameterVector(problem.prior, problem.roles).assign(theta)
+        points = asked.points_like(problem.x)
+        if points is None:
+            noise = noise_of(problem.prior, survey.sample).detach().to(problem.x.device)
+            inducing = min(asked.sizes(survey.count).inducing, problem.rows)
+            points = pivot_points(problem.prior, problem.x, noise, inducing, self.options.seed)
+            points = of_first(points, survey.group)
+        return points.to(survey.dtype).to(torch.float64)
+
+    def _objective(self, size: int, theta: numpy.ndarray) -> StreamedLogJoint:
         """Of all rows, or of the sample, with inducing points chosen at a vector."""
-        points = _points(problem, survey if size == survey.count else sample, theta, asked, options)
+        survey, deadline = self.survey, deadline_of(self.options.group, self.options.deadline)
         if size == survey.count:
-            return StreamedLogJoint(problem, survey, points, deadline=deadline)
-        return StreamedLogJoint(problem, sample, points, None if chosen is None else survey.count, deadline)
+            return StreamedLogJoint(self.problem, survey, self._points(survey, theta), deadline=deadline)
+        sample, rows = survey.of_sample, None if self.weighted is None else survey.count
+        return StreamedLogJoint(self.problem, sample, self._points(sample, theta), rows, deadline)
 
-    def parts(first: int) -> list[int]:
-        size = len(survey.x)
-        if chosen is not None:
+    def _parts(self, first: int) -> list[int]:
+        size, count = len(self.survey.x), self.survey.count
+        if self.weighted is not None:
             return [size]
-        return [size] if size >= MIN_GROWTH * first and survey.count >= MIN_GROWTH * size else []
+        return [size] if size >= MIN_GROWTH * first and count >= MIN_GROWTH * size else []
 
-    part = 0
-
-    def choose(theta: numpy.ndarray) -> int:
+    def _choose(self, recorder: Recorder, theta: numpy.ndarray) -> int:
         """Fewer inducing points where these suffice; the rows of an exact part that is expected to leave less."""
-        nonlocal asked, part
-        points = _points(problem, survey, theta, asked, options)
+        survey, options = self.survey, self.options
+        points = self._points(survey, theta)
         learned, exact = survey.count, 0
-        if chosen is not None:
+        if self.weighted is not None:
             learned = min(learned, ApproximateWork().learned_rows * len(points))
-            exact = _rows_of_part(problem, plan, options, price) if by_part else 0
-            if searching.passed(recorder.seconds_of(exact, 3)):  # as measured, which may be more than planned
+            exact = _rows_of_part(self.problem, self.plan, options, self.price) if self.by_part else 0
+            if recorder.deadline.passed(recorder.seconds_of(exact, 3)):  # as measured, which may be more than planned
                 exact = 0
-        trial = Trial.of(problem, points, learned, exact, options.seed)
+        trial = Trial.of(self.problem, points, learned, exact, options.seed)
         if trial is None:
             return 0
         if exact:
             recorder.note(trial.event)
         fewer = trial.suffice
         if trial.part_is_better:
-            part = exact
+            self.part = exact
         elif fewer is not None:
-            asked = asked.with_points(fewer.fields["kept"])
+            self.asked = self.asked.with_points(fewer.fields["kept"])
             recorder.note(fewer)
-        return part
+        return self.part
 
-    choosing = limit is not None and asked.leaves_points and group.size == 1
-    stages = LinearStages(
-        problem, survey.count, parts, objective, options, recorder, comparable=True,
-        weighted=chosen is not None, choose=choose if choosing else None,
-    )  # fmt: skip
-    trained = stages.run()
-    points = sums = None
-    if isinstance(stages.best, StreamedLogJoint):
-        points, sums = stages.best.points, stages.best.sums_at(trained.theta)
-    report = Report()
-    report_search(report, recorder, trained, options)
-    settings = ConditionSettings(
-        SolveSettings(options.seed, options.deterministic, options.tolerance, group=group), memory=options.memory,
-        device=options.device, deadline=options.deadline,
-    )  # fmt: skip
-    message = (
-        "Ctrl-C came in the last pass of `fit`; the trained GP is the field `gp` of this exception: "
-        "gp.condition(rows, inducing=...) goes on from there"
-    )
-    with last_pass(group, message, row_variances_back(prior, rows), recorder):
-        whole_learned = True
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState | StreamedState:
+        deadline, settings, best = self.options.deadline, self.options.conditioning(), self.stages.best
         state: AnyState | StreamedState
-        if part:
-            state = _of_part(prior, survey, part, settings)
-        elif chosen is None:
-            state = condition_on(prior, whole, asked, settings, points, sums)
+        whole_learned = True
+        if self.part:
+            state = _of_part(self.prior, self.survey, self.part, settings)
+        elif self.weighted is None:
+            points = sums = None
+            if isinstance(best, StreamedLogJoint):
+                points, sums = best.points, best.sums_at(trained.theta)
+            state = condition_on(self.prior, self.whole, self.asked, settings, points, sums)
         else:
-            points = _points(problem, survey, trained.theta, asked, options)
-            state, said = _learned(prior, survey, points, options.settings.sample, settings)
-            report.events += [chosen, said]
+            points = self._points(self.survey, trained.theta)
+            state, said = _learned(self.prior, self.survey, points, self.options.settings.sample, settings)
+            report.events += [self.weighted, said]
             whole_learned = said.fields["whole"]
-    if isinstance(state, StreamedState):
-        report_answer(report, recorder, state, plan, direct.workspace)
-    elif state.plan is not None:
-        report_exact(report, recorder, state, state.plan, direct.workspace)
-    if isinstance(state, StreamedState) and chosen is None:
-        report.events.append(state.bound.event)
-    elif limit is not None:
-        report.predicted_seconds = min(plan.fit_seconds, limit)
-    if trained.stop is StopReason.GOAL and whole_learned and limit is not None and not options.deadline.passed():
-        by_sample = (chosen is not None and not part) or None
-        report.events.append(Event(EventKind.FIT_ENDED, left=options.deadline.left, limit=limit, sampled=by_sample))
-    objective_found = trained.objective
-    assert isinstance(objective_found, LogJoint)
-    in_force = priors_in_force(objective_found.parameters, weak=problem.weak)
-    log_prior = objective_found.log_prior(trained.theta)
-    interrupted = trained.stop is not StopReason.GOAL
-    prior = row_variances_back(prior, rows)
-    return Fitted[Any](prior, state, recorder.history, report, interrupted, in_force, log_prior)
+        report_answer(report, recorder, state, self)
+        limit = deadline.limit
+        if isinstance(state, StreamedState) and self.weighted is None:
+            report.events.append(state.bound.event)
+        elif limit is not None:
+            report.predicted_seconds = min(self.plan.fit_seconds, limit)
+        if trained.stop is StopReason.GOAL and whole_learned and limit is not None and not deadline.passed():
+            by_sample = (self.weighted is not None and not self.part) or None
+            report.events.append(Event(EventKind.FIT_ENDED, left=deadline.left, limit=limit, sampled=by_sample))
+        return state
 
 
 def _rows_of_part(problem: Problem, plan: ApproximatePlan, options: FitOptions, price: Callable[[int], float]) -> int:
@@ -232,10 +230,9 @@ def _rows_of_part(problem: Problem, plan: ApproximatePlan, options: FitOptions, 
 
 def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSettings) -> AnyState:
     """The exact posterior of random rows of the sample, with an event and a warning."""
-    order = torch.randperm(len(survey.x), generator=torch.Generator().manual_seed(settings.solve.seed))
-    index = order[:rows].sort().values
-    part = Data(prior, survey.x[index].to(survey.dtype), survey.y[index].to(survey.dtype))
-    state = condition(prior, part, settings)
+    held = Data(prior, survey.x.to(survey.dtype), survey.y.to(survey.dtype))
+    part = held.random(rows, settings.solve.seed)
+    state = condition(part.prior, part, settings)
     event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=survey.count, limit=settings.deadline.limit)
     warn(str(event))
     state.report.events.append(event)
@@ -288,17 +285,3 @@ def _learned(
         warn(str(shifted))
         state.report.events.append(shifted)
     return state, event
-
-
-def _points(
-    problem: Problem, survey: Survey, theta: numpy.ndarray, asked: Approximation, options: FitOptions
-) -> Tensor:
-    """The inducing points at a vector, which the problem's parameters then are at: as a state holds them."""
-    ParameterVector(problem.prior, problem.roles).assign(theta)
-    points = asked.points_like(problem.x)
-    if points is None:
-        noise = noise_of(problem.prior, survey.sample).detach().to(problem.x.device)
-        inducing = min(asked.sizes(survey.count).inducing, problem.rows)
-        points = pivot_points(problem.prior, problem.x, noise, inducing, options.seed)
-        points = of_first(points, survey.group)
-    return points.to(survey.dtype).to(torch.float64)

@@ -1,64 +1,55 @@
-"""fit: maximise the log joint from starts the data suggest; resumable, interruptible, repeatable.
+"""fit: one way for every engine: plan, search, posterior, report; resumable, interruptible, repeatable.
 
-Starts are fitted to few rows, and the best goes on to more and more of them (stages.py, stochastic.py). The log of
-evaluations is the checkpoint (docs/design.md, fit).
+What an engine does in its own way is an `EngineFit`: exact inference (exact_fit.py), full scale (full_scale/fit.py) and
+inducing points (streamed/fit.py). The log of evaluations is the checkpoint (docs/design.md, fit).
 """
 
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import contiguous_copy, deterministic_where
-from flashgp.foundations.errors import (
-    DomainError,
-    FitInterrupted,
-    MemoryBudgetError,
-    NotPositiveDefiniteError,
-    ShapeError,
-    warn,
-)
+from flashgp.foundations.errors import DomainError, FitInterrupted, NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.fingerprint import NoFingerprintError, fingerprint
 from flashgp.foundations.profile_ranges import profile_range
-from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report, joined_titles
-from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import offer_event, offered, with_offers
+from flashgp.inference.approximation import refuse_exact
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
-from flashgp.inference.exact.evidence import evidence_is_known, log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
-from flashgp.inference.gathered import agreed_plan
-from flashgp.inference.missing_cells import check_observed
-from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan import check_plan, planned_device
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.gathered import (
+    agreed_report,
+    compare_models,
+    of_this_rank,
+    own_rows_of_interrupted,
+    shared_event,
+)
+from flashgp.inference.over_ranks import asked_alike, gathered_for
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
-from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.training.checkpoint import log_over
-from flashgp.inference.training.explained import nothing_explained
-from flashgp.inference.training.history import HistoryEntry, Recorder, power_law
+from flashgp.inference.training.checkpoint import EvaluationLog, log_over
+from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
-from flashgp.inference.training.stochastic_objective import EstimateOptions
-from flashgp.inference.training.train import Trained, train
-from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.inference.training.train import Trained
 from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.plan import Plan, allowed_bytes
+from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
+from flashgp.sources.source import RowSource
 
-S = TypeVar("S")  # a state of any kind
+S = TypeVar("S", bound="FittedState")  # a state of any kind
 
 
 @dataclass(frozen=True)
@@ -78,44 +69,126 @@ class Fitted(Generic[S]):
     log_prior: float | None
 
 
+class FittedState(Protocol):
+    """A state that has a report of its own."""
+
+    @property
+    def report(self) -> Report: ...
+
+
+def refuse_exact_fit(options: FitOptions) -> None:
+    """DomainError for options of exact inference beside an approximation."""
+    dtype = None if options.dtype == torch.float64 else options.dtype
+    refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class ExactPosterior:
+    """That the posterior is the exact one, whatever the search goes by. Fields: data; plan, of conditioning on it."""
+
+    data: Data
+    plan: Plan
+
+
+class EngineFit(ABC, Generic[S]):
+    """A fit by one engine, planned.
+
+    Args: prior; rows, of this rank with those of the others; options; asked, the approximation. Raises: as `fit`.
+
+    Fields: prior, released; problem, rows that are held; plan; mark, what of the engine's own a checkpoint is of;
+    workspace, of the search; searchers, ranks that search together; interrupts, of the posterior, which then is the
+    best so far.
+    """
+
+    gathers: ClassVar[bool] = True  # whether every rank has all rows
+    again: ClassVar[str]  # how a user goes on from a trained GP
+
+    prior: Prior
+    options: FitOptions
+    problem: Problem
+    plan: Plan | ApproximatePlan
+    mark: tuple[Any, ...]
+    searchers: Group
+    interrupts: list[Event]
+
+    @abstractmethod
+    def __init__(self, prior: Prior, rows: Any, options: FitOptions, *asked: Any) -> None: ...
+
+    @property
+    def result(self) -> Prior:
+        """The prior with the parameters found, of the caller's rows."""
+        return self.prior
+
+    def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
+        """That of the search. Args: log, of the checkpoint, whose way is kept; deadline, which leaves the posterior its
+        time."""
+        return deadline
+
+    def interrupt(self) -> None:
+        """Ctrl-C came in a solve of the posterior, which ends it with what it has."""
+        self.interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED))
+
+    @abstractmethod
+    def expect(self, recorder: Recorder) -> None:
+        """What the plan says of evaluations, and of the plan what the report has to say."""
+
+    @abstractmethod
+    def search(self, recorder: Recorder) -> Trained:
+        """Raises: NotPositiveDefiniteError if no start can be evaluated."""
+
+    @abstractmethod
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> S:
+        """The state on all rows, and the posterior's part of the report."""
+
+
 @outside_inference_mode
 @autocast_disabled
-@deterministic_where(lambda prior, data, options: options.deterministic)
-def fit_prior(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:
-    """See `flashgp.fit`."""
+@deterministic_where(lambda engine, prior, rows, options, *_, **__: options.deterministic)
+def fitted_by(
+    engine: type[EngineFit[S]],
+    prior: Prior,
+    rows: Data | RowSource,
+    options: FitOptions,
+    *asked: Any,
+    exact: ExactPosterior | None = None,
+    **more: Any,
+) -> Fitted[Any]:
+    """`flashgp.fit` by an engine, of one process or of all ranks of a group.
+
+    Args: asked, more, what the engine takes beside, such as an `Approximation`; exact, for the exact posterior, of one
+        process. Raises: as `flashgp.fit`, the same error on every rank.
+    """
     began = time.perf_counter()
-    settings, seed, deadline = options.settings, options.seed, options.deadline
-    ranks, cells = options.group, data.cells
-    prior, plan = prior.released(), agreed_plan(_plan(prior, data, options), ranks)
-    if cells is not None:
-        check_observed(prior, cells)
-        if plan.training != "exact":
-            raise DomainError(
-                f"`y` must have all cells where gradients of {data.count:,} rows are estimated, got missing ones; "
-                "fit a model for each output, or fewer rows"
-            )
-    # Of the exact gradient's factor; estimated gradients round their products only.
-    dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
-    workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=deadline)
-    target = planned_device(plan, options.device, data.x)
-    problem = problem_of(
-        prior, data, target, DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace), options
-    )
+    with options.group.together() as group:
+        if group.size == 1:
+            return _fitted(engine(prior, rows, options, *asked, **more), began, exact)
+        before, shares = group.bytes_sent, None
+        alike = asked_alike(asked[0] if asked else None) | options.alike
+        if engine.gathers:
+            assert isinstance(rows, Data)
+            prior, rows, shares, options = gathered_for(prior, rows, group, options, alike)
+        else:
+            compare_models(prior, group, **alike)
+        with own_rows_of_interrupted(shares, group):
+            fitted = _fitted(engine(prior, rows, options, *asked, **more), began)
+        agreed_report(fitted.state.report, group)
+        for report in (fitted.report, fitted.state.report):
+            report.events.append(shared_event(group, before, shares, report.plan.shared, fitting=True))
+        return replace(fitted, prior=of_this_rank(fitted.prior, shares, group))
+
+
+def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = None) -> Fitted[Any]:
+    options, problem, prior = engine.options, engine.problem, engine.prior
     path = None if options.checkpoint is None else Path(options.checkpoint)
-    mark = "" if path is None else mark_of(problem, options, (plan.dtype, plan.training))
-    searching = deadline.before(settings.time.reserved(plan, deadline.left))
-    log = log_over(ranks, path, mark, settings.seconds_between_writes)
-    recorder = Recorder(log, options.progress, searching, began=began, group=ranks)
-    power = 3 if plan.training == "exact" else 2
-    recorder.expect(power_law(plan.fit_step_seconds, problem.rows, power), power)
-    estimate = None
-    if plan.training != "exact" and options.jitter is None and not data.is_batch:  # of one system as it is
-        estimate = EstimateOptions(
-            stored=plan.training == "stored", seed=seed, factor_passes=plan.training_factor_passes or None,
-            rank=plan.training_rank, deadline=searching, group=ranks,
-        )  # fmt: skip
+    mark = "" if path is None else mark_of(problem, options, engine.mark)
+    log = log_over(engine.searchers, path, mark, options.settings.seconds_between_writes)
+    plan, deadline = engine.plan if exact is None else exact.plan, options.deadline
+    reserved = options.settings.time.reserved(plan, deadline.left)
+    searching = engine.searching(log, deadline.before(reserved))
+    recorder = Recorder(log, options.progress, searching, began=began, group=engine.searchers)
+    engine.expect(recorder)
     try:
-        trained = train(problem, options, recorder, estimate)
+        trained = engine.search(recorder)
     except NotPositiveDefiniteError:
         with contextlib.suppress(OSError):  # what failed need not be evaluated again
             recorder.evaluations.write()
@@ -124,81 +197,20 @@ def fit_prior(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]
         check_extent(prior.kernel.form, rows, "x")
         check_residual(prior.residual(problem.x.cpu(), problem.y.cpu().nan_to_num(nan=0.0)))  # where cells are missing
         raise
-    report = Report()
-    report.events += _offers(prior, plan, options)
+    report, objective = Report(), trained.objective
     report_search(report, recorder, trained, options)
-    interrupts: list[Event] = []
-    conditioning = ConditionSettings(
-        SolveSettings(seed, options.deterministic, options.tolerance, group=ranks), deadline=deadline,
-        plan=plan if cells is None else None, device=options.device, jitter=options.jitter,
-        float32_factor=not trained.rough_factors,
-        interrupted=lambda: interrupts.append(Event(EventKind.FIT_SOLVE_INTERRUPTED)), time=settings.time,
-        cores=recorder.free_cores,
-    )  # fmt: skip
-    with last_pass(ranks, interrupted_message(path), prior, recorder):
-        state = condition(prior, data, conditioning)
-    report.events += interrupts[:1]
-    interrupted = bool(interrupts) or trained.stop is not StopReason.GOAL
-    report_exact(report, recorder, state, plan, problem.direct.workspace)
-    if not data.is_batch and evidence_is_known(state):
-        report.events += [e for e in [nothing_explained(float(log_evidence(state)), prior, data.y)] if e is not None]
-    objective = trained.objective
+    again = engine.again if exact is None else "gp.condition(x, y)"
+    with last_pass(options.group, interrupted_message(path, again), engine.result, recorder):
+        if exact is None:
+            state: Any = engine.answer(trained, recorder, report)
+        else:
+            state = condition(engine.result, exact.data, options.conditioning(interrupted=engine.interrupt))
+            report.events += [Event(EventKind.EXACT_POSTERIOR), *engine.interrupts[:1]]
+            report_answer(report, recorder, state, engine, exact.plan)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
     log_prior = objective.log_prior(trained.theta) if type(objective) is LogJoint else None
-    return Fitted(prior, state, recorder.history, report, interrupted, in_force, log_prior)
-
-
-def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
-    """The plan given, checked, or made. Raises: ShapeError without rows; MemoryBudgetError if training does not fit."""
-    x, rows, plan = data.x, data.count, options.plan
-    if plan is not None:
-        device = planned_device(plan, options.device, x)
-        beside = ConditionSettings(
-            SolveSettings(group=options.group), memory=options.memory, dtype=options.dtype, jitter=options.jitter
-        )
-        check_plan(plan, prior, x, device, data.distinct, beside)
-    if rows == 0:
-        raise ShapeError(
-            f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
-        )
-    if plan is None:
-        asked = PlanSettings(
-            options.memory, x.device if options.device is None else options.device, options.dtype,
-            solver=options.solver, factored=options.jitter is not None or data.is_batch,
-            deterministic=options.deterministic, stages=options.stages, ranks=options.group.size,
-        )  # fmt: skip
-        plan = conditioning_plan(prior, data.counts, asked, training=True)
-    if plan.training_bytes > plan.available_bytes:
-        error = MemoryBudgetError(
-            f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
-            f"{readable_bytes(plan.available_bytes)} available; pass a larger memory=, or condition with given "
-            f"hyperparameters, which needs {readable_bytes(plan.peak_bytes)}",
-            needed_bytes=plan.training_bytes,
-            available_bytes=plan.available_bytes,
-        )
-        raise with_offers(error, _approximations(prior, plan, options), training=True)
-    return plan
-
-
-def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[ApproximatePlan, ...]:
-    """The approximations that would fit in place of an exact plan."""
-    models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
-    asked = PlanSettings(
-        plan.available_bytes, torch.device(plan.device), deterministic=options.deterministic, stages=options.stages,
-        ranks=options.group.size,
-    )  # fmt: skip
-    rows = RowCounts(plan.n, plan.d, plan.distinct, models)
-    return offered(prior, rows, asked, options.deadline.limit)
-
-
-def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:
-    """What approximations would take, where an exact fit takes longer than its limit."""
-    limit = options.deadline.limit
-    if limit is None or plan.fit_seconds <= limit:
-        return []
-    plans = _approximations(prior, plan, options)
-    quicker = tuple(one for one in plans if one.fit_seconds < plan.fit_seconds)
-    return [offer_event(plan, quicker, limit)] if quicker else []
+    interrupted = bool(engine.interrupts) or trained.stop is not StopReason.GOAL
+    return Fitted(engine.result, state, recorder.history, report, interrupted, in_force, log_prior)
 
 
 def problem_of(
@@ -228,12 +240,12 @@ def problem_of(
     return Problem(prior, x, y, direct, roles, options.priors == "weak")
 
 
-def interrupted_message(checkpoint: Path | None) -> str:
+def interrupted_message(checkpoint: Path | None, again: str) -> str:
     """What a Ctrl-C in the last solve leaves."""
-    again = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
+    resumed = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
     return (
         "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
-        f"exception (sys.last_value.gp in an interactive session): gp.condition(x, y) goes on from there{again}"
+        f"exception (sys.last_value.gp in an interactive session): {again} goes on from there{resumed}"
     )
 
 
@@ -311,17 +323,27 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
         report.events.append(Event(EventKind.ON_BOUND, parameter=name, bound=bound))
 
 
-def report_exact(report: Report, recorder: Recorder, state: AnyState, plan: Plan, workspace: Workspace) -> None:
-    """Fill the report from the state and the counts of the search."""
-    conditioning = state.report
+def report_answer(
+    report: Report, recorder: Recorder, state: FittedState, engine: EngineFit[Any], plan: Plan | None = None
+) -> None:
+    """Fill the report of a fit from the state, the plan and the counts of the search.
+
+    Args: plan, that of a posterior by another engine than the search's.
+    """
+    conditioning, workspace = state.report, engine.problem.direct.workspace
     for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
         setattr(report, name, getattr(conditioning, name))
-    report.plan = plan
+    if plan is None:
+        planned = engine.plan
+        report.plan, report.predicted_seconds = planned, planned.fit_seconds or None
+        if not isinstance(planned, Plan):
+            conditioning.plan, report.predicted_bytes = planned, planned.training_bytes  # of the search too
+    else:
+        report.plan, report.predicted_seconds = plan, plan.seconds
     report.backend = joined_titles(*workspace.backends, conditioning.backend)
     report.events += [event for event in workspace.events if event not in conditioning.events]
     report.events += conditioning.events
     report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
     report.iterations = len(recorder.history)
-    report.predicted_seconds = plan.fit_seconds or None
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -8,20 +8,13 @@ all rows             the same as it was asked for; what it is made of beside the
 """
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy
 import torch
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.foundations.quantities import counted
-from flashgp.foundations.report import Report, joined_titles
-from flashgp.foundations.workspace import Workspace
-from flashgp.inference.plan_settings import PlanSettings
-from flashgp.inference.threads import quiet_openblas
+from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_information import log_joint_curvature
 from flashgp.inference.training.fisher_scoring import Descent
@@ -29,23 +22,14 @@ from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
-from flashgp.inference.training.period_starts import with_periods
 from flashgp.inference.training.stages import ExactStages
-from flashgp.inference.training.train import Trained, best_found
-from flashgp.planner.approximate import ApproximatePlan
+from flashgp.inference.training.train import Trained, searched, settled, stages_of
 from flashgp.planner.approximate_prices import ApproximateWork
-from flashgp.planner.fit_stages import FitStage, Search, fit_stages
+from flashgp.planner.fit_stages import FitStage, Search
 from flashgp.processes.agreement import deadline_of
 
 AFTER_COARSE = 3.0  # times as long as a coarse objective takes the first other one to make, which tries fewer points
 ROUNDS = 3  # choices of points and neighbours for all rows, at most
-
-
-class FittedState(Protocol):
-    """A state that has a report of its own."""
-
-    @property
-    def report(self) -> Report: ...
 
 
 @dataclasses.dataclass
@@ -83,60 +67,30 @@ class LinearStages:
 
     def run(self) -> Trained:
         """The prior of the problem then has the parameters found. Raises: NotPositiveDefiniteError."""
-        options, recorder, problem, n = self.options, self.recorder, self.problem, self.rows
-        settings, search = options.settings, options.settings.search
+        options, recorder, problem = self.options, self.recorder, self.problem
         exact = LogJoint(problem)
-        shape = options.stages.for_model(own_modules=exact.has_user_modules)
-        scored = not exact.has_user_modules
-        stages = fit_stages(n, shape, parameters=exact.parameters.size, scored=scored, estimated=n > shape.first_rows)
-        first = [stage for stage in stages if stage.search is not Search.ESTIMATED]
-        recorder.expected = self._expected(first)
+        stages = stages_of(exact, self.rows, options, estimated=self.rows > options.stages.first_rows)
+        recorder.expected = self._expected([stage for stage in stages if stage.search is not Search.ESTIMATED])
 
         def of(rows: int) -> LogJoint:
             return LogJoint(problem.subset(rows, options.seed))
 
-        runs = ExactStages(
-            of, n, first, recorder, search, settings.stochastic, options.max_iterations, options.seed, shape.resets
-        )
-        theta, stop, from_data = exact.parameters.values(), StopReason.GOAL, options.initial == "data"
+        def later(first: ExactStages, search: Callable[[], numpy.ndarray]) -> None:
+            recorder.reached = optimum = self._agreed(search)
+            part = 0 if self.choose is None else self.choose(optimum)
+            if part:
+                self._run_part(optimum, of(first.last), of(part))
+            else:
+                self._run_linear(optimum, of(first.last))
 
-        def weighed() -> list[numpy.ndarray]:
-            return with_periods(of(runs.first), problem, starts, recorder, search.periods) if from_data else starts
-
-        try:
-            starts = exact.parameters.starts(
-                shape.runs, from_data=from_data, spread=search.start_spread, seed=options.seed
-            )
-            theta = starts[0]  # where there is no time for an evaluation
-            with quiet_openblas():
-                optimum = self._agreed(lambda: runs.run(weighed()))
-                recorder.reached = optimum
-                part = 0 if self.choose is None else self.choose(optimum)
-                if part:
-                    self._run_part(optimum, of(runs.last), of(part))
-                else:
-                    self._run_linear(optimum, of(runs.last))
-        except KeyboardInterrupt:
-            if self.options.group.size > 1:
-                raise  # of all ranks
-            stop = StopReason.INTERRUPT
-        except TimeUp:
-            stop = StopReason.TIME
+        theta, stop = searched(problem, exact, of, stages, later, options, recorder)
         tried = [run for run in recorder.best if run in self._tried and run.stage is Stage.APPROXIMATE]
         if self.comparable and tried:
             found = min(tried, key=lambda run: recorder.best[run][0])
             self.best, recorder.reached = self._tried[found], recorder.best[found][1]
-        best = best_found(recorder, estimated=True)
-        if best is None and stop is StopReason.GOAL:
-            raise NotPositiveDefiniteError(
-                "no start of `fit` gave a positive definite covariance matrix in "
-                f"{counted(recorder.failures, 'evaluation')}; scale the inputs, add noise, or pass jitter=",
-                jitters=problem.direct.jitters,
-            )
-        theta = theta if best is None else best
-        theta = self._first(theta)
+        theta = self._first(settled(theta, stop, problem, recorder, estimated=True))
         exact.parameters.assign(theta)
-        exact.rows = n  # of the search that it stands for
+        exact.rows = self.rows  # of the search that it stands for
         return Trained(theta, exact, stop, estimated=False, rough_factors=False)
 
     def _expected(self, first: Sequence[FitStage]) -> dict[int, tuple[float, float]]:
@@ -244,33 +198,3 @@ class LinearStages:
             return descent
         recorder.note(Event(EventKind.NOISE_RESET, gain=gain))
         return dataclasses.replace(found, theta=recorder.best[run][1])
-
-
-# -- what fits of approximations have in common ---------------------------------------------------------------------
-def plan_settings(options: FitOptions, device: torch.device) -> PlanSettings:
-    """What the plan of an approximate fit is asked to keep to."""
-    return PlanSettings(
-        options.memory, device, deterministic=options.deterministic, stages=options.stages, ranks=options.group.size
-    )
-
-
-def reserved_seconds(plan: ApproximatePlan, options: FitOptions) -> float:
-    """Seconds that a search leaves to its posterior."""
-    return min(plan.seconds, options.settings.time.part_share * max(0.0, options.deadline.left))
-
-
-def report_answer(
-    report: Report, recorder: Recorder, state: FittedState, plan: ApproximatePlan, workspace: Workspace
-) -> None:
-    """Fill the report of a fit from the state, the plan and the counts of the search."""
-    conditioning = state.report
-    conditioning.plan = plan  # of the search too
-    for name in ("route", "device", "dtype"):
-        setattr(report, name, getattr(conditioning, name))
-    report.backend = joined_titles(*workspace.backends, conditioning.backend)
-    report.events += conditioning.events
-    report.plan, report.predicted_bytes, report.predicted_seconds = plan, plan.training_bytes, plan.fit_seconds
-    report.peak_bytes = max(workspace.peak_bytes, conditioning.peak_bytes or 0)
-    report.iterations = len(recorder.history)
-    report.compile_seconds = workspace.compile_seconds or None
-    report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds

@@ -10,7 +10,8 @@ import torch
 from flashgp.foundations.checks import check_device, check_dtype, check_jitter
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.settings import TimeSettings
+from flashgp.inference.plan_settings import PlanSettings
+from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SampleSettings, SearchSettings, StochasticSettings
@@ -89,6 +90,34 @@ class FitOptions:
             starts, search.default_starts, search.start_rows, stochastic.stage_ratio, stochastic.first_rows,
             stochastic.part_ratio, stochastic.max_parameters, stochastic.draws_per_parameter, stochastic.min_draws,
         )  # fmt: skip
+
+    @property
+    def alike(self) -> dict[str, object]:
+        """What ranks must have asked for alike, by name."""
+        plan = self.plan
+        return {
+            "starts": self.starts, "initial": self.initial, "priors": self.priors, "seed": self.seed,
+            "max_iterations": self.max_iterations, "memory": self.memory, "dtype": self.dtype,
+            "tolerance": self.tolerance, "jitter": self.jitter, "deterministic": self.deterministic,
+            "solver": self.solver, "plan": None if plan is None else f"{plan.route}, {plan.training}",
+            "checkpoint": self.checkpoint is not None, "time_limit": self.deadline.limit,
+        }  # fmt: skip
+
+    def conditioning(self, **more: Any) -> ConditionSettings:
+        """The settings of the posterior. Args: more, fields of `ConditionSettings`."""
+        solve = SolveSettings(self.seed, self.deterministic, self.tolerance, group=self.group)
+        memory = None if more.get("plan") is not None else self.memory
+        return ConditionSettings(
+            solve, deadline=self.deadline, memory=memory, device=self.device, time=self.settings.time, **more
+        )
+
+    def planning(self, **more: Any) -> PlanSettings:
+        """What plans have to keep to. Args: more, fields of `PlanSettings`."""
+        asked: dict[str, Any] = {
+            "memory": self.memory, "device": self.device, "deterministic": self.deterministic, "stages": self.stages,
+            "ranks": self.group.size,
+        }  # fmt: skip
+        return PlanSettings(**asked | more)
 
     def __post_init__(self) -> None:
         check_device(self.device)

@@ -4,6 +4,7 @@ Which objectives it minimises is a setting.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -20,7 +21,7 @@ from flashgp.inference.training.period_starts import with_periods
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.stochastic import StochasticFit
 from flashgp.inference.training.stochastic_objective import EstimateOptions
-from flashgp.planner.fit_stages import Search, fit_stages
+from flashgp.planner.fit_stages import FitStage, Search, fit_stages
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,10 @@ def train(
 
     Raises: NotPositiveDefiniteError if no start can be evaluated.
     """
-    settings, search, iterations, n = options.settings, options.settings.search, options.max_iterations, problem.rows
+    settings, n = options.settings, problem.rows
     objective = settings.objective(problem)
     estimated = None if estimate is None else settings.estimated_gradients(problem, estimate)
-    shape = options.stages.for_model(own_modules=objective.has_user_modules)
-    scored = isinstance(objective, LogJoint) and not objective.has_user_modules and problem.x.dim() == 2
-    stages = fit_stages(n, shape, parameters=objective.parameters.size, scored=scored, estimated=estimated is not None)
-    exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
+    stages = stages_of(objective, n, options, estimated=estimated is not None)
     parts = [stage.rows for stage in stages if stage.search is Search.ESTIMATED][:-1]
     recorder.expected = {stage.rows: (stage.evaluations.middle, work(stage.rows)) for stage in stages}
     double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
@@ -59,35 +57,87 @@ def train(
     def of(rows: int) -> Objective:
         return objective if rows == n and estimated is None else settings.objective(double.subset(rows, options.seed))
 
-    first = ExactStages(of, n, exact, recorder, search, settings.stochastic, iterations, options.seed, shape.resets)
-    theta, stop, from_data = objective.parameters.values(), StopReason.GOAL, options.initial == "data"
+    def later(first: ExactStages, search: Callable[[], numpy.ndarray]) -> None:
+        optimum = search()
+        if estimated is not None:
+            StochasticFit(estimated, of(first.last), parts, recorder, options.max_iterations).run(optimum)
+
+    theta, stop = searched(double, objective, of, stages, later, options, recorder)
+    theta = settled(theta, stop, problem, recorder, estimated=estimated is not None)
+    objective.parameters.assign(theta)
+    return Trained(theta, objective, stop, estimated is not None, estimated is not None and estimated.rough_factors)
+
+
+def stages_of(objective: Objective, rows: int, options: FitOptions, *, estimated: bool) -> list[FitStage]:
+    """The stages of a search over so many rows. Args: objective, of rows that are held; estimated, whether gradients of
+    many rows are."""
+    own = objective.has_user_modules
+    scored = isinstance(objective, LogJoint) and not own and objective.problem.x.dim() == 2
+    shape = options.stages.for_model(own_modules=own)
+    return list(fit_stages(rows, shape, parameters=objective.parameters.size, scored=scored, estimated=estimated))
+
+
+def searched(
+    problem: Problem,
+    objective: Objective,
+    of: Callable[[int], Objective],
+    stages: Sequence[FitStage],
+    later: Callable[[ExactStages, Callable[[], numpy.ndarray]], None],
+    options: FitOptions,
+    recorder: Recorder,
+) -> tuple[numpy.ndarray, StopReason]:
+    """Where a search begins, and why it ended; where it got to is in the recorder.
+
+    Args:
+        problem: rows that periods are looked for in.
+        objective: of all rows, whose parameters are searched.
+        of: the objective of so many rows.
+        stages: the exact ones among them come first.
+        later: given these and their search, which finds an optimum, runs it and all that follows.
+    """
+    settings, search, from_data = options.settings, options.settings.search, options.initial == "data"
+    shape = options.stages.for_model(own_modules=objective.has_user_modules)
+    exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
+    first = ExactStages(
+        of, stages[-1].rows, exact, recorder, search, settings.stochastic, options.max_iterations, options.seed,
+        shape.resets,
+    )  # fmt: skip
+    theta, stop = objective.parameters.values(), StopReason.GOAL
     try:
         starts = objective.parameters.starts(
             shape.runs, from_data=from_data, spread=search.start_spread, seed=options.seed
         )
         theta = starts[0]  # where there is no time for an evaluation
-        with quiet_openblas():
+
+        def run() -> numpy.ndarray:
+            begun = starts
             if from_data:
-                starts = with_periods(of(first.first), double, starts, recorder, search.periods)
-            optimum = first.run(starts)
-            if estimated is not None:
-                StochasticFit(estimated, of(first.last), parts, recorder, iterations).run(optimum)
+                begun = with_periods(of(first.first), problem, starts, recorder, search.periods)
+            return first.run(begun)
+
+        with quiet_openblas():
+            later(first, run)
     except KeyboardInterrupt:
-        if recorder.group.size > 1:
+        if options.group.size > 1:
             raise  # on all ranks
         stop = StopReason.INTERRUPT
     except TimeUp:
         stop = StopReason.TIME
-    best = best_found(recorder, estimated=estimated is not None)
+    return theta, stop
+
+
+def settled(
+    theta: numpy.ndarray, stop: StopReason, problem: Problem, recorder: Recorder, *, estimated: bool
+) -> numpy.ndarray:
+    """The best vector that a search found, else where it began. Raises: NotPositiveDefiniteError if nothing was."""
+    best = best_found(recorder, estimated=estimated)
     if best is None and (stop is StopReason.GOAL or (recorder.failures and stop is not StopReason.TIME)):
         raise NotPositiveDefiniteError(
             "no start of `fit` gave a positive definite covariance matrix in "
             f"{counted(recorder.failures, 'evaluation')}; scale the inputs, add noise, or pass jitter=",
             jitters=problem.direct.jitters,
         )
-    theta = theta if best is None else best
-    objective.parameters.assign(theta)
-    return Trained(theta, objective, stop, estimated is not None, estimated is not None and estimated.rough_factors)
+    return theta if best is None else best
 
 
 def best_found(recorder: Recorder, *, estimated: bool) -> numpy.ndarray | None:

@@ -1,0 +1,83 @@
+"""Conditioning: one way for every engine, of one process or of all ranks of a group."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.data import Data, held
+from flashgp.inference.exact.condition import condition as condition_exactly
+from flashgp.inference.full_scale.condition import condition as condition_full_scale
+from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.gathered import agreed_report, compare_models, shared_event
+from flashgp.inference.output_states import AnyState
+from flashgp.inference.over_ranks import asked_alike, check_alike, decided_for, gathered_for
+from flashgp.inference.plan_settings import PlanSettings
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.streamed.condition import condition as condition_streamed
+from flashgp.inference.streamed.state import StreamedState
+from flashgp.sources.source import RowSource
+
+S = TypeVar("S", bound=AnyState | FullScaleState | StreamedState)
+
+
+def condition(
+    prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None = None
+) -> AnyState | FullScaleState | StreamedState:
+    """`GP.condition` with its arguments as values. Raises: as it, the same error on every rank."""
+    event, group = None, settings.solve.group
+    if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
+        replace(settings, progress=None).of_approximation()
+        check_alike(group, prior, asked, settings.alike)
+        wanted = PlanSettings(
+            settings.memory, settings.device, settings.dtype, deterministic=settings.solve.deterministic
+        )
+        asked, _, event = decided_for(group, prior, rows, asked, wanted, settings.deadline.limit, training=False)
+        if asked is not None:  # nothing iterates, so that there are no steps to tell of
+            settings = replace(settings, progress=None)
+    if isinstance(rows, Data) and asked is not None and asked.kind == "sparse":
+        if group.size == 1 and not rows.count:  # other ranks may have rows
+            asked.points_of(rows.x.shape[-1])  # which may be refused
+            asked = None  # of no rows there is nothing to approximate: the posterior is the prior
+        else:
+            rows = held(rows)
+    engine: Callable[[Prior, Any, ConditionSettings], AnyState | FullScaleState | StreamedState] = condition_exactly
+    if asked is not None:
+        engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
+    state = _shared(prior, rows, settings, asked, engine)
+    if event is not None:
+        state.report.events.insert(0, event)
+    return state
+
+
+@outside_inference_mode
+@autocast_disabled
+@deterministic_where(lambda prior, rows, settings, *_: settings.solve.deterministic)
+def _shared(
+    prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None,
+    engine: Callable[[Prior, Any, ConditionSettings], S],
+) -> S:  # fmt: skip
+    """The state by an engine: of rows that are held the engine gets all, of those that are read this rank's."""
+    group, shares = settings.solve.group, None
+    if group.size == 1:
+        return engine(prior, rows, settings)
+    with group.together():
+        if settings.differentiable:
+            raise DomainError(
+                "`differentiable` keeps a graph through all rows on one process, got it beside group=; "
+                "gp.log_marginal_likelihood(x, y, group=) has gradients by parameters, x and y"
+            )
+        before, alike = group.bytes_sent, asked_alike(asked) | settings.alike
+        if isinstance(rows, Data):
+            prior, rows, shares, settings = gathered_for(prior, rows, group, settings, alike)
+        else:
+            compare_models(prior, group, **alike)
+        state = engine(prior, rows, settings)
+        agreed_report(state.report, group)
+        state.report.events.append(shared_event(group, before, shares, state.report.plan.shared))
+        return state

@@ -1,0 +1,143 @@
+"""A fit by exact inference: exact gradients of few rows, then of all, or estimated ones where rows are many."""
+
+import torch
+
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
+from flashgp.foundations.events import Event
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_plan import offer_event, offered, with_offers
+from flashgp.inference.data import Data
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.evidence import evidence_is_known, log_evidence
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.gathered import agreed_plan
+from flashgp.inference.missing_cells import check_observed
+from flashgp.inference.output_states import AnyState
+from flashgp.inference.plan import check_plan, planned_device
+from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.predict.plan import prices_event
+from flashgp.inference.prior import Prior
+from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.training.explained import nothing_explained
+from flashgp.inference.training.fit import EngineFit, Fitted, fitted_by, problem_of, report_answer
+from flashgp.inference.training.history import Recorder, power_law
+from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.stochastic_objective import EstimateOptions
+from flashgp.inference.training.train import Trained, train
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.plan import Plan, allowed_bytes
+
+
+class ExactFit(EngineFit[AnyState]):
+    """See `EngineFit`; outputs with noise of their own each by their own rows."""
+
+    again = "gp.condition(x, y)"
+
+    def __init__(self, prior: Prior, data: Data, options: FitOptions) -> None:
+        self.options, self.data, self.searchers, self.interrupts = options, data, options.group, []
+        self.prior = prior = prior.released()
+        self.plan: Plan = agreed_plan(_plan(prior, data, options), options.group)
+        plan = self.plan
+        if data.cells is not None:
+            check_observed(prior, data.cells)
+            if plan.training != "exact":
+                raise DomainError(
+                    f"`y` must have all cells where gradients of {data.count:,} rows are estimated, got missing ones; "
+                    "fit a model for each output, or fewer rows"
+                )
+        # Of the exact gradient's factor; estimated gradients round their products only.
+        dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
+        workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=options.deadline)
+        target = planned_device(plan, options.device, data.x)
+        direct = DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace)
+        self.problem = problem_of(prior, data, target, direct, options)
+        self.mark = (plan.dtype, plan.training)
+
+    def expect(self, recorder: Recorder) -> None:
+        power = 3 if self.plan.training == "exact" else 2
+        recorder.expect(power_law(self.plan.fit_step_seconds, self.problem.rows, power), power)
+        for event in _offers(self.prior, self.plan, self.options):
+            recorder.note(event)
+
+    def search(self, recorder: Recorder) -> Trained:
+        plan, options, estimate = self.plan, self.options, None
+        if plan.training != "exact" and options.jitter is None and not self.data.is_batch:  # of one system as it is
+            estimate = EstimateOptions(
+                stored=plan.training == "stored", seed=options.seed, factor_passes=plan.training_factor_passes or None,
+                rank=plan.training_rank, deadline=recorder.deadline, group=options.group,
+            )  # fmt: skip
+        return train(self.problem, options, recorder, estimate)
+
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState:
+        settings = self.options.conditioning(
+            plan=self.plan if self.data.cells is None else None, jitter=self.options.jitter,
+            float32_factor=not trained.rough_factors,
+            interrupted=self.interrupt, cores=recorder.free_cores,
+        )  # fmt: skip
+        state = condition(self.prior, self.data, settings)
+        report.events += self.interrupts[:1]
+        report_answer(report, recorder, state, self)
+        prices = prices_event(state) if self.options.group.size == 1 else None
+        report.events += [] if prices is None else [prices]
+        if not self.data.is_batch and evidence_is_known(state):
+            unexplained = nothing_explained(float(log_evidence(state)), self.prior, self.data.y)
+            report.events += [] if unexplained is None else [unexplained]
+        return state
+
+
+def fit_exact(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:
+    """See `flashgp.fit`."""
+    return fitted_by(ExactFit, prior, data, options)
+
+
+def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
+    """The plan given, checked, or made. Raises: ShapeError without rows; MemoryBudgetError if training does not fit."""
+    x, rows, plan = data.x, data.count, options.plan
+    if plan is not None:
+        device = planned_device(plan, options.device, x)
+        beside = ConditionSettings(
+            SolveSettings(group=options.group), memory=options.memory, dtype=options.dtype, jitter=options.jitter
+        )
+        check_plan(plan, prior, x, device, data.distinct, beside)
+    if rows == 0:
+        raise ShapeError(
+            f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
+        )
+    if plan is None:
+        asked = options.planning(
+            device=x.device if options.device is None else options.device, dtype=options.dtype, solver=options.solver,
+            factored=options.jitter is not None or data.is_batch,
+        )  # fmt: skip
+        plan = conditioning_plan(prior, data.counts, asked, training=True)
+    if plan.training_bytes > plan.available_bytes:
+        error = MemoryBudgetError(
+            f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
+            f"{readable_bytes(plan.available_bytes)} available; pass a larger memory=, or condition with given "
+            f"hyperparameters, which needs {readable_bytes(plan.peak_bytes)}",
+            needed_bytes=plan.training_bytes,
+            available_bytes=plan.available_bytes,
+        )
+        raise with_offers(error, _approximations(prior, plan, options), training=True)
+    return plan
+
+
+def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[ApproximatePlan, ...]:
+    """The approximations that would fit in place of an exact plan."""
+    models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
+    asked = options.planning(memory=plan.available_bytes, device=torch.device(plan.device))
+    rows = RowCounts(plan.n, plan.d, plan.distinct, models)
+    return offered(prior, rows, asked, options.deadline.limit)
+
+
+def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:
+    """What approximations would take, where an exact fit takes longer than its limit."""
+    limit = options.deadline.limit
+    if limit is None or plan.fit_seconds <= limit:
+        return []
+    plans = _approximations(prior, plan, options)
+    quicker = tuple(one for one in plans if one.fit_seconds < plan.fit_seconds)
+    return [offer_event(plan, quicker, limit)] if quicker else []
