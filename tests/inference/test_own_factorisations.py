@@ -13,7 +13,7 @@ from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.predict.growing_draws import GrowingDraws
-from flashgp.inference.training.fisher_information import fisher_information
+from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.linalg import routing
 from flashgp.pairwise.torch.tiles import TorchTiles

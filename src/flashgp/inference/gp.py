@@ -26,7 +26,7 @@ from flashgp.foundations.transforms import refuse_transformed
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximation import approximation_of, approximation_of_read
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
-from flashgp.inference.exact.rounding import LikelihoodRounding
+from flashgp.inference.exact.solve import LikelihoodRounding
 from flashgp.inference.extent import check_likelihood
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings

@@ -10,9 +10,8 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature
-from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.gradient_search import GradientSearch, Trend
 from flashgp.inference.training.history import Recorder, Run, Solving, Stage
 from flashgp.inference.training.objective import Estimate, Evaluation
 from flashgp.inference.training.settings import StochasticSettings

@@ -6,7 +6,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.inference.replicates import equal_rows, join
-from flashgp.inference.training.fisher_information import fisher_information
+from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.objective import LogJoint
 from inference.training.tables import prior, problem, table
 

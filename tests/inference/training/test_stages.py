@@ -18,7 +18,7 @@ from flashgp.foundations.events import EventKind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fisher_information import log_joint_curvature
+from flashgp.inference.training.fisher_scoring import log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch
 from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
 from flashgp.inference.training.initial import DataFacts, role_starts

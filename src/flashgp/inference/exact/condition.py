@@ -26,8 +26,7 @@ from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
-from flashgp.inference.exact.rounding import Rounding, smallest_pivot
-from flashgp.inference.exact.solve import Stopping, mean_goal, record, unfinished
+from flashgp.inference.exact.solve import Rounding, Stopping, mean_goal, record, smallest_pivot, unfinished
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import agreed_plan

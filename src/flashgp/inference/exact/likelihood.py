@@ -27,8 +27,8 @@ from flashgp.foundations.parameters import Parameter, ParameterEntry, named_para
 from flashgp.foundations.transforms import has_tangent, is_followed, is_transformed
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.derivatives import Curvature, Evaluation, differentiable_likelihood
-from flashgp.inference.exact.rounding import LikelihoodRounding
 from flashgp.inference.exact.small import SmallLikelihood, SmallModel, small_likelihood
+from flashgp.inference.exact.solve import LikelihoodRounding
 from flashgp.inference.missing_cells import of_observed
 from flashgp.inference.prior import Prior, conflicting
 from flashgp.inference.threads import one_thread

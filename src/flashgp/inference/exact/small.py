@@ -22,7 +22,7 @@ from flashgp.foundations.parameters import Parameter
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.foundations.transforms import in_forward_mode, is_transformed
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.exact.rounding import LikelihoodRounding
+from flashgp.inference.exact.solve import LikelihoodRounding
 from flashgp.inference.numpy_prior import collect_leaves, is_plain
 from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Leaf

@@ -30,8 +30,7 @@ from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.prior import Prior
-from flashgp.inference.training.explained import nothing_explained
-from flashgp.inference.training.fit import EngineFit, problem_of, refuse_exact_fit, report_answer
+from flashgp.inference.training.fit import EngineFit, nothing_explained, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import Problem

@@ -20,7 +20,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.locks import SharedLock
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.inference.predict.drawn_prior import PriorDraws, prior_covariance
+from flashgp.inference.predict.prior_draws import PriorDraws, prior_covariance
 from flashgp.inference.prior import Prior
 from flashgp.solvers.direct.cholesky import factorise_keeping
 

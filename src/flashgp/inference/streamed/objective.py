@@ -11,9 +11,9 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.lazy_import import load_autograd
 from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.training.gradient_search import evaluation_of_first
 from flashgp.inference.training.history import TimeUp
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
-from flashgp.inference.training.recorded import evaluation_of_first
 from flashgp.processes.agreement import late
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.sources.survey import Block, Survey

@@ -21,8 +21,7 @@ from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.predict.plan import prices_event
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
-from flashgp.inference.training.explained import nothing_explained
-from flashgp.inference.training.fit import EngineFit, Fitted, fitted_by, problem_of, report_answer
+from flashgp.inference.training.fit import EngineFit, Fitted, fitted_by, nothing_explained, problem_of, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions

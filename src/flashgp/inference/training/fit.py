@@ -5,6 +5,7 @@ inducing points (streamed/fit.py). The log of evaluations is the checkpoint (doc
 """
 
 import contextlib
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.deadline import Deadline
@@ -21,6 +23,7 @@ from flashgp.foundations.determinism import contiguous_copy, deterministic_where
 from flashgp.foundations.errors import DomainError, FitInterrupted, NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.fingerprint import NoFingerprintError, fingerprint
+from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report, joined_titles
 from flashgp.inference.approximation import refuse_exact
@@ -43,6 +46,7 @@ from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.period_starts import PERIODIC_ROLES
 from flashgp.inference.training.train import Trained
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
@@ -347,3 +351,41 @@ def report_answer(
     report.iterations = len(recorder.history)
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds
+
+
+CHANCE = 1.0  # nats that a model without periods gains of a target that is noise
+PER_PERIOD = 1.5  # log n each: of noise, some frequency explains so much
+
+
+def nothing_explained(evidence: float, prior: Prior, y: Tensor) -> Event | None:
+    """An event where the log marginal likelihood is no higher than that of a constant with noise, or than chance.
+
+    Args:
+        evidence: log p(y), nats, of the fitted model.
+        prior: as fitted; y: its targets, (n,) or (n, outputs), NaN where a cell is missing.
+    Returns: None where it explains more, where y is constant or of a batch, and where the user says what the noise is.
+    Source: Djurić (1996), A model selection rule for sinusoids in white Gaussian noise, for 1.5 log n.
+    """
+    y = y.detach().double()
+    n, noise = len(y), prior.likelihood.linear_noise()
+    if y.dim() != 1 + (prior.outputs is not None) or noise is None or noise.parameter is None or n < 3:
+        return None
+    if not (prior.likelihood.rows_alike and noise.parameter.trainable):
+        return None
+    columns = [column[~column.isnan()] for column in y.reshape(n, -1).unbind(-1)]
+    variances = torch.stack([column.var(correction=0) for column in columns])
+    variances = variances if prior.separate else variances.mean().expand_as(variances)
+    if not float(variances.min()) > 0.0:
+        return None
+    counts = variances.new_tensor([len(column) for column in columns])
+    constant = -0.5 * float((counts * (variances.log() + LOG_2PI + 1.0)).sum())
+    periods = sum(
+        parameter.raw.numel()
+        for leaf in prior.kernel.leaves()
+        for name, role in getattr(leaf, "roles", {}).items()
+        if role in PERIODIC_ROLES and (parameter := getattr(leaf, name)).trainable
+    )
+    gain, chance = evidence - constant, CHANCE + PER_PERIOD * periods * math.log(n)
+    if gain > chance:
+        return None
+    return Event(EventKind.NOTHING_EXPLAINED, gain=gain, chance=chance, periods=periods or None)

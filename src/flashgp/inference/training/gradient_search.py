@@ -1,18 +1,108 @@
 """Fisher scoring, recorded and resumable, from where the optima of fewer rows extrapolate to."""
 
+import contextlib
 import dataclasses
 import logging
+import math
 
 import numpy
+import torch
 
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.training.extrapolation import Trend
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
-from flashgp.inference.training.history import Measure, Recorder, Reset, Run, Solving
-from flashgp.inference.training.objective import Objective
-from flashgp.inference.training.recorded import recalled_or_computed
+from flashgp.inference.training.history import Measure, Recorder, Reset, Run, Solving, TimeUp
+from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.settings import StochasticSettings
+from flashgp.processes.group import Group
+
+
+class Trend:
+    """The optima of the last two numbers of rows.
+
+    Args:
+        theta: (p,), of `rows` rows.
+        settings: of which `min_trend_ratio` and `max_trend` count.
+    Fields: theta, rows: the last.
+    """
+
+    def __init__(self, theta: numpy.ndarray, rows: int, settings: StochasticSettings) -> None:
+        self.theta, self.rows, self.settings = theta, rows, settings
+        self._before: tuple[numpy.ndarray, int] | None = None
+
+    def add(self, theta: numpy.ndarray, rows: int) -> None:
+        """The optimum of more rows."""
+        if rows >= self.settings.min_trend_ratio * self.rows:
+            self._before = self.theta, self.rows
+        self.theta, self.rows = theta, rows
+
+    def extrapolate(self, rows: int, curvature: numpy.ndarray, probes: float, reach: numpy.ndarray) -> numpy.ndarray:
+        """Where the optimum of more rows may be, eq. (M-122), (p,); the last one itself where nothing tells.
+
+        Args: curvature: at the last one, of its rows, (p, p), nats; probes: of each gradient; reach: of the step, (p,).
+        """
+        if self._before is None:
+            return self.theta
+        theta, count = self._before
+        drift, ratio = self.theta - theta, self.rows / count
+        seen = float(drift @ curvature @ drift)
+        chance = len(drift) * (ratio - 1.0 + (1.0 + ratio) / probes)
+        if not seen > chance:
+            return self.theta
+        step = (1.0 - chance / seen) * min(self.settings.max_trend, math.log(rows / self.rows) / math.log(ratio))
+        return self.theta + (step * drift).clip(-reach, reach)
+
+
+def evaluation_of_first(evaluation: Evaluation, group: Group) -> Evaluation:
+    """Rank 0's evaluation, which every rank goes on from: a last bit could send a search another way."""
+    if group.size == 1:
+        return evaluation
+    value = evaluation.value
+    own = numpy.append(evaluation.gradient, 0.0 if value is None else value)
+    numbers = group.from_first(torch.from_numpy(own)).numpy()
+    value = None if value is None else float(numbers[-1])
+    return dataclasses.replace(evaluation, value=value, gradient=numbers[:-1])
+
+
+def _computed(objective: Objective, theta: numpy.ndarray, recorder: Recorder) -> Evaluation:
+    """The evaluation that all ranks go on from. Raises: as `recalled_or_computed`, on all ranks."""
+    evaluation, workspace = None, objective.problem.direct.workspace
+    with recorder.group.together() as group, contextlib.suppress(TimeUp):  # which comes on all ranks
+        evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
+    if evaluation is None:
+        raise TimeUp
+    return evaluation_of_first(evaluation, group)
+
+
+def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
+    """The evaluation at a vector, of a group at that of rank 0, which the caller records; that there is none is
+    recorded here.
+
+    Args: run: its name; what the objective is solved by is added, and that of a checkpoint taken over.
+    Raises: NotPositiveDefiniteError, ConvergenceError; TimeUp.
+    """
+    if recorder.group.size > 1:  # other ranks may have come to it with other roundings
+        theta = recorder.group.from_first(torch.from_numpy(theta)).numpy()
+    known = None
+    for solving in dict.fromkeys((objective.solving, *Solving)):
+        known = recorder.evaluations.recall(str(dataclasses.replace(run, solving=solving)), theta)
+        if known is not None:
+            objective.solve_by(solving)
+            break
+    try:
+        if known is None:
+            evaluation = _computed(objective, theta, recorder)
+        elif known[0] == math.inf:
+            raise NotPositiveDefiniteError("no gradient there, as the checkpoint says")
+        else:
+            evaluation = Evaluation(*known)
+        if not numpy.isfinite(evaluation.gradient).all():
+            raise NotPositiveDefiniteError("the gradient has entries that are not finite there")
+    except (NotPositiveDefiniteError, ConvergenceError):
+        recorder.record_failure(dataclasses.replace(run, solving=objective.solving), theta)
+        raise
+    return evaluation
+
 
 log = logging.getLogger("flashgp.fit")
 Array = numpy.ndarray

@@ -8,9 +8,9 @@ import numpy
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.threads import quiet_openblas
+from flashgp.inference.training.gradient_search import recalled_or_computed
 from flashgp.inference.training.history import Recorder, Reset, Run, Stage
 from flashgp.inference.training.objective import Evaluation, Objective
-from flashgp.inference.training.recorded import recalled_or_computed
 from flashgp.inference.training.settings import SearchSettings
 
 log = logging.getLogger("flashgp.fit")

@@ -15,10 +15,8 @@ import torch
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.training.extrapolation import Trend
-from flashgp.inference.training.fisher_information import log_joint_curvature
-from flashgp.inference.training.fisher_scoring import Descent
-from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
+from flashgp.inference.training.gradient_search import GradientSearch, Trend
 from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions

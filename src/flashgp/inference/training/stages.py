@@ -2,8 +2,8 @@
 
     400 rows      every start, L-BFGS-B, then once more with long lengthscales reset                        (lbfgs.py)
     more rows     up to three times as many each time: Fisher scoring with secant updates (fisher_scoring.py), from
-                  the extrapolated optimum (extrapolation.py); the first curvature is the Fisher information of
-                  400 rows (fisher_information.py), scaled by the number of rows; after the first of these stages once
+                  the extrapolated optimum (gradient_search.py); the first curvature is the Fisher information of
+                  400 rows (fisher_scoring.py), scaled by the number of rows; after the first of these stages once
                   more with long lengthscales reset, since 400 rows prefer optima that ignore a column,
                   and each stage whose noise vanished with the noise reset
     all rows      the same; or the first 2,000, from where searches by estimated gradients go on (stochastic.py)
@@ -20,10 +20,8 @@ import numpy
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.training.extrapolation import Trend
-from flashgp.inference.training.fisher_information import log_joint_curvature
-from flashgp.inference.training.fisher_scoring import Descent
-from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
+from flashgp.inference.training.gradient_search import GradientSearch, Trend
 from flashgp.inference.training.history import Recorder, Reset, Run, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
 from flashgp.inference.training.objective import LogJoint, Objective

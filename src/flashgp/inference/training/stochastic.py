@@ -18,10 +18,8 @@ import numpy
 
 from flashgp.foundations.errors import NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.inference.training.extrapolation import Trend
-from flashgp.inference.training.fisher_information import log_joint_curvature
-from flashgp.inference.training.fisher_scoring import Curvature, Descent
-from flashgp.inference.training.gradient_search import GradientSearch
+from flashgp.inference.training.fisher_scoring import Curvature, Descent, log_joint_curvature
+from flashgp.inference.training.gradient_search import GradientSearch, Trend
 from flashgp.inference.training.history import Recorder, Run, Solving, Stage
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
