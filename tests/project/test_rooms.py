@@ -19,6 +19,7 @@ FACADES = (
     "group_posterior",
     "facades",
     "condition",
+    "sites",
     "fit",
     "stream",
 )

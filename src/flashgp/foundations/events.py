@@ -169,6 +169,7 @@ class EventKind(Enum):
     EXACT_POSTERIOR = (
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
+    SITES = "{likelihood}: sites after {steps:n step}, the last of which moved q(f) by {moved:.2g} nats."
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
     )

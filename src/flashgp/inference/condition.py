@@ -5,12 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
+
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data, held
 from flashgp.inference.exact.condition import condition as condition_exactly
+from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
@@ -19,9 +22,10 @@ from flashgp.inference.over_ranks import asked_alike, check_alike, decided_for, 
 from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import condition_by_sites
 from flashgp.inference.streamed.condition import condition as condition_streamed
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.sources.source import RowSource
+from flashgp.sources.source import Held, RowSource
 
 S = TypeVar("S", bound=AnyState | FullScaleState | StreamedState)
 
@@ -49,7 +53,21 @@ def condition(
     engine: Callable[[Prior, Any, ConditionSettings], AnyState | FullScaleState | StreamedState] = condition_exactly
     if asked is not None:
         engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
-    state = _shared(prior, rows, settings, asked, engine)
+
+    def given(own: Prior) -> AnyState | FullScaleState | StreamedState:
+        source = Data(own, rows.x, rows.y) if isinstance(rows, Data) else rows
+        return _shared(own, source, settings, asked, engine)
+
+    if prior.likelihood.has_sites:
+        state = _shared(prior, rows, settings, asked, engine)
+    elif isinstance(rows, Data | Held) and group.size == 1:
+        x, y = rows.x, rows.y.to(torch.float64)
+        state = condition_by_sites(prior, x, y, lambda own: posterior_of(given(own))).state
+    else:
+        raise DomainError(
+            f"`likelihood` {prior.likelihood.name} has sites of every row, which are held in one process, got rows "
+            "that are read, or of several ranks; pass x and y, without a group"
+        )
     if event is not None:
         state.report.events.insert(0, event)
     return state

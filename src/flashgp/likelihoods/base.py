@@ -13,6 +13,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Parameter
 
+LEAST = 1e-8  # of the precision of f, which a site has at least
+
 
 @dataclass(frozen=True, eq=False)
 class Sites:
@@ -105,6 +107,30 @@ class Likelihood(NamedValues, ABC):
         Raises: DomainError where there are none.
         """
         raise DomainError(f"`likelihood` must have sites, got {self.name}, which has none; use Gaussian")
+
+    def expectations(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """E log p(y | f) under f ~ N(mean, variance), entry by entry, and its derivatives by mean and by variance."""
+        with torch.enable_grad():
+            moments = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+            value = self.expected_log_prob(y, *moments)
+            by_mean, by_variance = torch.autograd.grad(value.sum(), moments)
+        return value.detach(), by_mean, by_variance
+
+    def sites_at(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], outputs: int | None
+    ) -> Sites:
+        """Sites of rows whose latent values are N(mean, variance), eq. (M-267); those without iteration do not look.
+
+        A row that says next to nothing keeps LEAST of the information that it has of f: no variance is infinite.
+        Source: Khan & Lin (2017), Conjugate-computation variational inference.
+        """
+        if self.has_sites:
+            return self.sites(y, outputs)
+        _, by_mean, by_variance = self.expectations(y, mean, variance)
+        precision = torch.maximum(-2.0 * by_variance, LEAST / variance)
+        return Sites(mean + by_mean / precision, 1.0 / precision)
 
     @property
     def name(self) -> str:

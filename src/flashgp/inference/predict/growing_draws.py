@@ -8,6 +8,7 @@ beside x join as well, so that the slope is one that the function has, (M-256).
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy
@@ -17,12 +18,37 @@ from torch import Tensor
 from flashgp import linalg
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.form import broadcast_batch
+from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.locks import SharedLock
 from flashgp.foundations.quantities import readable_bytes
-from flashgp.inference.predict.prior_draws import PriorDraws, prior_covariance
 from flashgp.inference.prior import Prior
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import factorise_keeping
+
+
+class PriorDraws(ABC):
+    """Functions f0 of the prior without its mean; called on x (*batch, n, d), their values (*batch, n, columns).
+
+    Fields: error, eq. (M-95); 0 where they have the prior's distribution, None where it is not measured yet.
+    """
+
+    error: float | None = None
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    @property
+    @abstractmethod
+    def event(self) -> Event:
+        """What the draws are, for the report."""
+
+
+def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
+    """The prior covariance between rows, float64."""
+    theta = [t.to(rows.device) for t in prior.kernel.theta()]
+    return CovarianceOperator(PairProblem(prior.kernel.form, theta, rows, cols), torch.float64)
+
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps

@@ -3,8 +3,6 @@
 Features are approximate unless the kernel has a finite rank, and say by how much.
 """
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -12,39 +10,14 @@ from torch.utils.checkpoint import checkpoint
 from flashgp.foundations.checks import check_seed
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.form import Rows, broadcast_batch
+from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.machine import available_bytes
-from flashgp.inference.predict.growing_draws import GrowingDraws
+from flashgp.inference.predict.growing_draws import GrowingDraws, PriorDraws, prior_covariance
 from flashgp.inference.prior import Prior
 from flashgp.kernels.random_features import RandomFeatures
-from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.preconditioners.pivoted_cholesky import common_pivots
 
 __all__ = ["FeatureDraws", "PriorDraws", "draw_seed", "pivots_of", "prior_draws"]
-
-
-class PriorDraws(ABC):
-    """Functions f0 of the prior without its mean; called on x (*batch, n, d), their values (*batch, n, columns).
-
-    Fields: error, eq. (M-95); 0 where they have the prior's distribution, None where it is not measured yet.
-    """
-
-    error: float | None = None
-
-    @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    @property
-    @abstractmethod
-    def event(self) -> Event:
-        """What the draws are, for the report."""
-
-
-def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
-    """The prior covariance between rows, float64."""
-    theta = [t.to(rows.device) for t in prior.kernel.theta()]
-    return CovarianceOperator(PairProblem(prior.kernel.form, theta, rows, cols), torch.float64)
 
 
 TILE_BYTES = 2**25  # of features alive at once: 32 MiB

@@ -1,0 +1,68 @@
+"""Sites that were found by iteration, held for each training row: what inference sees of such a likelihood."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from flashgp.likelihoods.base import Likelihood, PredictiveDistribution, Sites
+
+
+class HeldSites(Likelihood):
+    """A likelihood with the sites of its training rows, whatever y is; new observations are the likelihood's own.
+
+    Args:
+        likelihood: whose sites they are.
+        sites: targets and variances of every row, each (n,) or (n, outputs).
+
+    Example:
+        >>> sites = Sites(torch.zeros(3), torch.ones(3, dtype=torch.float64))
+        >>> held = HeldSites(fgp.likelihoods.Gaussian(0.1), sites)
+        >>> held.rows(torch.tensor([0, 2])).sites(torch.ones(2), None).targets
+        tensor([0., 0.])
+    """
+
+    has_sites = True
+
+    def __init__(self, likelihood: Likelihood, sites: Sites) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+        self.register_buffer("targets", sites.targets)
+        self.register_buffer("variance", sites.variance)
+        self.outputs = likelihood.outputs
+
+    targets: Tensor
+    variance: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.likelihood.name
+
+    def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return self.likelihood.log_prob(y, f)
+
+    def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
+        return self.likelihood.predictive(mean, variance)
+
+    def expected_log_prob(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        return self.likelihood.expected_log_prob(y, mean, variance)
+
+    def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
+        return Sites(self.targets, self.variance)
+
+    def additive_noise(self, device: Any) -> Tensor | None:
+        return self.likelihood.additive_noise(device)
+
+    @property
+    def rows_alike(self) -> bool:
+        return False
+
+    def rows(self, index: Tensor) -> "HeldSites":
+        return HeldSites(self.likelihood.rows(index), Sites(self.targets[index], self.variance[index]))
+
+    def by_rows(self, function: Callable[[Tensor], Tensor]) -> "HeldSites":
+        sites = Sites(function(self.targets), function(self.variance))
+        return HeldSites(self.likelihood.by_rows(function), sites)
