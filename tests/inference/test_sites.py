@@ -1,4 +1,7 @@
-"""Likelihoods whose sites are found by iteration, through every engine: the same posterior as dense formulas give."""
+"""Likelihoods whose sites are found by iteration, through every engine: the same posterior as dense formulas give.
+
+Steps (M-267), from marginals (M-268).
+"""
 
 from typing import Any
 

@@ -205,7 +205,21 @@ SHRINKAGE = 0.1  # towards the diagonal: so few draws know small eigenvalues bad
 
 
 def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, seed: int) -> numpy.ndarray:
-    """The Fisher information at a flat vector, (p, p), positive definite, without the curvature of priors.
+    """The Fisher information of a GP's parameters from simulated scores: the curvature of its likelihood, without one
+    matrix per parameter.
+
+    If y came from the model, a = K^-1 (y - m) ~ N(0, K^-1), and the score of any parameter psi is
+
+        s_psi(a) = 1/2 a^T (dK/dpsi) a + (dm/dpsi)^T a + const,      F = Cov s(a)                     (M-103, M-104)
+
+    so F is the covariance of the scores of draws a = L^-T z: each takes one pass over the pairs. For covariance
+    parameters this is 1/2 tr(K^-1 dK_i K^-1 dK_j), Rasmussen & Williams (2006), section 5.4.1. Where rows stand for
+    several observations, the scatter of these around their mean says something about the noise too, independently
+    of a:
+
+        F_noise += sum_g  p e_g / (2 s_g^2)  (ds_g/dpsi) (ds_g/dpsi)^T                                     (M-109)
+
+    The Fisher information at a flat vector, (p, p), positive definite, without the curvature of priors.
 
     Args:
         objective: of the rows that count, exact; draws: simulated data sets, several times p.

@@ -18,7 +18,21 @@ from flashgp.processes.group import Group
 
 
 class Trend:
-    """The optima of the last two numbers of rows.
+    """Where the optimum goes as rows are added: the start of a search over more rows.
+
+    More rows see finer structure, so that noise falls and lengthscales shorten, by about as much for each doubling.
+    With optima of a and of b rows, delta = theta_b - theta_a, and B the curvature of b rows without what first
+    steps have put on it, the search over n rows begins at
+
+        theta_b + w delta min(2, log(n / b) / log(b / a)),   w = max(0, 1 - p c / (delta^T B delta)),          (M-122)
+        c = b / a - 1 + (1 + b / a) / S
+
+    p parameters, S probes of each gradient. p c is the expectation of delta^T B delta without a trend: the b rows
+    contain the a, so that the optima differ by a covariance of B^-1 (b / a - 1), and estimated gradients add
+    theirs. w shrinks the step as James and Stein's estimator does. b / a is 1.5 or more: closer sizes say too
+    little of a trend.
+
+    Source: James & Stein (1961), Estimation with quadratic loss, for the shrinkage.
 
     Args:
         theta: (p,), of `rows` rows.
