@@ -116,8 +116,8 @@ class StreamCase:
                 new = self.points.draw(self.at_once, step)
                 y_new = targets(new, self.points.seed, step, None, 1.0)
                 try:
-                    noise = self.noise.of_rows(len(x), None, None)
-                    r = Reference(Data(self.kernel, specs.ZERO, x, y[:, None], noise, self.noise.of_new(), True))
+                    longer = numpy.concatenate([x, new]), numpy.concatenate([y, y_new])
+                    r, _ = (self._reference(*table) for table in ((x, y), longer))  # which it has to hold too
                 except NotDefiniteError:
                     found.skipped.append("ill-conditioned")
                     return found
@@ -128,13 +128,17 @@ class StreamCase:
                 found.compare(f"mean of step {step}", made.mean, mean)
                 found.compare(f"variance of step {step}", made.variance, variance)
                 squares, rows = squares + ((y_new - mean.value) ** 2).sum(), rows + len(new)
-                x, y = numpy.concatenate([x, new]), numpy.concatenate([y, y_new])
+                x, y = longer
                 if found.differences:
                     return found
             found.equal("rows", stream.metrics.rows, rows)
             if not math.isclose(stream.metrics.rmse, float(numpy.sqrt(squares / max(rows, 1))), rel_tol=1e-6):
                 found.differences["rmse"] = f"{stream.metrics.rmse}, wanted {float(numpy.sqrt(squares / rows))}"
         return found
+
+    def _reference(self, x: numpy.ndarray, y: numpy.ndarray) -> Reference:
+        noise = self.noise.of_rows(len(x), None, None)
+        return Reference(Data(self.kernel, specs.ZERO, x, y[:, None], noise, self.noise.of_new(), True))
 
 
 @dataclass(frozen=True)

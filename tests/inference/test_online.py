@@ -494,7 +494,7 @@ def test_a_duplicate_without_noise_is_refused() -> None:
     post = gp.condition(x[:15], y[:15])
     before = post.predict(x[15:]).mean
     for rows in (x[3:4], torch.cat([x[16:17], x[16:17]])):
-        with pytest.raises(NotPositiveDefiniteError, match="repeats one of them without noise"):
+        with pytest.raises(NotPositiveDefiniteError, match="repeats one of them, with next to no noise"):
             post.append(rows, y[: len(rows)])
     assert torch.equal(post.predict(x[15:]).mean, before)
     agree(post.append(x[15:], y[15:]), gp.condition(x, y))

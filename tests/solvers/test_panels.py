@@ -246,7 +246,9 @@ def test_a_window_takes_two_buffers_in_turns() -> None:
 def test_rows_that_repeat_without_noise_are_refused() -> None:
     K = matrix(30) - 0.1 * torch.eye(30, dtype=F64)
     factor = factor_of(K)
-    with pytest.raises(NotPositiveDefiniteError, match=r"new row 1 is .* repeats one of them without noise") as caught:
+    with pytest.raises(
+        NotPositiveDefiniteError, match=r"new row 1 is .* repeats one of them, with next to no noise"
+    ) as caught:
         other = matrix(31)[30:, :30]
         factor.bordered(
             torch.cat([other, K[4:5]]),

@@ -314,8 +314,8 @@ def _corners(
         member = wrong[0]
         raise NotPositiveDefiniteError(
             f"the covariance matrix of every fantasy must be positive definite, but member {member} has a row that "
-            "others determine up to rounding: it repeats one of them without noise. Give the likelihood noise, or "
-            "leave it out",
+            "others determine up to rounding: it repeats one of them, with next to no noise. Give the likelihood "
+            "more, or leave it out",
             indices=[(member,)],
         )
     return lower, mean

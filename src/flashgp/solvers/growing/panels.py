@@ -388,8 +388,8 @@ def _refused(row: int, pivot: float) -> NotPositiveDefiniteError:
         )
     return NotPositiveDefiniteError(
         f"the covariance matrix with the new rows must be positive definite, but what the rows before leave of "
-        f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them without noise. Give it noise "
-        "(noise_variance, row_variance=), or leave it out",
+        f"new row {row} is {pivot:.3g}, which is rounding: it repeats one of them, with next to no noise. Give it "
+        "more (noise_variance, row_variance=), or leave it out",
         smallest_pivot=pivot,
         indices=[(row,)],
     )
