@@ -136,6 +136,8 @@ def test_a_prediction_asks_its_likelihood_for_observations() -> None:
     found = prior(Multiplicative()).condition(x, y).predict(at)
     wanted = torch.distributions.LogNormal(found.mean, (found.variance + NOISE).sqrt())
     close(found.observation_mean, wanted.mean)
+    assert isinstance(found.distribution, LogNormal)
+    close(found.distribution.mean, wanted.mean)
     close(found.observation_variance, wanted.variance)
     close(found.quantile(0.3), wanted.icdf(torch.tensor(0.3, dtype=F64)))
     close(found.log_prob(y[:5]), wanted.log_prob(y[:5]))

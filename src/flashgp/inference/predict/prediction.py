@@ -102,6 +102,11 @@ class Prediction:
 
     # -- observations -------------------------------------------------------------------------------------------
     @property
+    def distribution(self) -> PredictiveDistribution:
+        """Of new observations, each on its own, float64: (*batch, n_test), of outputs (outputs, *batch, n_test)."""
+        return self._observations()
+
+    @property
     def observation_mean(self) -> Float[Tensor, "*shape"]:
         """Mean of a new observation at x*."""
         return self._of_observations(self._observations().mean)
