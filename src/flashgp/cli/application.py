@@ -1,5 +1,5 @@
-"""The commands. What each can be asked for is in options.py, what they do in fitting, predicting, updating, planning,
-tuning, doctoring and benching; here is what they share: where they run, their profile, exit codes.
+"""The commands. What each can be asked for is in options.py, what they do in fitting, predicting, prepared
+and machine; here is what they share: where they run, their profile, exit codes.
 
 Exit codes: 0 done (also when Ctrl-C ended a fit early and its best model was kept), 1 failed, 2 bad usage or bad
 input, 130 interrupted with nothing written.
@@ -13,23 +13,19 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import flashgp
-from flashgp.foundations.errors import DomainError, FlashGPError, ProcessGroupError
-from flashgp.foundations.placement import Placement, runtime
-from flashgp.foundations.processors import parse_cores
-from flashgp.kernel_expression import GRAMMAR
-
-from .console import Console
-from .given_once import Command, Group
-from .interruption import INTERRUPTED, NOTHING_WRITTEN, before_work, interrupted, launched, silent
-from .options import (
+from flashgp.cli.console import Console
+from flashgp.cli.interruption import INTERRUPTED, NOTHING_WRITTEN, before_work, interrupted, launched, silent
+from flashgp.cli.options import (
     BenchOptions,
     CommonOptions,
     DoctorOptions,
@@ -38,15 +34,41 @@ from .options import (
     PredictOptions,
     TuneOptions,
     UpdateOptions,
+    require_writable,
 )
-from .paths import require_writable
-from .ranks import SilentConsole, all_ranks, own_stderr, shown_by_another_rank, usage_of_first
+from flashgp.cli.ranks import SilentConsole, all_ranks, own_stderr, shown_by_another_rank, usage_of_first
+from flashgp.foundations.errors import DomainError, FlashGPError, ProcessGroupError
+from flashgp.foundations.placement import Placement, runtime
+from flashgp.foundations.processors import parse_cores
+from flashgp.kernel_expression import GRAMMAR
 
 Work = Callable[[Console], dict[str, Any]]
 
 _BAD_INPUT = 2
-_OVER_RANKS = ("fitting:run_fit", "doctoring:run_doctor")  # which several ranks can do together
+_OVER_RANKS = ("fitting:run_fit", "machine:run_doctor")  # which several ranks can do together
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class _GivenOnce:
+    """Before a command's arguments are read; a usage error names the first option that was repeated."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        parser: Any = self.make_parser(ctx)  # type: ignore[attr-defined]
+        *_, order = parser.parse_args(args=list(args))
+        for option, count in Counter(order).items():
+            if option.param_type_name == "option" and not option.multiple and count > 1:
+                ctx.fail(f"{'/'.join(option.opts)} takes one value and was given {count} times; give it once")
+        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return rest
+
+
+class Command(_GivenOnce, TyperCommand):
+    """Refuses an option given twice, where the last would silently win; lists may be repeated."""
+
+
+class Group(_GivenOnce, TyperGroup):
+    """`flashgp` itself, and `flashgp profile`, alike."""
+
 
 application = typer.Typer(
     name="flashgp",
@@ -150,11 +172,11 @@ profile = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, co
 for _name, _options, _work, _epilog in (
     ("fit", FitOptions, "fitting:run_fit", GRAMMAR),
     ("predict", PredictOptions, "predicting:run_predict", None),
-    ("update", UpdateOptions, "updating:run_update", None),
-    ("plan", PlanOptions, "planning:run_plan", GRAMMAR),
-    ("tune", TuneOptions, "tuning:run_tune", None),
-    ("doctor", DoctorOptions, "doctoring:run_doctor", None),
-    ("bench", BenchOptions, "benching:run_bench", None),
+    ("update", UpdateOptions, "predicting:run_update", None),
+    ("plan", PlanOptions, "prepared:run_plan", GRAMMAR),
+    ("tune", TuneOptions, "machine:run_tune", None),
+    ("doctor", DoctorOptions, "machine:run_doctor", None),
+    ("bench", BenchOptions, "machine:run_bench", None),
 ):
     application.command(_name, cls=Command, epilog=_epilog)(_command(_options, _work))
     if _name in ("fit", "predict", "update"):

@@ -21,10 +21,9 @@ from flashgp.table_model.read_preparation import PreparedRows
 from .after_fit import AFTER_FIT
 from .console import Console
 from .fit_page import fit_page
-from .options import FitOptions
+from .options import FitOptions, require_distinct, require_writable
 from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
-from .paths import require_distinct, require_writable
 from .prepared import Prepared, plan_summary, prepare_table
 from .ranks import explained, leave_group
 

@@ -1,23 +1,30 @@
-"""A table of the command line made ready to fit: read, encoded, divided, prepared, and said."""
+"""A table of the command line made ready to fit, read, encoded, divided and said; and its plan, `flashgp plan`."""
+
+from dataclasses import asdict, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from flashgp.cli.console import Console
+from flashgp.cli.options import FitOptions, PlanOptions, TableOptions
 from flashgp.data.files import is_parquet, is_pattern
 from flashgp.data.table_parts import ParquetParts
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.inference import plan as plans
+from flashgp.inference.gp import GP
+from flashgp.kernels.default import DEFAULT
 from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
+from flashgp.planner.choice import table_of
 from flashgp.planner.plan import FACTORED, Plan
+from flashgp.planner.products import ProductPlan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_last, split_rows
 from flashgp.table_model.preparation import PreparedTable, prepare
 from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
 from flashgp.table_model.settings import TableSettings
-
-from .console import Console
-from .options import FitOptions
 
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 Prepared = PreparedTable | PreparedRows
@@ -188,3 +195,56 @@ def _split(
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12:,} more" if len(names) > 12 else "")
+
+
+def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
+    """The plan for a table, or for so many rows and numeric columns, with the routes that were not chosen.
+
+    Returns: the plan as JSON values; with test_rows that of predicting so many rows under "prediction".
+    Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
+    """
+    plan: Plan | ApproximatePlan
+    if options.table is not None and options.target is not None:
+        if is_pattern(options.table) and options.test_rows is not None:
+            raise DomainError(
+                f"`--test-rows` is of exact inference, got it beside the pattern {options.table!r}, whose files are "
+                "read; leave it out: the plan has 1,000 points"
+            )
+        shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
+        if shared["kernel"] == "auto":  # chosen by short fits, which a plan is not
+            shared["kernel"] = None
+            console.note("which kernel auto takes is decided in the fit; this is the plan of the default one.")
+        asked: Any = options.approximation or "none"
+        prepared = prepare_table(
+            FitOptions(
+                table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,
+                approximation=asked, **shared,
+            ),
+            console,
+        )  # fmt: skip
+        gp, plan = prepared.gp, prepared.plan
+    else:
+        gp = GP(DEFAULT.build(options.columns or 1))
+        plan = plans.plan(
+            gp, options.rows or 0, options.columns or 1, memory=options.memory, device=options.device,
+            dtype=DTYPES[options.dtype], solver=options.solver, time_limit=options.time_limit,
+            approximation=options.approximation,
+            inducing=options.sizes[0], neighbours=options.sizes[1],
+        )  # fmt: skip
+    _show("plan", plan, console)
+    result = {"command": "plan", **asdict(plan)}
+    if options.test_rows is not None and isinstance(plan, Plan):
+        prediction = plans.plan(
+            gp, plan.n, plan.d, n_test=options.test_rows, distinct=plan.distinct, memory=options.memory,
+            device=options.device, conditioned=plan.route,
+        )  # fmt: skip
+        _show(f"prediction of {options.test_rows:,} rows", prediction, console)
+        result["prediction"] = asdict(prediction)
+    return result
+
+
+def _show(title: str, plan: Plan | ProductPlan | ApproximatePlan, console: Console) -> None:
+    console.pairs(title, plan.lines())
+    if not isinstance(plan, ApproximatePlan) and plan.alternatives:
+        head, *rows = table_of(plan.alternatives)
+        console.table(head, rows, numeric=(4, 5))

@@ -9,9 +9,8 @@ train, test = split_rows(len(data.y), test_fraction=0.1, seed=0)
 from .columns import Column, Kind, Table
 from .dates import Order
 from .encoding import EncodedTable, Encoding, Missing
-from .frames import table_of
 from .inputs import FrameEncoding, InputColumn, Unseen, time_position
-from .reading import STANDARD_OUTPUT, read_table, require_format
+from .reading import STANDARD_OUTPUT, read_table, require_format, table_of
 from .splits import read_split, split_last, split_rows
 from .writing import prediction_file, write_predictions
 

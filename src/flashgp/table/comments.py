@@ -1,15 +1,17 @@
-"""Lines of delimited text that are no rows of the table, though they stand among them: comments, and sep=;."""
+"""Records of delimited text with their lines, and lines that are no records: comments, and sep=;."""
 
+import contextlib
 import csv
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from .columns import quoted
-from .conversion import number_of
-from .headers import has_header, is_clear_header
-from .records import first_records
+from flashgp.table.columns import quoted
+from flashgp.table.conversion import number_of
+from flashgp.table.headers import has_header, is_clear_header
 
 _DETECTED = "#"  # where nothing is said and the text begins with it
 _STATED_DELIMITER = re.compile(r'"?sep=(?![\w"])([\t -~])"?[ \t]*(?=[\r\n])', re.ASCII | re.IGNORECASE)
@@ -123,3 +125,30 @@ def _names(line: str, delimiter: str) -> list[str]:
 def _as_names(line: str) -> str:
     """A comment line as a header."""
     return line.removeprefix(f"{_DETECTED} ")
+
+
+_SAMPLE_RECORDS = 1000
+_SAMPLE_CHARACTERS = 2**22
+
+
+def first_records(text: str, delimiter: str) -> list[list[str]]:
+    """The first records that are not blank, a thousand at most."""
+    reader = csv.reader(io.StringIO(text[:_SAMPLE_CHARACTERS], newline=""), delimiter=delimiter)
+    sample: list[list[str]] = []
+    with contextlib.suppress(csv.Error):  # a cell of more than 131 072 characters ends the sample
+        for record in islice((record for record in reader if any(cell.strip() for cell in record)), _SAMPLE_RECORDS):
+            sample.append(record)  # noqa: PERF402
+    return sample
+
+
+def numbered_records(text: str, delimiter: str, width: int) -> Iterator[tuple[int, list[str]]]:
+    """Each record and its line, from 1, but blank lines, and blanks that are no row of so many cells.
+
+    Raises: csv.Error for a cell of more than 131 072 characters.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    line = 1
+    for record in reader:
+        if record and (len(record) == width or any(cell.strip() for cell in record)):
+            yield line, record
+        line = reader.line_num + 1

@@ -18,8 +18,7 @@ from ..foundations.errors import BackendUnavailableError, ShapeError
 from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Doubt, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
-from .numbers import DECIMAL_COMMA, before_percent, has_names, number_of
-from .thousands import may_be_codes, without_thousands
+from .numbers import DECIMAL_COMMA, before_percent, has_names, may_be_codes, number_of, without_thousands
 
 __all__ = [
     "DECIMAL_COMMA",

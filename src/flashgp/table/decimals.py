@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ..foundations.errors import DomainError
 from .columns import Column, Kind, quoted
 from .conversion import MISSING, NO_VALUE_BESIDE, given_cells, numbers_of
-from .thousands import decided_mark, groups_of_points
+from .numbers import decided_mark, groups_of_points
 
 _THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}[.,][0-9]{3}$"  # 12,345 may also be twelve thousand
 _NUMERIC: tuple[Kind, ...] = ("number", "percentage")

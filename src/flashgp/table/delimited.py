@@ -19,12 +19,11 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Kind, Table, checked_names, listed, quoted
-from .comments import stated_delimiter, without_comments
+from .comments import first_records, numbered_records, stated_delimiter, without_comments
 from .conversion import column_from_text, number_of
 from .decimals import has_decimal_comma
 from .headers import has_header, lacks_a_name
-from .records import first_records, numbered_records
-from .thousands import THOUSANDS
+from .numbers import THOUSANDS
 
 _DELIMITERS = (",", "\t", ";", "|")  # earlier wins a tie
 _SHOWN = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", " ": "space"}

@@ -1,9 +1,15 @@
-"""`flashgp tune`: measure the machine profile, or show profiles beside each other."""
+"""What the command line says of the machine: `flashgp tune`, `flashgp doctor` and `flashgp bench`.
+
+Each imports what it runs: a doctor does not wait for the benchmarks.
+"""
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from flashgp import plots
@@ -25,8 +31,7 @@ from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import new_figure, require_matplotlib
 
 from .console import Console
-from .options import TuneOptions
-from .paths import require_writable
+from .options import BenchOptions, DoctorOptions, TuneOptions, listed, require_writable
 
 
 def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
@@ -127,3 +132,50 @@ def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
         ],
     )
     write_page(out, page)
+
+
+def run_doctor(_options: DoctorOptions, console: Console) -> dict[str, Any]:
+    """Look, and say it. Returns: the findings as JSON values; warnings among them are no failure of the command."""
+    from flashgp.diagnosis import doctor
+
+    diagnosis = doctor(group=console.group)
+    for line in str(diagnosis).splitlines():
+        console.say(line)
+    if console.quiet:
+        for finding in diagnosis.of("warning"):
+            console.warn(f"{finding.topic}: {finding.found}")
+    return {"command": "doctor", **json.loads(diagnosis.to_json())}
+
+
+def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
+    """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""
+    from flashgp.bench.records import write_record
+    from flashgp.bench.suite import Options
+    from flashgp.bench.suites import SUITES
+
+    began = time.perf_counter()
+    if options.out is not None:
+        if Path(options.out).suffix.lower() != ".json":
+            raise DomainError(f"`--out` must end in .json, got {options.out!r}; a record is what is written")
+        require_writable(options.out, "--out")
+    with console.stages() as stage:
+
+        def progress(line: str) -> None:
+            if stage is not None:
+                stage(line, 0.0)
+
+        clocks = tuple(clock for clock in listed(options.clocks) if clock != "none")
+        asked = Options(
+            sizes=options.rows, dtypes=listed(options.dtypes), devices=listed(options.device),
+            repeats=options.repeats, clocks="all" if options.clocks == "all" else clocks, peers=options.peers,
+            seed=options.seed, progress=progress,
+        )  # fmt: skip
+        with redirect_stdout(sys.stderr):  # what other libraries print must not get between the results
+            measured = SUITES[options.name].measure(asked)
+    console.say(str(measured))
+    record = measured.record()
+    if options.out is not None:
+        write_record(options.out, record)
+        console.say(f"wrote {options.out}")
+    console.note(f"measured in {readable_seconds(time.perf_counter() - began)}")
+    return {"command": "bench", "out": options.out, **record}
