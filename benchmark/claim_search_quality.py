@@ -26,7 +26,7 @@ from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from flashgp.kernels.default import DEFAULT
-from flashgp.standardise import ColumnScaling
+from flashgp.units import ColumnScaling
 
 SIZES = {
     "yacht": (100, 277), "diabetes": (200, 398), "friedman1": (200, 450), "housing": (250, 455),

@@ -38,7 +38,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.kernels.default import CANDIDATES, DEFAULT
-from flashgp.standardise import ColumnScaling
+from flashgp.units import ColumnScaling
 
 Array = Any  # float64
 

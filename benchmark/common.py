@@ -15,7 +15,7 @@ import torch
 from flashgp.bench.suite import peer as peer
 from flashgp.bench.suites import smooth_data as smooth_data
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
-from flashgp.standardise import ColumnScaling
+from flashgp.units import ColumnScaling
 
 RECORDS = Path(__file__).parent / "records"
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "uci"

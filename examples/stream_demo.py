@@ -16,7 +16,7 @@ import numpy
 import torch
 
 import flashgp as fgp
-from flashgp.standardise import ColumnScaling
+from flashgp.units import ColumnScaling
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FIRST = 200

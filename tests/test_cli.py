@@ -30,11 +30,11 @@ from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.findings import Unfinished
-from flashgp.standardise import Scaling
 from flashgp.table_model import TableModel
 from flashgp.table_model.model import fit_prepared
-from flashgp.table_model.scores import Scores
+from flashgp.table_model.prediction import Scores
 from flashgp.target_transform import TargetTransform, WarpedNormal
+from flashgp.units import Scaling
 from inside_torch import InsideTorch, factorises, raising
 
 NASTY = "<script>alert(1)</script>"

@@ -21,8 +21,8 @@ from flashgp.kernel_expression import (
     build_kernel,
     parse_kernel,
 )
-from flashgp.standardise import Scaling
 from flashgp.table import InputColumn
+from flashgp.units import Scaling
 
 NAMES_OF_INPUTS = ["hour", "wind speed", "site", "temp"]
 TABLE = ["hour", "power", "wind speed", "site", "temp"]  # power is the target

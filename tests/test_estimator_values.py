@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.kernels.default import DEFAULT
-from flashgp.standardise import ColumnScaling
+from flashgp.units import ColumnScaling
 
 GENERATOR_SEED = 3
 

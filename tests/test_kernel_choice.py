@@ -13,14 +13,20 @@ from typer.testing import CliRunner
 
 import flashgp as fgp
 from clocks import Clock
+from flashgp.choices import (
+    KernelChoice,
+    KernelChoiceSettings,
+    SubsetFits,
+    SubsetSettings,
+    choose_kernel,
+    table_candidates,
+)
 from flashgp.cli.application import application
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, Untried, of_kind
 from flashgp.inference.training.options import FitOptions
-from flashgp.kernel_choice import KernelChoice, KernelChoiceSettings, choose_kernel, table_candidates
 from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKernel
-from flashgp.subset_fits import SubsetFits, SubsetSettings
 from flashgp.table import split_last
 from flashgp.table_model import TableModel
 

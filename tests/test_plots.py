@@ -13,7 +13,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.training.history import Run, Stage
-from flashgp.standardise import Scaling
+from flashgp.units import Scaling
 
 pytest.importorskip("matplotlib")
 plots = pytest.importorskip("flashgp.plots")

@@ -10,15 +10,13 @@ import torch
 from flashgp.foundations.errors import ModelFileError, ShapeError
 from flashgp.inference.gp import GP
 from flashgp.kernels.default import DEFAULT
-from flashgp.standardise import Scaling
 from flashgp.target_transform import TargetTransform
-from flashgp.units import Units
+from flashgp.units import Scaling, learned_scalings
 
 
 def learned(x: np.ndarray, y: np.ndarray, codes: tuple[int, ...] = ()) -> Scaling:
     gp = GP(DEFAULT.build(x.shape[1], codes))
-    units = Units.learn(gp, x, y[:, None], (TargetTransform(),), None, countable=True, standardise="both")
-    (scaling,) = units.scalings()
+    (scaling,) = learned_scalings(gp, x, y[:, None], (TargetTransform(),))
     return scaling
 
 

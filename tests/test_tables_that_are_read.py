@@ -27,8 +27,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.table import Encoding, read_table
 from flashgp.table.parts import learn_encoding
-from flashgp.table_model.model import fit_rows
-from flashgp.table_model.read_preparation import PreparedRows
+from flashgp.table_model.model import fit_prepared
 from test_cli import read, run
 
 Columns = dict[str, Any]
@@ -182,8 +181,8 @@ def test_scores_of_part_of_the_sample(tmp_path: Path) -> None:
     console = Console(quiet=True)
     options = CommandOptions(table=pattern, target="wave", target_transform="none", starts=1, drop=["day"])
     prepared = prepare_table(options, console)
-    assert isinstance(prepared, PreparedRows)
-    model = fit_rows(prepared)
+    assert prepared.read
+    model = fit_prepared(prepared)
     partly = dataclasses.replace(prepared, count=prepared.count + 1)
     assert outcome_of(partly, model, Asked(options, 0.0), console).scores is None
     model.posterior.report.seconds = 100.0  # for each of 200 rows half a second, to predict it too
@@ -245,8 +244,7 @@ def test_fit_and_predict_of_a_pattern(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "said"), [(7, "leave-one-out of a random sample"), (5, "leave-one-out")])
 def test_rows_that_are_scored_are_a_sample_where_there_are_more(count: int, said: str) -> None:
-    prepared = object.__new__(PreparedRows)
-    object.__setattr__(prepared, "count", count)
+    prepared = SimpleNamespace(read=True, count=count)
     outcome: Any = SimpleNamespace(left_out=True, prepared=prepared, observed=np.zeros(5))
     assert scored_words(outcome) == said
 

@@ -15,13 +15,13 @@ from scipy import integrate, stats
 
 import flashgp as fgp
 from clocks import Clock
+from flashgp.choices import ChoiceSettings, choose_transform
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.events import EventKind, Untried, of_kind
 from flashgp.inference.training.options import FitOptions
-from flashgp.standardise import Scaling
-from flashgp.target_choice import ChoiceSettings, choose_transform
 from flashgp.target_transform import TargetTransform, WarpedNormal
+from flashgp.units import Scaling
 from inside_torch import InsideTorch, factorises, raising
 
 NO_TIME = "The target is modelled as it is: no transform was tried, since the time limit left no time."

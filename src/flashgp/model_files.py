@@ -1,17 +1,37 @@
 """`flashgp.save` and `flashgp.load`: a file gives back what was saved, a posterior or the model of a table.
 
-The format is that of `flashgp.files`; what turns columns into numbers and back is in the file's metadata.
+The format is that of `flashgp.files`; what turns columns into numbers and back is in the file's metadata, which are
+read without executing anything, field by field. Of a GPRegressor X_train_, y_train_ and the history of the fit are not
+kept, nor the starting values of a kernel, mean or likelihood of the user's, which come back with fitted parameters.
 """
 
+import copy
+import inspect
 import os
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import torch
+
 from flashgp import files
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.json_values import (
+    json_count,
+    json_fields,
+    json_flag,
+    json_list,
+    json_number,
+    json_text,
+    refused,
+)
+from flashgp.inference.gp import GP
+from flashgp.likelihoods import Gaussian
+from flashgp.units import MAX_SCALE, MIN_SCALE, Scaling
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from flashgp.estimator import GPRegressor
@@ -21,6 +41,10 @@ if TYPE_CHECKING:
 
 _TABLE, _ESTIMATOR = "flashgp.table", "flashgp.estimator"  # keys of a file's metadata
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_VERSION = 2  # of an estimator, since it says whether weights were given to `fit`
+_FIELDS = ("version", "settings", "own", "units", "features", "names", "encoding", "evidence", "repeated")
+_PARTS = ("kernel", "mean", "likelihood")  # of a model; all other arguments are numbers, texts and flags
+_MAX_COLUMNS = 1_000_000
 
 
 def save(
@@ -56,10 +80,8 @@ def save(
     kinds = {kind.__module__ for kind in type(model).__mro__}  # nothing is imported for what it is not
     if "flashgp.table_model.model" in kinds:
         cast("TableModel", model).save(path, metadata=metadata)
-    elif "flashgp.estimator.regressor" in kinds:
-        from flashgp.estimator.saved import save_regressor
-
-        save_regressor(cast("GPRegressor", model), path, metadata)
+    elif "flashgp.estimator" in kinds:
+        _save_regressor(cast("GPRegressor", model), path, metadata)
     else:
         files.save(cast("Posterior | Fit", model), path, metadata=metadata)
 
@@ -101,7 +123,103 @@ def load(
 
         return TableModel.load(path, modules, device=device)
     if _ESTIMATOR in metadata:
-        from flashgp.estimator.saved import load_regressor
-
-        return load_regressor(path, modules, device)
+        return _load_regressor(path, modules, device)
     return files.load(path, modules, device=device)
+
+
+# -- GPRegressor ------------------------------------------------------------------------------------------------------
+def _save_regressor(model: "GPRegressor", path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
+    """Write a fitted estimator. Raises: DomainError before `fit`, for units that no file holds, and as `files.save`."""
+    if not hasattr(model, "posterior_"):
+        raise DomainError("`model` must be a fitted GPRegressor, got one without data; call fit(X, y) first")
+    scalings = model._fitted.scalings
+    for scaling in scalings:
+        numbers = (*scaling.x_scale, scaling.y_scale, *map(abs, scaling.x_shift), abs(scaling.y_shift))
+        if max(numbers) >= MAX_SCALE or min(*scaling.x_scale, scaling.y_scale) <= MIN_SCALE:
+            raise DomainError(
+                f"`model` must have columns of a size between {MIN_SCALE:g} and {MAX_SCALE:g}, got {max(numbers):g}; "
+                "fit it in other units"
+            )
+    settings = model.get_params(deep=False)
+    own = [name for name in _PARTS if settings[name] is not None and not isinstance(settings[name], str)]
+    kept = {name: _plain(value) for name, value in settings.items() if name not in own}
+    evidence = model.log_marginal_likelihood_value_ if model._repeated else model._evidence
+    names = getattr(model, "feature_names_in_", None)
+    data = {
+        "version": _VERSION,
+        "settings": kept,
+        "own": own,
+        "units": [scaling.to_json() for scaling in scalings],
+        "features": model.n_features_in_,
+        "names": None if names is None else [str(name) for name in names],
+        "encoding": None if model.encoding_ is None else model.encoding_.to_json(),
+        "evidence": evidence,
+        "repeated": model._repeated,
+        "weighted": model._weighted,
+    }
+    files.save(model.posterior_, path, metadata={**metadata, _ESTIMATOR: data})
+
+
+def _load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> "GPRegressor":
+    """Read what `_save_regressor` wrote. Raises: ModelFileError naming the field that is not as it should be."""
+    from flashgp.estimator import _UNITS, GPRegressor
+    from flashgp.fitted_table import restored
+    from flashgp.table import FrameEncoding
+
+    data = files.load_metadata(path).get(_ESTIMATOR)
+    version = data.get("version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and (type(version) is not int or version not in (1, _VERSION)):
+        raise refused("estimator.version", f"1 or {_VERSION}", version)
+    fields = json_fields(data, "estimator", (*_FIELDS, *("weighted",) * (version == _VERSION)))
+    settings, own = fields["settings"], json_list(fields["own"], "estimator.own")
+    known = [name for name in inspect.signature(GPRegressor).parameters if name not in own]
+    if not isinstance(settings, dict) or not {*settings} <= {*known} or not {*own} <= {*_PARTS}:
+        raise refused("estimator.settings", f"some of {', '.join(known)}", settings)
+    if any(isinstance(value, list | dict) for value in settings.values()):
+        raise refused("estimator.settings", "numbers, texts and flags", settings)
+    scalings = [Scaling.from_json(entry) for entry in json_list(fields["units"], "estimator.units")]
+    features = json_count(fields["features"], "estimator.features", _MAX_COLUMNS)
+    repeated = json_flag(fields["repeated"], "estimator.repeated")
+    weighted = repeated if version == 1 else json_flag(fields["weighted"], "estimator.weighted")
+    fitted = restored(path, modules, device, scalings, features, _UNITS)
+    model, gp = GPRegressor(**settings), cast(GP, fitted.posterior.gp.released())
+    parts = copy.deepcopy(
+        {"kernel": gp.kernel, "mean": gp.mean, "likelihood": _in_units(gp.likelihood, scalings[0].y_scale, weighted)}
+    )
+    model.set_params(**{name: parts[name] for name in own})
+    model.n_features_in_ = features
+    if fields["names"] is not None:
+        names = [json_text(name, "estimator.names") for name in json_list(fields["names"], "estimator.names")]
+        if len(names) != features:
+            raise refused("estimator.names", f"{features} names", names)
+        model.feature_names_in_ = np.asarray(names, dtype=object)
+    model.encoding_ = None
+    if fields["encoding"] is not None:
+        model.encoding_ = FrameEncoding.from_json(fields["encoding"], "estimator.encoding")
+        if len(model.encoding_.inputs) != features:
+            raise refused("estimator.encoding", f"{features} columns", fields["encoding"])
+    evidence = None if fields["evidence"] is None else json_number(fields["evidence"], "estimator.evidence")
+    return model.restore(fitted, gp, evidence, repeated=repeated, weighted=weighted)
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON; a generator of random numbers has none, and is left to the default."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return str(value).removeprefix("torch.") if isinstance(value, torch.device | torch.dtype) else None
+
+
+def _in_units(likelihood: Any, y_scale: float, weighted: bool) -> Any:
+    """The likelihood as an argument: weights that were given to `fit` are not its own, row variances in units of y."""
+    if not isinstance(likelihood, Gaussian):
+        return likelihood
+    known = likelihood.row_variance
+    return Gaussian(
+        likelihood.noise_variance,
+        row_variance=None if known is None else known * y_scale**2,
+        row_weight=None if weighted else likelihood.row_weight,
+    )

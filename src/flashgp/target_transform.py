@@ -1,7 +1,7 @@
 """Transforms of the target: a monotone T for which T(y) is modelled, and distributions of y back in its own units.
 
 The identity, the logarithm, and the powers of Yeo & Johnson (2000) applied to the standardised target. The JSON form
-comes back from untrusted files, so reading it checks every number. Which one a table gets is `target_choice`'s
+comes back from untrusted files, so reading it checks every number. Which one a table gets is `choices`'
 business. Does not do: powers outside 0 to 2, whose range is bounded, so that some of a normal variable would be no y.
 """
 
@@ -20,7 +20,7 @@ from flashgp.foundations.normal import LOG_2PI, half_width, standard_quantile
 Array = npt.NDArray[np.float64]
 
 KINDS = ("none", "log", "yeo-johnson")
-_MIN, _MAX = 1e-290, 1e290  # of a scale, as `standardise`
+_MIN, _MAX = 1e-290, 1e290  # of a scale, as `units`
 _MAX_POWER = 2.0
 _NODES = 96  # of each side of 0: moments to 1e-9 for deviations up to 10 standard deviations of the target
 _TAIL = 10.0  # standard deviations beyond which a normal density is below rounding

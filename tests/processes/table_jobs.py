@@ -9,12 +9,13 @@ from torch import distributed as dist
 import flashgp as fgp
 from flashgp.cli.console import Console
 from flashgp.cli.ranks import SilentConsole, warn_of_others
+from flashgp.fitted_table import TableSettings
 from flashgp.foundations.errors import FlashGPError
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.training.options import FitOptions
 from flashgp.processes.group import Group
-from flashgp.table_model.over_ranks import check_same_rows, planned_over_ranks, standard_rows_of_first
-from flashgp.table_model.settings import TableSettings
+from flashgp.table_fit import TrainingRows, standard_rows
+from flashgp.table_model.preparation import check_same_rows, planned
 
 NEW = {"a": [0.2, 0.7], "city": ["Ulm", "Bonn"]}
 
@@ -39,10 +40,9 @@ def chosen(group: Any) -> list[Any]:
     """The transform that a rank ends with, its units, and why, where ranks would choose for themselves differently."""
     x = np.linspace(0.0, 1.0, 40)[:, None]
     wanted = "none" if dist.get_rank(group) else "log"
-    found = standard_rows_of_first(
-        Group.of(group), fgp.GP(fgp.kernels.Matern()), x, np.exp(x) + 1.0, wanted, FitOptions(starts=1)
-    )
-    return [str(found.units.transforms[0]), found.y.tolist(), [event.to_json() for event in found.events]]
+    rows = TrainingRows(x, np.exp(x) + 1.0, ["x", "y"], np.arange(40))
+    found = standard_rows(fgp.GP(fgp.kernels.Matern()), rows, wanted, FitOptions(starts=1), group=Group.of(group))
+    return [str(found.scalings[0].transform), found.y.tolist(), [event.to_json() for event in found.events]]
 
 
 def split(group: Any) -> str:
@@ -60,12 +60,12 @@ def decided(group: Any, time_limits: tuple[float | None, float | None]) -> list[
     rank, gp = dist.get_rank(group), fgp.GP(1.0 * fgp.kernels.Matern())
     settings = TableSettings(approximation="auto", neighbours=0, time_limit=time_limits[rank], device="cpu")
     try:
-        found = planned_over_ranks(Group.of(group), gp, RowCounts(20_000, 3), settings, FitOptions(starts=1))
+        taken, plan, events = planned(Group.of(group), gp, RowCounts(20_000, 3), settings, FitOptions(starts=1))
     except FlashGPError as error:
         return [type(error).__name__, str(error)]
-    sizes = None if found.approximation is None else dataclasses.astuple(found.approximation.sizes(20_000))
-    kind = None if found.approximation is None else found.approximation.kind
-    return [kind, sizes, found.plan.to_json(), [event.to_json() for event in found.events]]
+    sizes = None if taken is None else dataclasses.astuple(taken.sizes(20_000))
+    kind = None if taken is None else taken.kind
+    return [kind, sizes, plan.to_json(), [event.to_json() for event in events]]
 
 
 def refused(group: Any, folder: str) -> list[str]:

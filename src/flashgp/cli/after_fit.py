@@ -18,9 +18,9 @@ from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.planner.plan import FACTORED
+from flashgp.table_model.preparation import PreparedTable
 
 from .options import FitOptions
-from .prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class AfterFit:
     min_scored: int = 64
     time: TimeSettings = field(default_factory=TimeSettings)
 
-    def reserved(self, options: FitOptions, prepared: Prepared, deadline: Deadline) -> float:
+    def reserved(self, options: FitOptions, prepared: PreparedTable, deadline: Deadline) -> float:
         """Seconds that the fit leaves; 0 without a limit."""
         if deadline.limit is None:
             return 0.0
@@ -52,15 +52,15 @@ class AfterFit:
         if plan is None:
             seconds += importance_seconds(prepared, prepared.count)
             return min(seconds, self.max_share * max(0.0, deadline.left))
-        if prepared.test is not None:
+        if prepared.held_out is not None:
             seconds += plans.plan(
-                prepared.gp, plan.n, plan.d, n_test=len(prepared.test), distinct=plan.distinct,
+                prepared.gp, plan.n, plan.d, n_test=len(prepared.held_out[1]), distinct=plan.distinct,
                 device=plan.device, conditioned=plan.route,
             ).seconds  # fmt: skip
         seconds += importance_seconds(prepared, plan.n)
         if plan.route not in FACTORED:
             seconds += self.evidence * plan.seconds
-        elif prepared.test is None:
+        elif prepared.held_out is None:
             seconds += self.left_out * plan.seconds
         return min(seconds, self.max_share * max(0.0, deadline.left))
 
@@ -82,7 +82,7 @@ class AfterFit:
         few = posterior.count <= self.time.min_rows or isinstance(posterior, StreamedPosterior)
         return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
 
-    def has_time_for_importance(self, prepared: Prepared, rows: int, deadline: Deadline) -> bool:
+    def has_time_for_importance(self, prepared: PreparedTable, rows: int, deadline: Deadline) -> bool:
         """Of the importance of inputs, for a posterior of so many rows."""
         return not self.time.late(deadline, importance_seconds(prepared, rows))
 
@@ -104,7 +104,7 @@ def prediction_seconds(posterior: Posterior, rows: int) -> float:
     return sum(planner(True).seconds for planner in planners if planner is not None)
 
 
-def importance_seconds(prepared: Prepared, rows: int) -> float:
+def importance_seconds(prepared: PreparedTable, rows: int) -> float:
     """What the importance of all inputs takes for a posterior of so many rows, by the plan of its predictions."""
     settings, inputs = ImportanceSettings(), len(prepared.names)
     held, permutations, parts = settings.sizes(rows, inputs)

@@ -67,7 +67,7 @@ def _quality(outcome: FitOutcome) -> Section:
     # Calibration and PIT do not change under a monotone transform.
     transformed, pair = predicted.transform.forward(outcome.observed), (predicted.location, predicted.spread)
     how = (
-        f"{'Each of these rows' if prepared.test is not None or prepared.exact_plan is None else 'Every row'} is "
+        f"{'Each of these rows' if prepared.held_out is not None or prepared.exact_plan is None else 'Every row'} is "
         "predicted from all other rows with the same parameters."
         if outcome.left_out
         else "The rows held out took no part in the fit or in the standardisation."
@@ -176,11 +176,11 @@ def _data(outcome: FitOutcome) -> Section:
     prepared, options = outcome.prepared, outcome.options
     scaling, encoding = prepared.scaling, prepared.encoding
     rows = [("rows in the file", f"{prepared.total:,}"), ("rows used", f"{prepared.used:,}")]
-    if prepared.test is not None:
+    if prepared.held_out is not None:
         how = (
             f"split {options.split}" if options.split is not None else f"{options.test_fraction:g}, seed {options.seed}"
         )
-        rows.append(("rows held out", f"{len(prepared.test):,} ({how})"))
+        rows.append(("rows held out", f"{len(prepared.held_out[1]):,} ({how})"))
     columns = []
     for column, shift, scale in zip(encoding.inputs, scaling.x_shift, scaling.x_scale, strict=True):
         if column.kind == "category":

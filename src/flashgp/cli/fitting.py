@@ -15,8 +15,8 @@ from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
 from flashgp.plots.axes import require_matplotlib
 from flashgp.processes.agreement import deadline_of
-from flashgp.table_model.model import fit_prepared, fit_rows
-from flashgp.table_model.read_preparation import PreparedRows
+from flashgp.table_model.model import fit_prepared
+from flashgp.table_model.preparation import PreparedTable
 
 from .after_fit import AFTER_FIT
 from .console import Console
@@ -24,7 +24,7 @@ from .fit_page import fit_page
 from .options import FitOptions, require_distinct, require_writable
 from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
-from .prepared import Prepared, plan_summary, prepare_table
+from .prepared import plan_summary, prepare_table
 from .ranks import explained, leave_group
 
 
@@ -39,7 +39,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     else:
         console.say(f"  time    {dict(summary)['time']}")
     exact = prepared.exact_plan
-    if prepared.test is None and exact is not None and exact.route not in FACTORED:
+    if prepared.held_out is None and exact is not None and exact.route not in FACTORED:
         console.note(
             "leave-one-out scores need a Cholesky factor, which this fit does without; --test-fraction holds rows out."
         )
@@ -48,8 +48,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
     try:
         with console.progress() as progress, together:
             until = deadline.before(AFTER_FIT.reserved(options, prepared, deadline))
-            fit = fit_rows if isinstance(prepared, PreparedRows) else fit_prepared
-            model = fit(prepared, until, options.checkpoint, progress)  # type: ignore[arg-type]
+            model = fit_prepared(prepared, until, options.checkpoint, progress)
     except FitInterrupted as stop:
         _say_interrupted(stop, prepared, options.checkpoint, console)
         raise
@@ -95,7 +94,7 @@ def _without_model(checkpoint: str | None) -> str:
     return f"interrupted, no model was written; {again}"
 
 
-def _say_interrupted(stop: FitInterrupted, prepared: Prepared, checkpoint: str | None, console: Console) -> None:
+def _say_interrupted(stop: FitInterrupted, prepared: PreparedTable, checkpoint: str | None, console: Console) -> None:
     """Prints the parameters reached before Ctrl-C; the error itself, which all ranks share, says how to go on."""
     assert isinstance(stop.gp, GP)
     encoding = prepared.encoding

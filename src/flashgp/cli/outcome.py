@@ -19,15 +19,14 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
 from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.table_model import TableModel
-from flashgp.table_model.read_preparation import PreparedRows
-from flashgp.table_model.scores import Scores
+from flashgp.table_model.prediction import Scores
+from flashgp.table_model.preparation import PreparedTable
 from flashgp.target_transform import WarpedNormal
 
 from .after_fit import AFTER_FIT
 from .console import Console
 from .options import FitOptions
 from .parameters import ParameterRow, parameter_rows, parameter_table
-from .prepared import Prepared
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
@@ -71,7 +70,7 @@ class FitOutcome:
     """
 
     asked: Asked
-    prepared: Prepared
+    prepared: PreparedTable
     fit: Fit
     model: TableModel
     scores: Scores | None
@@ -90,7 +89,7 @@ class FitOutcome:
         return self.asked.options
 
 
-def outcome_of(prepared: Prepared, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
+def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
     """What a fit of the command line reached, with its scores on held-out rows, as far as there is time."""
     result = model.training
     assert result is not None
@@ -107,7 +106,7 @@ def outcome_of(prepared: Prepared, model: TableModel, asked: Asked, console: Con
         model=model,
         scores=Scores.of(observed, predicted, scaling.target_scale) if len(observed) else None,
         evidence=evidence,
-        left_out=prepared.test is None,
+        left_out=prepared.held_out is None,
         importance=_importance(prepared, model, asked, console),
         observed=observed,
         predicted=predicted,
@@ -164,13 +163,13 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
 
 
 def _scored_rows(
-    prepared: Prepared, post: Posterior, model: TableModel, asked: Asked, console: Console
+    prepared: PreparedTable, post: Posterior, model: TableModel, asked: Asked, console: Console
 ) -> tuple[_Numbers, WarpedNormal]:
     """The rows held out, or else all by leave-one-out, of rows that are read a sample, observed and predicted; none
     where there is no factor, or no time: a note says so."""
     none, scaling = np.empty(0), prepared.scaling
     nothing = none, scaling.predictive(none, none)
-    if isinstance(prepared, PreparedRows):
+    if prepared.read:
         assert isinstance(post, StreamedPosterior)
         sample = len(prepared.y)
         # A posterior of part of the rows has not learned every row of the sample.
@@ -180,30 +179,32 @@ def _scored_rows(
         if not count:
             return nothing
         some = _some(sample, count, asked.options.seed)  # the sample is in the order of the files
-        left = post.leave_out(scaling.x(prepared.x[some]), scaling.y(prepared.y[some]))
-        mean, deviation = left.mean.numpy(force=True), left.variance.sqrt().numpy(force=True)
-        return prepared.y[some], scaling.predictive(mean, deviation)
-    if prepared.test is not None:
-        test = prepared.test
-        count = AFTER_FIT.scored(post, len(test), asked.deadline)
-        if count < len(test):
-            console.note(f"the time limit left time to score {count:,} of the {len(test):,} rows held out.")
-            test = test[_some(len(test), count, asked.options.seed)]
+        observed = prepared.y[some]
+        left = post.leave_out(scaling.x(prepared.x[some]), scaling.y(observed))
+    elif prepared.held_out is not None:
+        x, observed = prepared.held_out
+        count = AFTER_FIT.scored(post, len(x), asked.deadline)
+        if count < len(x):
+            console.note(f"the time limit left time to score {count:,} of the {len(x):,} rows held out.")
+            some = _some(len(x), count, asked.options.seed)
+            x, observed = x[some], observed[some]
         if not count:
             return nothing
-        mean, deviation, *_ = model.predict_encoded(prepared.data.x[test], memory=asked.options.memory)
-        return prepared.y[test], scaling.predictive(mean, deviation)
-    if post.factor is None and not isinstance(post, ApproximatePosterior):
-        return nothing
-    if post.count < len(prepared.train) or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
-        console.note("the time limit left no time for leave-one-out scores of all rows.")
-        return nothing
-    if isinstance(post, StreamedPosterior) and prepared.options.group.size > 1:  # which holds no rows of other ranks
-        left = post.leave_out(*prepared.tensors)
+        mean, deviation, *_ = model.predict_encoded(x, memory=asked.options.memory)
+        return observed, scaling.predictive(mean, deviation)
     else:
-        left = post.leave_one_out()
-    mean, deviation = left.mean.cpu().double().numpy(), left.variance.cpu().double().sqrt().numpy()
-    return prepared.y[prepared.train], scaling.predictive(mean, deviation)
+        if post.factor is None and not isinstance(post, ApproximatePosterior):
+            return nothing
+        if post.count < prepared.count or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
+            console.note("the time limit left no time for leave-one-out scores of all rows.")
+            return nothing
+        observed, over_ranks = prepared.y, prepared.options is not None and prepared.options.group.size > 1
+        if isinstance(post, StreamedPosterior) and over_ranks:  # which holds no rows of other ranks
+            left = post.leave_out(*prepared.rows)  # type: ignore[misc]
+        else:
+            left = post.leave_one_out()
+    mean, deviation = left.mean.double().numpy(force=True), left.variance.double().sqrt().numpy(force=True)
+    return observed, scaling.predictive(mean, deviation)
 
 
 def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
@@ -211,7 +212,7 @@ def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
     return np.sort(np.random.default_rng(seed).permutation(rows)[:count])
 
 
-def _importance(prepared: Prepared, model: TableModel, asked: Asked, console: Console) -> Importance | None:
+def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> Importance | None:
     """Of the inputs, where there are two and time for it: a note says so."""
     rows = model.posterior.count
     if rows < 2 or len(prepared.names) < 2:
@@ -257,16 +258,14 @@ def _importance_json(found: Importance | None) -> list[dict[str, Any]] | None:
     ]  # fmt: skip
 
 
-def _log_evidence(prepared: Prepared, post: Posterior) -> float | None:
+def _log_evidence(prepared: PreparedTable, post: Posterior) -> float | None:
     """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141). None
     where the slopes are of rows that are not held."""
     standardised, transform = float(post.log_marginal_likelihood()), prepared.scaling.transform
-    if isinstance(prepared, PreparedRows):
-        if not transform.identity:
-            return None
-        return standardised + post.count * float(prepared.scaling.log_density(0.0))
-    slopes = transform.log_slope(prepared.y[prepared.train])
-    return standardised + post.count * float(prepared.scaling.log_density(0.0)) + float(slopes.sum())
+    if prepared.read and not transform.identity:
+        return None
+    slopes = 0.0 if prepared.read else float(transform.log_slope(prepared.y).sum())
+    return standardised + post.count * float(prepared.scaling.log_density(0.0)) + slopes
 
 
 def maximised(outcome: FitOutcome) -> list[tuple[str, str]]:
@@ -282,7 +281,7 @@ def evidence_text(outcome: FitOutcome) -> str:
     post = outcome.fit.posterior
     if outcome.evidence is None:
         whole = post.count == outcome.prepared.count
-        if whole and isinstance(outcome.prepared, PreparedRows) and not outcome.prepared.scaling.transform.identity:
+        if whole and outcome.prepared.read and not outcome.prepared.scaling.transform.identity:
             return f"{float(post.log_marginal_likelihood()):.6g} nats at least, of the standardised target"
         return "not computed, since the time limit left no time for it"
     error = post.report.standard_error
@@ -295,7 +294,7 @@ def scored_words(outcome: FitOutcome) -> str:
     """How the rows were scored."""
     if not outcome.left_out:
         return "held out"
-    sampled = isinstance(outcome.prepared, PreparedRows) and len(outcome.observed) < outcome.prepared.count
+    sampled = outcome.prepared.read and len(outcome.observed) < outcome.prepared.count
     return "leave-one-out of a random sample" if sampled else "leave-one-out"
 
 
@@ -312,11 +311,11 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "rows": prepared.total,
         "rows_used": prepared.used,
         "rows_fitted": prepared.count,
-        "rows_held_out": 0 if prepared.test is None else len(prepared.test),
+        "rows_held_out": prepared.used - prepared.count,
         "kernel": options.kernel,
         "target_transform": prepared.scaling.transform.to_json(),
         "seed": options.seed,
-        "approximation": "sparse" if isinstance(prepared, PreparedRows) else prepared.settings.approximation,
+        "approximation": "sparse" if prepared.read else prepared.settings.approximation,
         "plan": asdict(prepared.plan),
         "log_marginal_likelihood": outcome.evidence,
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,

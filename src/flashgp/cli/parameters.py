@@ -9,7 +9,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.parameter_rows import number_rows
 from flashgp.kernels import Kernel, Sum
 from flashgp.kernels.base import LENGTH_ROLES
-from flashgp.standardise import Scaling
+from flashgp.units import Scaling
 
 _HEAD = ("parameter", "of", "in units of the table", "standardised", "prior")
 

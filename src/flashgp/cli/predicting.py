@@ -22,8 +22,7 @@ from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
 from flashgp.table import STANDARD_OUTPUT, prediction_file, read_table, require_format
 from flashgp.table_model import TableModel, TablePrediction
-from flashgp.table_model.prediction import RowCounts
-from flashgp.table_model.scores import Scores
+from flashgp.table_model.prediction import RowCounts, Scores
 
 SHOWN_NOTES = 10  # of parts that differ
 

@@ -11,6 +11,7 @@ from flashgp.cli.console import Console
 from flashgp.cli.options import FitOptions, PlanOptions, TableOptions
 from flashgp.data.files import is_parquet, is_pattern
 from flashgp.data.table_parts import ParquetParts
+from flashgp.fitted_table import TableSettings
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
@@ -22,12 +23,9 @@ from flashgp.planner.choice import table_of
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.planner.products import ProductPlan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_last, split_rows
-from flashgp.table_model.preparation import PreparedTable, prepare
-from flashgp.table_model.read_preparation import PreparedRows, prepare_rows
-from flashgp.table_model.settings import TableSettings
+from flashgp.table_model.preparation import PreparedTable, prepare, prepare_rows
 
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
-Prepared = PreparedTable | PreparedRows
 _METHODS = {
     "sparse": "approximation by inducing points, their collapsed bound",
     "full_scale": "full-scale approximation: inducing points, and block Vecchia on what they leave",
@@ -35,7 +33,7 @@ _METHODS = {
 _Rows = npt.NDArray[np.int64]
 
 
-def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> Prepared:
+def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> PreparedTable:
     """Read, encode, split, prepare. Notes are said as they arise.
 
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
@@ -57,13 +55,13 @@ def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)
-    train, test = _split(options, table, data, encoding, console)
-    prepared = prepare(settings, table, encoding, data, train, test, deadline, console.group)
+    split = _split(options, table, data, encoding, console)
+    prepared = prepare(settings, table, encoding, data, split, deadline, console.group)
     _say_prepared(options, prepared, console)
     return prepared
 
 
-def _prepare_parts(options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline) -> PreparedRows:
+def _prepare_parts(options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline) -> PreparedTable:
     """Parquet files that are read in passes; by several ranks their row groups are dealt out. Raises: FlashGPError."""
     group = console.group
     if is_pattern(options.table):
@@ -72,7 +70,7 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
     note = f"{len(parts.paths):,} file{'s are' if len(parts.paths) > 1 else ' is'} read in passes"
     note += "" if group.size == 1 else f" by {group.size} processes"
     drop = tuple(options.drop or ())
-    prepared = prepare_rows(settings, parts, options.target, drop, options.dates, options.codes, deadline, group)
+    prepared = prepare_rows(settings, parts, (options.target, drop, options.codes), options.dates, deadline, group)
     _say_prepared(options, prepared, console)
     console.note(f"{note}, and inducing points stand for the rows.")
     return prepared
@@ -94,12 +92,12 @@ def _refuse_beside_pattern(options: FitOptions) -> None:
         )
 
 
-def _say_prepared(options: FitOptions, prepared: Prepared, console: Console) -> None:
+def _say_prepared(options: FitOptions, prepared: PreparedTable, console: Console) -> None:
     for text in prepared.notes:
         if text not in console.notes:
             console.note(text)
-    names, used, total, test = prepared.names, prepared.used, prepared.total, prepared.test
-    counts = "" if test is None else f": {prepared.count:,} to fit, {len(test):,} held out"
+    names, used, total, count = prepared.names, prepared.used, prepared.total, prepared.count
+    counts = "" if prepared.held_out is None else f": {count:,} to fit, {used - count:,} held out"
     console.pairs(
         f"{options.table}: {prepared.encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
         [
@@ -110,7 +108,7 @@ def _say_prepared(options: FitOptions, prepared: Prepared, console: Console) -> 
     )
 
 
-def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
+def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:
     """A plan for people who did not ask for it; `flashgp plan` has the rest."""
     plan = prepared.plan
     if isinstance(plan, ApproximatePlan):
@@ -121,7 +119,7 @@ def plan_summary(prepared: Prepared) -> list[tuple[str, str]]:
         matrix = "stored" if plan.route == "stored" else "computed again in every product"
         how = f"conjugate gradients, the covariance matrix {matrix}"
     rates = "" if plan.profile == "measured" else "; `flashgp tune` measures how fast this machine is"
-    ranks = prepared.options.group.size
+    ranks = 1 if prepared.options is None else prepared.options.group.size
     return [
         ("method", f"{how}, on {plan.device}"),
         *([("processes", f"{ranks}: memory and time are those of each")] if ranks > 1 else []),
@@ -164,8 +162,9 @@ def _check_device(device: str) -> None:
 
 def _split(
     options: FitOptions, table: Table, data: EncodedTable, encoding: Encoding, console: Console
-) -> tuple[_Rows, _Rows | None]:
-    """Positions in the encoded rows of what is fitted and what is held out; of dates a note says what is scored."""
+) -> tuple[_Rows, _Rows] | None:
+    """Positions in the encoded rows of what is fitted and what is held out, None for all; of dates a note says what is
+    scored."""
     time = encoding.time_position
     column = None if time is None else encoding.inputs[time]
     if options.test_last is not None:
@@ -190,7 +189,7 @@ def _split(
         return np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if options.test_fraction is not None:
         return split_rows(len(data.rows), options.test_fraction, options.seed)
-    return np.arange(len(data.rows)), None
+    return None
 
 
 def _listed(names: list[str]) -> str:

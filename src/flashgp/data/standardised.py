@@ -7,11 +7,11 @@ from flashgp.foundations.checks import as_float_tensor
 from flashgp.processes.group import Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Batch, RowSource, source_of
-from flashgp.standardise import Scaling, check_scales
+from flashgp.units import Scaling, check_scales
 
 
 class StandardisedRows(RowSource):
-    """What `standardised` makes. Fields: rows, the source in its own units; scaling, from these and back; columns."""
+    """Rows in standard units. Fields: rows, the source in its own units; scaling, from these and back; columns."""
 
     def __init__(self, rows: RowSource, scaling: Scaling) -> None:
         self.rows, self.scaling, self.columns = rows, scaling, rows.columns
@@ -34,7 +34,7 @@ class StandardisedRows(RowSource):
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
             if variance is not None:
                 variance = as_float_tensor(variance, f"row_variance of {place}").double() / self.scaling.y_scale**2
-            yield place, self.scaling.x(x), (y - self.scaling.y_shift) / self.scaling.y_scale, variance
+            yield place, self.scaling.x(x), self.scaling.y(y), variance
 
     def __repr__(self) -> str:
         return f"{self.rows!r}, in standard units"

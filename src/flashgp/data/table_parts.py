@@ -6,13 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, dealt_pieces, found_files, opened, pieces_of
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.processes.group import Group
 from flashgp.sources.source import Batch, RowSource
-from flashgp.standardise import Scaling
 from flashgp.table.columns import Table, checked_names, listed, quoted
 from flashgp.table.conversion import require_pyarrow, table_from_arrow
 from flashgp.table.encoding import Encoding
@@ -105,13 +102,10 @@ class ParquetParts(TableParts):
 
 
 class EncodedRows(RowSource):
-    """The rows of a table that is read, as numbers of a model: encoded, and in standard units where there are any.
+    """The rows of a table that is read, as numbers of a model in units of the table. Args: table; encoding."""
 
-    Args: parts; encoding; scaling, None for the units of the table.
-    """
-
-    def __init__(self, table: TableParts, encoding: Encoding, scaling: Scaling | None = None) -> None:
-        self.table, self.encoding, self.scaling = table, encoding, scaling
+    def __init__(self, table: TableParts, encoding: Encoding) -> None:
+        self.table, self.encoding = table, encoding
         self.columns = tuple(column.name for column in encoding.inputs)
 
     @property
@@ -120,7 +114,7 @@ class EncodedRows(RowSource):
         return self.table.count if self.encoding.missing == "error" else None
 
     def dealt(self, group: Group) -> "EncodedRows":
-        return EncodedRows(self.table.dealt(group), self.encoding, self.scaling)
+        return EncodedRows(self.table.dealt(group), self.encoding)
 
     def batches(self) -> Iterator[Batch]:
         return self._encoded(self.table.parts())
@@ -132,8 +126,4 @@ class EncodedRows(RowSource):
         for part in parts:
             data = self.encoding.apply(part, need_target=True)
             assert data.y is not None
-            x, y = data.x, data.y
-            if self.scaling is not None and len(y):
-                self.scaling.transform.check(y, data.rows + part.first_row, self.encoding.target)
-                x, y = np.ascontiguousarray(self.scaling.x(x)), np.ascontiguousarray(self.scaling.y(y))
-            yield f"{part.path}, row {part.first_row:,} on", x, y, None
+            yield f"{part.path}, row {part.first_row:,} on", data.x, data.y, None

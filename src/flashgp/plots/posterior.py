@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import half_width
-from flashgp.standardise import Scaling
+from flashgp.units import Scaling
 
 from .axes import BLUE, GREY, INK, SKY, date_axis, legend, new_axes, note, numbers, percent, shown_rows, style
 

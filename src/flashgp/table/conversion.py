@@ -18,20 +18,7 @@ from ..foundations.errors import BackendUnavailableError, ShapeError
 from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Doubt, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
-from .numbers import DECIMAL_COMMA, before_percent, has_names, may_be_codes, number_of, without_thousands
-
-__all__ = [
-    "DECIMAL_COMMA",
-    "MISSING",
-    "NO_VALUE_BESIDE",
-    "column_from_arrow",
-    "column_from_text",
-    "given_cells",
-    "number_of",
-    "numbers_of",
-    "require_pyarrow",
-    "table_from_arrow",
-]
+from .numbers import DECIMAL_COMMA, before_percent, has_names, may_be_codes, without_thousands
 
 # Cells that mean "no value", after stripping and case folding.
 MISSING = (

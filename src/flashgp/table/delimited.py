@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from ..foundations.errors import DomainError, ShapeError
 from .columns import Kind, Table, checked_names, listed, quoted
-from .comments import first_records, numbered_records, stated_delimiter, without_comments
-from .conversion import column_from_text, number_of
+from .conversion import column_from_text
 from .decimals import has_decimal_comma
-from .headers import has_header, lacks_a_name
-from .numbers import THOUSANDS
+from .numbers import THOUSANDS, number_of
+from .records import first_records, has_header, lacks_a_name, numbered_records, stated_delimiter, without_comments
 
 _DELIMITERS = (",", "\t", ";", "|")  # earlier wins a tie
 _SHOWN = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", " ": "space"}

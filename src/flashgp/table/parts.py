@@ -115,43 +115,33 @@ class _Summary:
     declared: bool = False
     calendar: bool = True
 
-    def add(self, column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> None:
-        """Some more cells. Raises: DomainError for another kind of values."""
-        if self.capped:
-            return
+    @staticmethod
+    def of(column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> "_Summary":
+        """That of a column of a part. Args: rows, which of them; None for all."""
         values = column.values if rows is None else column.values[rows]
         given = values[~np.isnan(values)]
-        self.missing += len(values) - len(given)
-        if not self.stored_as or not self.given:
-            self.kind, self.stored_as, self.first = column.kind, column.stored_as, path
-        if column.kind != self.kind and len(given):
-            self._refuse(column.kind, column.stored_as, path)
+        found = _Summary(column.name, column.kind, column.stored_as, first=path)
+        found.given, found.missing = len(given), len(values) - len(given)
         if not len(given):
-            return
-        self.doubt = column.doubt if column.doubt == self.doubt or not self.given else None
-        self.given += len(given)
-        self.declared |= column.declared
-        if column.inexact is not None and self.inexact is None:
-            self.inexact = column.inexact[1]
-        self._add_orders([*column.readings] or None, column.short_years, path)
-        self.calendar = self.calendar and column.as_calendar() is not None
+            return found
+        found.doubt, found.declared, found.short_years = column.doubt, column.declared, column.short_years
+        found.inexact = None if column.inexact is None else column.inexact[1]
+        found.orders, found.calendar = [*column.readings] or None, column.as_calendar() is not None
         if column.kind == "category":
             present = column.levels if rows is None else [column.levels[i] for i in np.unique(given.astype(np.int64))]
-            self.levels.update(dict.fromkeys(present))
-            if len(self.levels) > MAX_LEVELS:
-                self._cap()
+            found.levels = dict.fromkeys(present)
         else:
             # An infinite value is refused where its row is known; until then its column is no constant.
             largest = np.finfo(np.float64).max
-            self.low = min(self.low, float(given.min().clip(-largest, largest)))
-            self.high = max(self.high, float(given.max().clip(-largest, largest)))
+            found.low, found.high = (float(end.clip(-largest, largest)) for end in (given.min(), given.max()))
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Its fields but the name."""
         return {**{key: value for key, value in vars(self).items() if key != "name"}, "levels": list(self.levels)}
 
     def join(self, other: "_Summary") -> None:
-        """That of later cells. Raises: DomainError for another kind of values."""
+        """Also of later cells. Raises: DomainError for another kind of values."""
         if self.capped:
             return
         self.missing += other.missing
@@ -242,7 +232,7 @@ def _summaries(
         rows += part.rows if kept is None else int(kept.sum())
         for column in with_categories(part, [part.names.index(name) for name in codes]).columns:
             if column.name not in dropped:
-                found[column.name].add(column, part.path, kept)
+                found[column.name].join(_Summary.of(column, part.path, kept))
             else:
                 found[column.name].kind, found[column.name].stored_as = "number", column.stored_as
     if group.size > 1:

@@ -16,36 +16,33 @@ import torch
 
 from flashgp.data.files import BATCH_ROWS, is_pattern
 from flashgp.data.table_parts import ParquetParts
-from flashgp.files import load, load_metadata, save
+from flashgp.files import load_metadata, save
 from flashgp.files.container import file_path
+from flashgp.fitted_table import FittedTable, TableSettings, restored
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.data import Data
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
+from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.plan import price_of
+from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.state import UPDATE, State
 from flashgp.kernels import Kernel
 from flashgp.processes.group import Group
-from flashgp.standardise import Scaling
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
+from flashgp.units import Scaling
 
-from .known_rows import KnownRows
-from .prediction import RowCounts, TablePrediction, in_place
-from .settings import TableSettings
+from .prediction import KnownRows, RowCounts, TablePrediction, in_place
 
 if TYPE_CHECKING:  # a fit and an update import what they need; predictions do without it
     from flashgp.inference.fit import Fit
     from flashgp.inference.training.history import Progress
 
     from .preparation import PreparedTable
-    from .read_preparation import PreparedRows
 
 TABLE_KEY = "flashgp.table"  # of a file's metadata
 UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
@@ -55,15 +52,14 @@ _LOGGER = logging.getLogger("flashgp.table")
 _Numbers = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class _Learned:
-    """What a fitted model holds. Fields: posterior, standardised; encoding of columns; scaling; fit, None for a model
-    from a file; last, predictions of the rows that `update` learned, each made before."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Learned(FittedTable):
+    """What a fitted model holds.
 
-    posterior: Posterior
+    Fields: encoding, of columns; last, predictions of the rows that `update` learned, each made before.
+    """
+
     encoding: Encoding
-    scaling: Scaling
-    fit: "Fit | None" = None
     last: TablePrediction | None = None
 
     @cached_property
@@ -187,29 +183,29 @@ class TableModel:
             MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`.
         """
-        ranks = Group.of(group)
+        ranks, deadline = Group.of(group), Deadline.after(self.settings.time_limit)
         with ranks.together():
-            return self._fit(table, target, drop, dates, categorical, (checkpoint, progress), ranks)
+            prepared = self._prepared(table, target, (drop, dates, categorical), deadline, ranks)
+            for note in prepared.notes:
+                _LOGGER.info(note)
+            with shown_progress(False if progress is None and ranks.rank else progress) as callback:
+                return fit_prepared(prepared, deadline, checkpoint, callback)
 
-    def _fit(
+    def _prepared(
         self,
         table: Any,
         target: str,
-        drop: Sequence[str],
-        dates: Order | None,
-        categorical: Sequence[str],
-        told: tuple[Any, Any],
+        columns: tuple[Sequence[str], Order | None, Sequence[str]],
+        deadline: Deadline,
         ranks: Group,
-    ) -> "TableModel":
-        """`fit`, with checkpoint and progress as one argument."""
-        from flashgp.inference.progress_bar import shown_progress
+    ) -> "PreparedTable":
+        """The table made ready to fit. Args: columns, `drop`, `dates` and `categorical`."""
+        from .preparation import prepare, prepare_rows
 
-        from .preparation import prepare
-
-        deadline, (checkpoint, progress) = Deadline.after(self.settings.time_limit), told
         parts = ParquetParts(table) if is_pattern(table) else None
         source = table_of(table) if parts is None else None
         names = source.names if source is not None else parts.names if parts is not None else ()
+        drop, dates, categorical = columns
         drop, categorical = ((one,) if isinstance(one, str) else tuple(one) for one in (drop, categorical))
         for name in (target, *drop, *categorical):
             if not isinstance(name, str):
@@ -218,27 +214,17 @@ class TableModel:
                     f"{', '.join(names[:20])}"
                 )
         if parts is not None:
-            from .read_preparation import prepare_rows
-
-            rows = prepare_rows(self.settings, parts, target, drop, dates, categorical, deadline, ranks)
-            for note in rows.notes:
-                _LOGGER.info(note)
-            with shown_progress(False if progress is None and ranks.rank else progress) as callback:
-                return fit_rows(rows, deadline, checkpoint, callback)
+            return prepare_rows(self.settings, parts, (target, drop, categorical), dates, deadline, ranks)
         if ranks.size > 1 and not isinstance(table, str | os.PathLike):
             raise DomainError(
                 f"`group` of {ranks.size} ranks is for files that all of them name alike, got {type(table).__name__}; "
                 "pass a path, or a pattern or a list of Parquet files"
             )
         assert source is not None
-        encoding = Encoding.learn(source, target, drop, self.settings.missing, dates, categorical)
+        missing: Any = self.settings.missing
+        encoding = Encoding.learn(source, target, drop, missing, dates, categorical)
         data = encoding.apply(source, need_target=True)
-        prepared = prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
-        del source  # whose text is not needed any more
-        for note in prepared.notes:
-            _LOGGER.info(note)
-        with shown_progress(False if progress is None and ranks.rank else progress) as callback:
-            return fit_prepared(prepared, deadline, checkpoint, callback)
+        return prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
 
     def update(
         self,
@@ -278,11 +264,10 @@ class TableModel:
         source = table_of(table, header=fitted.encoding.header)
         data = fitted.encoding.apply(source, need_target=True, missing=missing)
         assert data.y is not None
-        before, scaling = fitted.posterior, fitted.scaling
+        before, scaling = fitted.posterior, self.scaling
         scaling.transform.check(data.y, data.rows + source.first_row)
         dtype = before.state.like[0].dtype
-        x = torch.from_numpy(np.ascontiguousarray(scaling.x(data.x))).to(dtype)
-        y = torch.from_numpy(np.ascontiguousarray(scaling.y(data.y))).to(dtype)
+        x, y = torch.from_numpy(scaling.x(data.x)).to(dtype), torch.from_numpy(np.asarray(scaling.y(data.y))).to(dtype)
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
@@ -296,9 +281,8 @@ class TableModel:
             means.append(step.mean.double().numpy(force=True))
             stds.append(step.variance.double().sqrt().numpy(force=True))
         posterior = stream.posterior if refine is None else stream.posterior.refine(refine)
-        last = self._prediction(
-            source, data, np.concatenate(means), np.concatenate(stds), None, data.y, posterior.report
-        )
+        answers = np.concatenate(means), np.concatenate(stds), None
+        last = self._prediction(source, data, answers, data.y, posterior.report)
         last = replace(last, notes=(*last.notes, *RowCounts.of(last).notes(self.target)))
         if last.known is not None and last.known.any():
             repeated = Event(EventKind.ROWS_KNOWN, rows=int(last.known.sum()), of=len(x), stage=UPDATE)
@@ -336,8 +320,8 @@ class TableModel:
         Cost: as `Posterior.predict`.
         """
         self._require("predict")
-        source = table_of(table, header=self.encoding.header)
-        found = self._predicted(source, variance, unseen=unseen, missing=missing, memory=memory, time_limit=time_limit)
+        source, how = table_of(table, header=self.encoding.header), (unseen, missing)
+        found = self._predicted(source, how, variance=variance, memory=memory, time_limit=time_limit)
         return replace(found, notes=(*found.notes, *RowCounts.of(found).notes(self.target)))
 
     def predict_parts(
@@ -385,7 +369,7 @@ class TableModel:
         if (parts.count > rows or len(parts.paths) > 1) and variance == "auto":
             variance = self._variance_of(parts.count)
         for part in parts.parts():
-            yield self._predicted(part, variance, unseen=unseen, missing=missing, memory=memory, time_limit=time_limit)
+            yield self._predicted(part, (unseen, missing), variance=variance, memory=memory, time_limit=time_limit)
 
     def _variance_of(self, count: int) -> str:
         """How variances of so many rows are computed, so that those of all parts are alike."""
@@ -396,42 +380,25 @@ class TableModel:
             return "exact"
         return "sampled" if price_of(state, count, "auto", deterministic=False).way == "samples" else "exact"
 
-    def _predicted(
-        self,
-        source: Table,
-        variance: str,
-        *,
-        unseen: Unseen,
-        missing: Missing | None,
-        memory: str | int | None,
-        time_limit: float | None = None,
-    ) -> TablePrediction:
-        encoding = self.encoding
-        data = encoding.apply(source, need_target=False, unseen=unseen, missing=missing)
-        mean, std, error, report = self.predict_encoded(data.x, variance, memory, time_limit)
-        observed, note = encoding.observed(source)
-        found = self._prediction(source, data, mean, std, error, observed, report)
+    def _predicted(self, source: Table, how: tuple[Unseen, Missing | None], **asked: Any) -> TablePrediction:
+        """Those of a table. Args: how unseen categories and missing values are taken; asked, as `Posterior.predict`."""
+        data = self.encoding.apply(source, need_target=False, unseen=how[0], missing=how[1])
+        *answers, report = self.predict_encoded(data.x, **asked)
+        observed, note = self.encoding.observed(source)
+        found = self._prediction(source, data, answers, observed, report)
         return replace(found, notes=(*found.notes, *note))
 
     def predict_encoded(
-        self,
-        x: _Numbers,
-        variance: str = "auto",
-        memory: str | int | None = None,
-        time_limit: float | None = None,
+        self, x: _Numbers, variance: str = "auto", memory: str | int | None = None, time_limit: float | None = None
     ) -> tuple[_Numbers, _Numbers, _Numbers | None, Report]:
         """Standardised predictions of encoded rows (n, d), each (n,).
 
         Returns: mean and standard deviation of new observations, which `scaling` takes to units of the target; the
         standard error of the variance where it was sampled, else None; the report.
         """
-        post = self.posterior
-        scaled = torch.from_numpy(np.ascontiguousarray(self.scaling.x(x)))
-        with profile_range("transfers"):
-            like = post.state.like[0]
-            points = scaled.to(like.device, like.dtype)
+        fitted = self._require("predict_encoded")
         with torch.no_grad():
-            prediction = post.predict(points, variance=variance, memory=memory, time_limit=time_limit)
+            prediction = fitted.predict(x, variance=variance, memory=memory, time_limit=time_limit)
             mean = prediction.mean.double().numpy(force=True)
             std = prediction.observation_variance.sqrt().double().numpy(force=True)
             error = prediction.variance_standard_error
@@ -465,7 +432,7 @@ class TableModel:
             >>> [found.names[j] for j in found.order]
             ['hour', 'flag']
         """
-        scaling, places = self.scaling, {name: j for j, name in enumerate(self.inputs)}
+        places = {name: j for j, name in enumerate(self.inputs)}
         wanted = groups or {name: name for name in self.inputs}
         columns: dict[str, list[int]] = {}
         for name, members in wanted.items():
@@ -478,8 +445,7 @@ class TableModel:
                 )
             columns[name] = [places[one] for one in each]
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        found = importance(self.posterior.state.rows_kept, columns, settings, scaling.mean_of)
-        return replace(found, unfinished=None if self.training is None else self.training.unfinished)
+        return self._require("importance").importance(columns, settings)
 
     @property
     def posterior(self) -> Posterior:
@@ -543,8 +509,9 @@ class TableModel:
         Cost: O(n^2) bytes.
         """
         fitted = self._require("save")
+        kernel = self.settings.kernel
         data = {"encoding": fitted.encoding.to_json(), "scaling": fitted.scaling.to_json(),
-                "kernel": self.settings.kernel_text}  # fmt: skip
+                "kernel": kernel if isinstance(kernel, str) else ""}  # fmt: skip
         save(fitted.posterior, path, metadata={**metadata, TABLE_KEY: data})
 
     @staticmethod
@@ -568,16 +535,10 @@ class TableModel:
                 "a table's columns; use flashgp.load in Python, or fit again with --out"
             )
         encoding, scaling = Encoding.from_json(data["encoding"]), Scaling.from_json(data["scaling"])
-        posterior = load(path, modules, device=device)
-        d, like = len(encoding.inputs), posterior.state.like[0]
-        if like.shape != (len(like), d) or len(scaling.x_shift) != d or posterior.gp.outputs:
-            raise ModelFileError(
-                f"the columns of {name!r} do not fit its model: {d} inputs, {len(scaling.x_shift)} scales, "
-                f"x of shape {tuple(like.shape)}; the file is damaged or foreign, fit again"
-            )
+        fitted = restored(path, modules, device, (scaling,), len(encoding.inputs), UNITS)
         model = TableModel(missing=encoding.missing)
         model.settings = replace(model.settings, kernel=data["kernel"] or None)
-        return model._with(_Learned(posterior.in_units(UNITS), encoding, scaling))
+        return model._with(_Learned(fitted.posterior, fitted.scalings, encoding=encoding))
 
     def with_posterior(self, posterior: Posterior) -> "TableModel":
         """The same model with another standardised posterior, such as one conditioned by another solver."""
@@ -613,24 +574,20 @@ class TableModel:
         return model
 
     def _prediction(
-        self,
-        table: Table,
-        data: EncodedTable,
-        mean: _Numbers,
-        std: _Numbers,
-        variance_error: _Numbers | None,
-        observed: _Numbers | None,
-        report: Report,
+        self, table: Table, data: EncodedTable, answers: Sequence[Any], observed: _Numbers | None, report: Report
     ) -> TablePrediction:
-        """Standardised predictions of the encoded rows, in units of the target and in the order of the table."""
+        """Standardised predictions of the encoded rows, in units of the target and in the order of the table.
+
+        Args: answers, mean, deviation, and standard error of the variance or None.
+        """
         count, scaling = data.total, self.scaling
-        mean, std = in_place(mean, data.rows, count), in_place(std, data.rows, count)
+        mean, std = (in_place(one, data.rows, count) for one in answers[:2])
         if observed is not None and len(observed) != count:
             observed = in_place(observed, data.rows, count)
         target, errors = scaling.predictive(mean, std), None
-        if variance_error is not None:
+        if answers[2] is not None:
             # To first order: the root of a variance v moves by half the error of v over the root.
-            moved = 0.5 * in_place(variance_error, data.rows, count) / np.maximum(std, np.finfo(np.float64).tiny)
+            moved = 0.5 * in_place(answers[2], data.rows, count) / np.maximum(std, np.finfo(np.float64).tiny)
             errors = np.abs(scaling.predictive(mean, std + moved).std - target.std)
             if scaling.transform.identity:
                 errors = scaling.std(moved)
@@ -661,33 +618,9 @@ def fit_prepared(
     progress: Callable[["Progress"], None] | None = None,
 ) -> TableModel:
     """A model fitted to a table that has been prepared, within a deadline. Raises: as `flashgp.fit`."""
-    from flashgp.inference.fit import fit_as
-
-    options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
-    asked = prepared.approximation
-    if asked is None:  # the plan has memory, dtype and solver
-        options = replace(options, plan=prepared.exact_plan, memory=None, dtype=None, solver=None)
-    return _model_of(prepared, fit_as(prepared.gp, Data.of(prepared.gp, *prepared.own_tensors), options, asked))
-
-
-def fit_rows(
-    prepared: "PreparedRows",
-    deadline: Deadline = NO_DEADLINE,
-    checkpoint: str | Path | None = None,
-    progress: Callable[["Progress"], None] | None = None,
-) -> TableModel:
-    """The same of a table that is read and not held."""
-    from flashgp.inference.fit import fit_as
-
-    options = replace(prepared.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
-    return _model_of(prepared, fit_as(prepared.gp, prepared.rows, options, prepared.approximation))
-
-
-def _model_of(prepared: "PreparedTable | PreparedRows", result: "Fit") -> TableModel:
-    result.report.events[:0] = prepared.choices
-    result.posterior = result.posterior.in_units(UNITS)
-    result.columns = tuple(prepared.names)
-    model = TableModel()
+    fitted = prepared.fit(UNITS, deadline, checkpoint, progress)
+    assert fitted.fit is not None
+    fitted.fit.columns = tuple(prepared.names)
+    model, encoding = TableModel(), replace(prepared.encoding, notes=prepared.notes)
     model.settings = prepared.settings
-    encoding = replace(prepared.encoding, notes=prepared.notes)
-    return model._with(_Learned(result.posterior, encoding, prepared.scaling, result))
+    return model._with(_Learned(fitted.posterior, fitted.scalings, fitted.fit, encoding=encoding))

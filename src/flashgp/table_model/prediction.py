@@ -1,6 +1,12 @@
-"""Predictions of the rows of a table, in its order and in units of its target."""
+"""Predictions of the rows of a table, in its order and in units of its target; how good they are, and of which rows.
 
-from collections.abc import Mapping
+A row is known where every input and the target equal those of a learned row, in standard units and beyond what a
+number loses on its way through a text file: its prediction says nothing of new rows. Rows of equal inputs that differ
+in the target are new observations.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,14 +15,85 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.normal import QUANTILE_975
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.report import Report
+from flashgp.sources.survey import hashes
 from flashgp.target_transform import WarpedNormal
-
-from .scores import Scores
 
 _Numbers = npt.NDArray[np.float64]
 _SHOWN_ROWS = 5
+_STEPS = 2.0**32  # to a standard deviation: numbers of text differ by some 1e-16, rows of a table by far more
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Figures over some rows.
+
+    Fields: rows; rmse, units of y; nll, the mean of -log p(y_i), nats, density per unit of y; coverage, the share of
+    rows inside their central 95 % interval; standardised_rmse and standardised_nll, the same for y in standard
+    deviations of the training targets.
+    """
+
+    rows: int
+    rmse: float
+    nll: float
+    coverage: float
+    standardised_rmse: float
+    standardised_nll: float
+
+    @staticmethod
+    def of(y: npt.NDArray[np.float64], target: WarpedNormal, scale: float) -> "Scores":
+        """Compare y with predictions of new observations, all of shape (n,), n at least 1, in units of y.
+
+        scale: the standard deviation of the training targets, in the same units.
+        """
+        with np.errstate(invalid="ignore"):
+            nll = -float(np.mean(target.log_prob(y)))
+        rmse = float(np.sqrt(np.mean(np.square(y - target.mean))))
+        return Scores(
+            rows=len(y),
+            rmse=rmse,
+            nll=nll,
+            coverage=float(np.mean(np.abs(target.standardised(y)) <= QUANTILE_975)),
+            standardised_rmse=rmse / scale,
+            standardised_nll=nll - math.log(scale),
+        )
+
+    def joined(self, other: "Scores") -> "Scores":
+        """Of the rows of both."""
+        rows = self.rows + other.rows
+        share = other.rows / rows
+
+        def mean(one: float, more: float) -> float:
+            return one + share * (more - one) if math.isfinite(one) and math.isfinite(more) else one + more
+
+        return Scores(
+            rows=rows,
+            rmse=math.sqrt(mean(self.rmse**2, other.rmse**2)),
+            nll=mean(self.nll, other.nll),
+            coverage=mean(self.coverage, other.coverage),
+            standardised_rmse=math.sqrt(mean(self.standardised_rmse**2, other.standardised_rmse**2)),
+            standardised_nll=mean(self.standardised_nll, other.standardised_nll),
+        )
+
+    def lines(self, unit: str) -> Sequence[tuple[str, str]]:
+        """(name, text) pairs for people."""
+        return [
+            ("RMSE", f"{self.rmse:.4g} in units of {unit} ({self.standardised_rmse:.4g} standardised)"),
+            ("NLL", f"{self.nll:.4g} nats per row in units of {unit} ({self.standardised_nll:.4g} standardised)"),
+            ("95 % coverage", f"{100 * self.coverage:.1f} %"),
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "rmse": self.rmse,
+            "nll": self.nll,
+            "coverage_95": self.coverage,
+            "standardised_rmse": self.standardised_rmse,
+            "standardised_nll": self.standardised_nll,
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,3 +267,31 @@ def in_place(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numb
     whole = np.full(count, np.nan)
     whole[rows] = values
     return whole
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRows:
+    """Fields: marks, (n,), sorted: a 64-bit hash of each learned row."""
+
+    marks: npt.NDArray[np.uint64]
+
+    @staticmethod
+    def of(x: Any, y: Any) -> "KnownRows":
+        """Args: x (n, d) and y (n,), tensors in standard units. Cost: 10 operations on each number and a sort."""
+        return KnownRows(np.sort(_marks(x.double().numpy(force=True), y.double().numpy(force=True))))
+
+    def hold(self, x: _Numbers, y: _Numbers) -> npt.NDArray[np.bool_]:
+        """Which rows are known, (m,).
+
+        Args: x (m, d) and y (m,) in standard units, NaN where there is no value.
+        Cost: O(m (d + log n)).
+        """
+        if not len(self.marks):
+            return np.zeros(len(x), bool)
+        wanted = _marks(x, y)
+        place = np.minimum(np.searchsorted(self.marks, wanted), len(self.marks) - 1)
+        return np.isfinite(y) & (self.marks[place] == wanted)
+
+
+def _marks(x: _Numbers, y: _Numbers) -> npt.NDArray[np.uint64]:
+    return hashes(np.round(np.column_stack([x, y]) * _STEPS))

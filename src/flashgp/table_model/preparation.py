@@ -1,7 +1,13 @@
-"""A table made ready to fit: encoded, in standard units, with a model and its plan."""
+"""A table made ready to fit: encoded, in standard units, with a model and its plan.
+
+Of a table that is read and not held, three passes, and one more where the target is transformed: what the columns are
+(`learn_encoding`), mean and spread of every column with a random sample, which chooses transform and kernel as all rows
+would, and those of the target after its transform. Of a table that several ranks fit, rank 0 decides what one process
+decides: the others wait, as each choice is of short fits to 300 rows, and ranks of one machine share its cores.
+"""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,68 +15,74 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flashgp.data.standardised import StandardisedRows
+from flashgp.data.table_parts import EncodedRows
+from flashgp.fitted_table import TableSettings
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference import plan as plans
-from flashgp.inference.approximation import Approximation
-from flashgp.inference.findings import odd_data
+from flashgp.inference.approximate_plan import approximate_plan
+from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
+from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
-from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.over_ranks import decided_over, planned_over
+from flashgp.inference.plan_settings import PlanSettings, RowCounts
 from flashgp.inference.replicates import equal_rows
+from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
-from flashgp.kernel_choice import KernelChoice, choose_kernel, table_candidates
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
 from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
-from flashgp.processes.agreement import decided_by_first
 from flashgp.processes.group import ALONE, Group
-from flashgp.processes.shares import Shares
-from flashgp.standardise import ColumnScaling, Scaling, check_scales
-from flashgp.table import EncodedTable, Encoding, Table
+from flashgp.sources.group_survey import surveyed_over
+from flashgp.sources.survey import Survey
+from flashgp.table import EncodedTable, Encoding, Order, Table
+from flashgp.table.parts import TableParts, learn_encoding
+from flashgp.table_fit import (
+    Prepared,
+    StandardRows,
+    TrainingRows,
+    best_kernel,
+    check_kernel,
+    fit_options,
+    standard_rows,
+)
 from flashgp.target_transform import TargetTransform
-from flashgp.units import check_categories
-
-from .over_ranks import PlannedFit, check_same_rows, planned_over_ranks, standard_rows_of_first
-from .settings import TableSettings
+from flashgp.units import ColumnScaling, Scaling, check_scales
 
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
+_Planned = tuple[Approximation | None, Plan | ApproximatePlan, tuple[Event, ...]]
 
 
-@dataclass(frozen=True)
-class PreparedTable:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedTable(Prepared):
     """A table ready to fit.
 
     Fields:
-        settings: of the model.
-        encoding, data: of the columns, and the table as numbers.
-        train, test: positions in data; test is None where nothing is held out.
-        scaling: of the training rows, with the transform of the target.
-        tensors: standardised training rows, (n, d) and (n,), float64.
-        gp, options: the model, and how it is fitted, by which ranks.
+        encoding: of the columns.
         kernel_words: the expression, or the kernel in words.
-        approximation, plan: of the fit; None and a Plan for exact inference.
-        choices: which transform the target got and which covariance function was chosen, and why.
+        plan: of the fit.
         notes: sentences for the user.
+        x, y: (n, d) and (n,), the rows that are fitted, of a table that is read a random sample of them, in its units.
+        held_out: others, likewise; None where nothing is held out.
+        count: rows that are fitted.
+        total: rows of the table.
     """
 
-    settings: TableSettings
     encoding: Encoding
-    data: EncodedTable
-    train: _Rows
-    test: _Rows | None
-    scaling: Scaling
-    tensors: tuple[torch.Tensor, torch.Tensor]
-    gp: GP
-    options: FitOptions
     kernel_words: str
-    approximation: Approximation | None
     plan: Plan | ApproximatePlan
-    choices: tuple[Event, ...]
     notes: tuple[str, ...]
+    x: _Numbers
+    y: _Numbers
+    held_out: tuple[_Numbers, _Numbers] | None
+    count: int
+    total: int
 
     @property
     def exact_plan(self) -> Plan | None:
@@ -79,34 +91,13 @@ class PreparedTable:
 
     @property
     def names(self) -> list[str]:
+        """Of the inputs."""
         return [column.name for column in self.encoding.inputs]
-
-    @property
-    def own_tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows of `tensors` that this rank brings to the fit: all of them in one process."""
-        group = self.options.group
-        own = Shares.even(self.count, group.size).slice(group.rank)
-        return self.tensors[0][own], self.tensors[1][own]
-
-    @property
-    def count(self) -> int:
-        """Rows that are fitted."""
-        return len(self.train)
 
     @property
     def used(self) -> int:
         """Rows that are fitted or held out."""
-        return len(self.data.rows)
-
-    @property
-    def total(self) -> int:
-        """Rows of the table."""
-        return self.data.total
-
-    @property
-    def y(self) -> _Numbers:
-        assert self.data.y is not None
-        return self.data.y
+        return self.count + (0 if self.held_out is None else len(self.held_out[1]))
 
 
 def prepare(
@@ -114,8 +105,7 @@ def prepare(
     table: Table,
     encoding: Encoding,
     data: EncodedTable,
-    train: _Rows | None = None,
-    test: _Rows | None = None,
+    split: tuple[_Rows, _Rows] | None = None,
     deadline: Deadline = NO_DEADLINE,
     group: Group = ALONE,
 ) -> PreparedTable:
@@ -124,89 +114,174 @@ def prepare(
     Args:
         table: as read.
         encoding, data: learned from the table, and the table by it, with its target.
-        train, test: positions in data; None for all rows, and for none.
+        split: positions in data that are fitted and held out; None to fit all.
         group: ranks that fit it together, each of which has read the whole table; rank 0 chooses.
 
     Raises: DomainError for what a column or the kernel does not allow; MemoryBudgetError; RankMismatchError where ranks
         have read other tables.
     """
     assert data.y is not None
-    train = np.arange(len(data.rows)) if train is None else train
+    train, test = (np.arange(len(data.rows)), None) if split is None else split
     check_same_rows(group, [column.name for column in encoding.inputs], x=data.x, y=data.y, rows_fitted=train)
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
-    built, words, notes = kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
-    gp = GP(built.kernel)
-    options = fit_options(settings, deadline, given=built.has_starts)
-    if settings.target_transform == "log":
-        TargetTransform("log").check(y, data.rows[train] + table.first_row, encoding.target)
-    odd = odd_data(torch.from_numpy(x), torch.from_numpy(y), names_of(encoding), data.rows[train] + table.first_row)
-    standard = standard_rows_of_first(group, gp, x, y[:, None], settings.target_transform, options)
-    (scaling,) = standard.units.scalings()
-    check_scales(scaling, names_of(encoding))
-    choices = (*odd, *standard.events)
-    if settings.kernel == "auto":
-        gp, words, chosen, more = best_kernel(gp, words, encoding, (standard.x, standard.y), options, group)
-        choices, notes = (*choices, *chosen), [*notes, *more]
+    built, words, notes = _kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
+    gp, options = GP(built.kernel), _options(settings, deadline, built)
+    raw = TrainingRows(x, y[:, None], _names(encoding), data.rows[train] + table.first_row, encoding.target)
+    odd = raw.findings(settings.target_transform)
+    standard = standard_rows(gp, raw, settings.target_transform, options, group=group)
+    check_scales(standard.scalings[0], raw.names)
+    gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
     same = equal_rows(gp, standard.x, standard.y)
     rows = RowCounts(len(train), x.shape[1], None if same is None else int(same.max()) + 1)
-    planned = _planned(group, gp, rows, settings, options)
+    approximation, plan, events = planned(group, gp, rows, settings, options)
+    options = replace(options, group=group)
+    if isinstance(plan, Plan) and approximation is None:  # it has memory, dtype and solver
+        options = replace(options, plan=plan, memory=None, dtype=None, solver=None)
     return PreparedTable(
-        settings, encoding, data, train, test, scaling, (standard.x, standard.y), gp, replace(options, group=group),
-        words, planned.approximation, planned.plan, (*choices, *planned.events),
-        tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes))),
+        settings, gp, standard.scalings, (standard.x, standard.y), options, approximation,
+        (*odd, *standard.events, *chosen, *events), encoding=encoding, kernel_words=words, plan=plan,
+        notes=tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes, *more))),
+        x=x, y=y, held_out=None if test is None else (data.x[test], data.y[test]), count=len(y), total=data.total,
     )  # fmt: skip
 
 
-def names_of(encoding: Encoding) -> list[str]:
+def prepare_rows(
+    settings: TableSettings,
+    parts: TableParts,
+    columns: tuple[str, tuple[str, ...], tuple[str, ...]],
+    dates: Order | None = None,
+    deadline: Deadline = NO_DEADLINE,
+    group: Group = ALONE,
+) -> PreparedTable:
+    """The same of a table that is read.
+
+    Args: parts, the table; columns, the target, those not to use, and those of categories, by name, or position from 1;
+        dates, as `TableModel.fit`; group, whose ranks each read a part.
+    Raises: DomainError for what a column or the kernel does not allow, naming file and column.
+    Cost: three or four passes.
+    """
+    asked = approximation_of_read(settings.approximation, settings.inducing, settings.neighbours)
+    single = None if settings.compute_dtype == torch.float64 else settings.compute_dtype
+    refuse_exact(solver=settings.solver, dtype=single)
+    total, parts = parts.count or 0, parts.dealt(group)
+    in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
+    target, drop, categorical = columns
+    encoding, table = learn_encoding(in_time, target, drop, settings.missing, dates, categorical, group)  # type: ignore[arg-type]
+    raw = EncodedRows(in_time, encoding)
+    survey = surveyed_over(group, raw, None, sample_rows(asked.most_inducing), settings.seed)
+    moments = survey.x_moments
+    of_x = ColumnScaling(moments.mean.numpy(), moments.scale.numpy(), np.zeros(survey.width, dtype=bool))
+    of_x = of_x.keeping(encoding.category_positions)
+    built, words, notes = _kernel_of(settings, table, encoding, lambda: of_x)
+    gp, options = GP(built.kernel), _options(settings, deadline, built)
+    # What follows is chosen by the sample, which all ranks have, on rank 0.
+    x, y, wanted = survey.x.numpy(), survey.y.numpy(), settings.target_transform
+    sample = TrainingRows(x, y[:, None], _names(encoding), np.arange(len(y)), encoding.target)
+    values = table.columns[encoding.target_position].values  # of a summary: its range
+    least, most = float(np.nanmin(values)), float(np.nanmax(values))
+    if wanted == "log" and least <= 0.0:  # in a row that the sample may not have
+        raise DomainError(
+            f"`{encoding.target}` must be positive for a logarithm of the target, got {least:g} in {parts.path!r}; use "
+            "the transform yeo-johnson, or leave such rows out"
+        )
+    standard = standard_rows(gp, sample, wanted, options, group=group)
+    if standard.scalings[0].transform.kind == "log" and least <= 0.0:
+        notes.append("the target is not positive in every row: its logarithm, which the sample prefers, is not taken.")
+        standard = standard_rows(gp, sample, "none", options)
+    scaling = _scaling(raw, survey, of_x, standard.scalings[0].transform, group)
+    if scaling.transform.identity and least == most != 0.0:
+        scaling = replace(scaling, y_scale=abs(scaling.y_shift))  # as of a constant target that is held
+    check_scales(scaling, sample.names)
+    gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
+    if survey.count < total:
+        notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
+    _, plan, _ = planned(group, gp, RowCounts(survey.count, survey.width), settings, options, read=asked)
+    return PreparedTable(
+        settings, gp, (scaling,), StandardisedRows(EncodedRows(parts, encoding), scaling),
+        replace(options, group=group), asked,
+        (*sample.findings("none"), *standard.events, *chosen), encoding=encoding, kernel_words=words, plan=plan,
+        notes=(*encoding.notes, *notes, *more), x=x, y=y, held_out=None, count=survey.count,
+        total=total or survey.count,
+    )  # fmt: skip
+
+
+def check_same_rows(group: Group, names: list[str], **numbers: npt.NDArray[Any]) -> None:
+    """Raises: RankMismatchError, on every rank, where ranks have read other numbers. Args: names, of the columns."""
+    if group.size > 1:
+        marks = {name: tensor_mark(torch.from_numpy(np.ascontiguousarray(one))) for name, one in numbers.items()}
+        group.compare(columns=names, **marks)
+
+
+def planned(
+    group: Group,
+    gp: GP,
+    rows: RowCounts,
+    settings: TableSettings,
+    options: FitOptions,
+    read: Approximation | None = None,
+) -> _Planned:
+    """How the fit goes: approximation, None for exact inference, plan, and why.
+
+    In one process "auto" is left to the fit, which decides in the time that is left then. Several ranks do what each of
+    them has room for, and rank 0 decides. Args: read, of rows that are read.
+    Raises: MemoryBudgetError, on every rank.
+    """
+    asked, limit = read or settings.asked_approximation, settings.time_limit or None
+    if group.size == 1 and read is None:
+        plan = plans.plan(
+            gp, rows.n, rows.d, distinct=rows.distinct, memory=settings.memory, device=settings.device,
+            dtype=settings.compute_dtype, solver=settings.solver, deterministic=settings.deterministic,
+            time_limit=limit, starts=options.stages.starts, approximation=settings.approximation,
+            inducing=settings.inducing, neighbours=settings.neighbours,
+        )  # fmt: skip
+        return asked, plan, ()
+    device = torch.device("cpu" if settings.device in (None, "auto") else settings.device)
+    wanted = PlanSettings(
+        agreed_memory(settings.memory, device, group), settings.device, settings.compute_dtype,
+        solver=settings.solver, deterministic=settings.deterministic, stages=options.stages, ranks=group.size,
+    )  # fmt: skip
+    if asked is None:
+        return None, agreed_plan(conditioning_plan(gp, rows, wanted, training=True), group), ()
+    if asked.kind == "auto":
+        approximation, taken, event = decided_over(group, gp, rows, asked, wanted, limit)
+        return approximation, taken, (event,)
+    wanted = wanted if read is None else replace(wanted, dtype=None, solver=None)
+    return asked, planned_over(
+        group, lambda one: approximate_plan(gp, rows, one, wanted, limit, read=read is not None), asked
+    ), ()  # fmt: skip
+
+
+def _names(encoding: Encoding) -> list[str]:
     """Of the inputs, and of the target behind them."""
     return [*(column.name for column in encoding.inputs), encoding.target]
 
 
-def _planned(group: Group, gp: GP, rows: RowCounts, settings: TableSettings, options: FitOptions) -> PlannedFit:
-    """How the fit goes. Raises: MemoryBudgetError."""
-    if group.size > 1:
-        return planned_over_ranks(group, gp, rows, settings, options)
-    plan = plans.plan(
-        gp, rows.n, rows.d, distinct=rows.distinct, memory=settings.memory, device=settings.device,
-        dtype=settings.compute_dtype, solver=settings.solver, deterministic=settings.deterministic,
-        time_limit=settings.time_limit or None, starts=options.stages.starts,
-        approximation=settings.approximation, inducing=settings.inducing, neighbours=settings.neighbours,
-    )  # fmt: skip
-    return PlannedFit(settings.asked_approximation, plan)  # of "auto" the fit decides, in the time that is left then
+def _options(settings: TableSettings, deadline: Deadline, built: BuiltKernel) -> FitOptions:
+    options = fit_options(settings, deadline)
+    return replace(options, initial="given") if built.has_starts else options
 
 
-def fit_options(settings: TableSettings, deadline: Deadline, *, given: bool) -> FitOptions:
-    """How the model is fitted. Args: given, whether the kernel has values that the search begins at."""
-    return FitOptions(
-        starts=settings.starts, initial="given" if given else "data", tolerance=settings.tolerance,
-        deadline=deadline, memory=settings.memory, device=settings.device, dtype=settings.compute_dtype,
-        seed=settings.seed, deterministic=settings.deterministic, solver=settings.solver,
-    )  # fmt: skip
-
-
-def best_kernel(
+def _chosen_kernel(
+    settings: TableSettings,
     gp: GP,
     words: str,
     encoding: Encoding,
-    rows: tuple[torch.Tensor, torch.Tensor],
+    rows: StandardRows,
     options: FitOptions,
-    group: Group = ALONE,
+    group: Group,
 ) -> tuple[GP, str, tuple[Event, ...], tuple[str, ...]]:
-    """The model with the covariance function that kernel="auto" chooses for standardised rows, it in words, the event
-    of the choice and notes; the model as it was where all inputs are categories. Of a group rank 0 chooses."""
+    """The model with the kernel of kernel="auto", it in words, why and notes; as it was for others, and where all
+    inputs are categories."""
     count, codes = len(encoding.inputs), encoding.category_positions
+    if settings.kernel != "auto":
+        return gp, words, (), ()
     if len(codes) == count:
         return gp, words, (), ('all inputs are categories: the candidates of the kernel "auto" are the same then.',)
-    candidates = table_candidates(*rows, encoding.time_position)
-    chosen = decided_by_first(
-        group, lambda: choose_kernel(lambda one: GP(one.build(count, codes)), *rows, options, candidates=candidates),
-        lambda found: [candidates.index(found.kernel), found.event.to_json()],
-        lambda data: KernelChoice(candidates[data[0]], Event.from_json(data[1])),
-    )  # fmt: skip
-    return GP(chosen.kernel.build(count, codes)), chosen.kernel.words(count, codes), (chosen.event,), ()
+    gp, kernel, event = best_kernel(gp, codes, encoding.time_position, rows, options, group)
+    return gp, kernel.words(count, codes), (event,), ()
 
 
-def kernel_of(
+def _kernel_of(
     settings: TableSettings, table: Table, encoding: Encoding, scales: Callable[[], ColumnScaling]
 ) -> tuple[BuiltKernel, str, list[str]]:
     """The covariance function for standardised inputs, in words, and what a user should know of it.
@@ -221,26 +296,47 @@ def kernel_of(
                 f"{', '.join(map(repr, encoding.constant))}; pass drop={list(encoding.constant)}"
             )
         kernel = copy.deepcopy(settings.kernel)
-        if kernel.batch_shape:
-            raise ShapeError(
-                f"`kernel` must describe one model, got parameters of batch shape {tuple(kernel.batch_shape)}; use "
-                "flashgp.GP for a batch of models"
-            )
-        check_categories(kernel, {j: names[j] for j in codes}, len(names))
+        check_kernel(kernel, {j: names[j] for j in codes}, len(names))
         return BuiltKernel(kernel, has_starts=False), type(kernel).__name__, []
     if settings.expression is None:
         return BuiltKernel(DEFAULT.build(len(names), codes), has_starts=False), DEFAULT.words(len(names), codes), []
     each = scales().keeping(codes).scale.tolist()
     built = build_kernel(settings.expression, KernelColumns(encoding.inputs, table.names, each))
-    unused = _unused(built, len(names))
-    notes = [f"the kernel does not use {', '.join(repr(names[j]) for j in unused)}."] if unused else []
-    return built, settings.expression.text, notes
-
-
-def _unused(built: BuiltKernel, count: int) -> list[int]:
     used: set[int] = set()
     for leaf in built.kernel.leaves():
         dims: Any = getattr(leaf, "active_dims", None)
         if type(leaf).__name__ != "Constant":
-            used.update(range(count) if dims is None else dims)
-    return [j for j in range(count) if j not in used]
+            used.update(range(len(names)) if dims is None else dims)
+    unused = [repr(name) for j, name in enumerate(names) if j not in used]
+    notes = [f"the kernel does not use {', '.join(unused)}."] if unused else []
+    return built, settings.expression.text, notes
+
+
+def _scaling(
+    raw: EncodedRows, survey: Survey, of_x: ColumnScaling, transform: TargetTransform, group: Group
+) -> Scaling:
+    """To standard units of all rows; another pass where the target is transformed."""
+    of_y, shift, scale = survey.y_moments, tuple(of_x.offset.tolist()), tuple(of_x.scale.tolist())
+    if not transform.identity:
+        transformed = StandardisedRows(raw, Scaling(shift, scale, 0.0, 1.0, transform))
+        of_y = surveyed_over(group, transformed, None, 1, 0).y_moments
+    return Scaling(shift, scale, float(of_y.mean), float(of_y.scale), transform)
+
+
+class _InTime(TableParts):
+    """The same table, within a deadline. Raises: DomainError where it passes before the end of a pass."""
+
+    def __init__(self, parts: TableParts, deadline: Deadline) -> None:
+        self.path, self.names, self.count, self.header = parts.path, parts.names, parts.count, parts.header
+        self.deadline, self._parts = deadline, parts
+
+    def parts(self) -> Iterator[Table]:
+        rows = 0
+        for part in self._parts.parts():
+            if self.deadline.passed() and rows:
+                raise DomainError(
+                    f"`time_limit` must be long enough to read the table before the fit, got {self.deadline.limit:g} "
+                    f"s, which were over after {rows:,} rows of {self.path!r}; allow more time, or name fewer files"
+                )
+            rows += part.rows
+            yield part

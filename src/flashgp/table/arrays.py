@@ -2,6 +2,10 @@
 
 Frames with columns of text, categories or dates are encoded as tables are (`flashgp.table`). Arrays, and frames of
 numbers alone, go through scikit-learn's checks.
+
+Weights of rows are relative precisions, eq. (M-251): an overall scale changes nothing, and equal weights mean nothing.
+Whole numbers that differ and begin at 1 are counts, as scikit-learn has them: a row of weight w is w equal rows, eq.
+(M-87).
 """
 
 from collections.abc import Mapping
@@ -15,9 +19,13 @@ import torch
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
 from flashgp.foundations.errors import DomainError, ShapeError, warn
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.exact_integers import first_inexact
-from flashgp.table import FrameEncoding, table_of
+from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods.gaussian import repeated
 from flashgp.table.columns import checked_names
+from flashgp.table.inputs import FrameEncoding
+from flashgp.table.reading import table_of
 
 # Columns of a frame that are no numbers even if one could force them into one.
 NOT_NUMBERS = (nw.String, nw.Categorical, nw.Enum, nw.Datetime, nw.Date, nw.Duration, nw.Time)
@@ -255,3 +263,32 @@ def _text_columns(X: Any) -> str:
         if isinstance(dtype, NOT_NUMBERS) or (dtype == nw.Object and any(isinstance(v, str) for v in frame[name]))
     ]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def weighed(likelihood: Gaussian, weight: Array | None) -> tuple[Gaussian, torch.Tensor | None, Event | None]:
+    """The likelihood of rows with weights (n,), positive; how often each row counts, (n,), None for once; what the
+    weights were taken for.
+
+    Raises: DomainError for weights that differ where there is no trained noise variance that they divide, or whose
+        ratios float64 does not hold.
+    """
+    if weight is None:
+        return likelihood, None, None
+    least, most = float(weight.min()), float(weight.max())
+    if least == most:
+        return likelihood, None, None if least == 1.0 else Event(EventKind.WEIGHTS_EQUAL, weight=least)
+    if likelihood.noise_variance is None:
+        raise DomainError(
+            "`sample_weight` needs a noise_variance, which it divides, got weights beside known variances of all rows; "
+            "leave it out, or pass likelihood=Gaussian(row_variance=...) with a noise_variance"
+        )
+    if likelihood.rows_alike and least == 1.0 and bool((weight == np.floor(weight)).all()):
+        counts = torch.from_numpy(weight)
+        return repeated(likelihood, counts), counts, Event(EventKind.WEIGHTS_COUNTED, rows=len(weight), most=most)
+    own = likelihood.row_weight
+    relative = likelihood.weighted(
+        torch.from_numpy(weight) if own is None else own * torch.from_numpy(weight), likelihood.row_variance
+    )
+    assert relative.row_weight is not None
+    low, high = float(relative.row_weight.min()), float(relative.row_weight.max())
+    return relative, None, Event(EventKind.WEIGHTS_RELATIVE, least=low, most=high)

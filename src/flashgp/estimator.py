@@ -1,13 +1,14 @@
-"""GPRegressor: exact Gaussian process regression behind scikit-learn's estimator contract.
+"""GPRegressor: Gaussian process regression of arrays and frames behind scikit-learn's estimator contract.
 
-It standardises x and y, describes a GP in those units, and lets `fit` and `condition` do the work; predictions come
-back in the units of y. Frames go through scikit-learn and narwhals: neither pandas nor polars is imported.
+What it is given becomes finite numbers (`flashgp.table.arrays`), which are fitted as tables are (`flashgp.table_fit`);
+predictions come back in the units of y. Frames go through scikit-learn and narwhals: neither pandas nor polars is
+imported. Its model files are `flashgp.model_files`' matter.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,45 +18,35 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
-from flashgp.estimator.answers import Answers
-from flashgp.estimator.inputs import points, training_rows
-from flashgp.estimator.weights import weighed
+from flashgp.fitted_table import FittedTable, TableSettings
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.events import Event
 from flashgp.foundations.usual_names import usual_names_refused
-from flashgp.inference.approximation import Approximation, approximation_of
-from flashgp.inference.condition import condition
-from flashgp.inference.data import Data
-from flashgp.inference.facades import posterior_of, with_prior
-from flashgp.inference.findings import odd_data, why_unfinished
+from flashgp.inference.facades import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.missing_cells import check_observed, observed
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
+from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
-from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.kernels import Kernel
-from flashgp.kernels.default import DEFAULT, TableKernel
+from flashgp.kernels.default import DEFAULT
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 from flashgp.means import Linear as LinearMean
-from flashgp.standardise import Scaling
 from flashgp.table import FrameEncoding, time_position
-from flashgp.target_transform import TargetTransform, WarpedNormal, check_target_transform
-from flashgp.units import Units, check_categories, standard_rows
-
-if TYPE_CHECKING:
-    from flashgp.inference.training.options import FitOptions
+from flashgp.table.arrays import points, training_rows, weighed
+from flashgp.table_fit import Prepared, TrainingRows, best_kernel, check_kernel, fit_options, standard_rows
+from flashgp.target_transform import WarpedNormal
+from flashgp.units import Scaling
 
 Array = npt.NDArray[np.floating[Any]]
 RandomState = int | np.random.RandomState | np.random.Generator | None
 
-_DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _DEFAULT_SEED = 0
 _UNITS = "standard units; GPRegressor.predict answers in units of y"  # of posterior_
+_SETTINGS = tuple(one.name for one in fields(TableSettings) if one.name not in ("kernel", "kernel_argument", "seed"))
 
 
 class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
@@ -91,13 +82,13 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         kernel: covariance function in standard units; None for variance * Matern(1.5) with one lengthscale per column,
             plus Linear: far from the data a prediction goes on along their linear trend. "auto" takes the best of
             five by leave-one-out log density on 300 rows, and the default unless another is clearly better
-            (`flashgp.kernel_choice`); which and why is an event of `report_`.
+            (`flashgp.choices`); which and why is an event of `report_`.
         mean: prior mean in standard units, a flashgp mean or any nn.Module; None for a constant.
         likelihood: `flashgp.likelihoods.Gaussian` with noise variances in standard units; None for one of each output.
             Row variances, in units of y squared, and weights in it belong to the rows of X as passed to `fit`.
         standardise: "both", "x", "y" or "none": what is put in standard units; the rest keeps its own.
         target_transform: "auto" takes the best of the following on 300 rows, and none unless its evidence is clearly
-            higher (`flashgp.target_choice`); "none"; "log" of positive targets; "yeo-johnson", with the power of the
+            higher (`flashgp.choices`); "none"; "log" of positive targets; "yeo-johnson", with the power of the
             highest evidence. Of several outputs each has its own. What was chosen and why is an event of `report_`.
         optimise: False keeps every parameter as given.
         initial: as `flashgp.fit`.
@@ -229,106 +220,45 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _refit(self, X: Any, y: Any, sample_weight: Any, deadline: Deadline) -> "GPRegressor":
         """`fit`, which leaves attributes of two fits behind where it fails."""
-        self._check_choices()
+        settings = self._settings(self._seed() if self.optimise else _DEFAULT_SEED)
+        asked = settings.asked_approximation
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
         outputs = y.shape[1] if y.ndim == 2 else None
         gp = self._prior(X.shape[1], outputs)
-        check_categories(gp.kernel, self._categories, X.shape[1])
-        if self._categories and isinstance(gp.mean, LinearMean):
-            raise DomainError(
-                f"`mean` must not be linear in codes of categories, got Linear beside {[*self._categories.values()]}; "
-                "use flashgp.means.Constant() with a Linear kernel over the numbers"
-            )
-        likelihood = _gaussian(gp)
-        if likelihood.row_variance is not None and self.target_transform not in ("auto", "none"):
-            raise DomainError(
-                '`target_transform` must be "auto" or "none" beside a row_variance, which is of y itself, got '
-                f"{self.target_transform!r}; leave it out"
-            )
-        if not kept.all():
-            likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
-            gp.likelihood = likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
+        likelihood = self._likelihood_of(gp, kept)
         plain = likelihood.row_weight is None
         likelihood, counts, weighing = weighed(likelihood, weight)
         self._weighted = plain and likelihood.row_weight is not None
         gp.likelihood, self._repeated = likelihood, counts is not None
         if (cells := observed(torch.tensor(y), outputs)) is not None:
             check_observed(gp, cells)
-        # Rows with a weight or a variance of their own differ in more than how often they count.
-        countable = self._repeated or (likelihood.noise_variance is not None and likelihood.rows_alike)
-
-        rows_x, rows_y = X.astype(np.float64, order="C"), np.array(y.reshape(len(y), -1))  # frames may be read-only
-        if self.target_transform == "log":
-            for column in rows_y.T:
-                TargetTransform("log").check(column, np.flatnonzero(kept))  # as the caller counts rows
         names = [f"x{j + 1}" for j in range(X.shape[1])]
         if hasattr(self, "feature_names_in_"):
             names = [str(name) for name in self.feature_names_in_]
-        targets = ["the target"] if outputs is None else [f"output {j}" for j in range(outputs)]
-        odd = odd_data(torch.from_numpy(rows_x), torch.from_numpy(rows_y), [*names, *targets], np.flatnonzero(kept))
-        options = self._fit_options(gp, deadline)
-        standard = standard_rows(
-            gp, rows_x, rows_y, self.target_transform, options,
-            counts=counts, countable=countable, standardise=self.standardise,
+        names += ["the target"] if outputs is None else [f"output {j}" for j in range(outputs)]
+        rows = TrainingRows(
+            X.astype(np.float64, order="C"), np.array(y.reshape(len(y), -1)), names,  # frames may be read-only
+            np.flatnonzero(kept), counts=counts,
+            # Rows with a weight or a variance of their own differ in more than how often they count.
+            countable=self._repeated or (likelihood.noise_variance is not None and likelihood.rows_alike),
         )  # fmt: skip
-        self._units, events = standard.units, [*odd, *([] if weighing is None else [weighing]), *standard.events]
+        choices = [*rows.findings(self.target_transform), *([] if weighing is None else [weighing])]
+        trained = self.optimise and any(p.requires_grad for p in gp.parameters())
+        options = fit_options(settings, deadline) if trained else None
+        standard = standard_rows(gp, rows, self.target_transform, options, standardise=self.standardise)
+        choices += standard.events
         if likelihood.row_variance is not None:
-            likelihood.row_variance = likelihood.row_variance / _unit_of_variances(standard.units.y.scale)
+            likelihood.row_variance = likelihood.row_variance / _unit_of_variances(standard.scalings)
         if self.kernel == "auto":
-            events.append(self._set_kernel(gp, standard.x, standard.y, options))
-        self._learn(gp, standard.x, standard.y, options, deadline)
-        self.report_.events[:0] = events
-        self.X_train_ = np.array(X)
-        self.y_train_ = np.array(y)
-        return self
-
-    def _set_kernel(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None") -> Event:
-        """Choose the covariance function by the rows in standard units. Returns: what was chosen and why."""
-        from flashgp.kernel_choice import choose_kernel, table_candidates
-
-        codes = tuple(self._categories)
-
-        def prior_of(candidate: TableKernel) -> GP:
-            return GP(candidate.build(x.shape[1], codes), gp.mean, gp.likelihood, gp.outputs)
-
-        inputs = None if self.encoding_ is None else self.encoding_.inputs
-        time = time_position(inputs) if inputs is not None else 0 if x.shape[1] == 1 else None
-        choice = choose_kernel(prior_of, x, y, options, candidates=table_candidates(x, y, time))
-        gp.kernel = choice.kernel.build(x.shape[1], codes)
-        return choice.event
-
-    def _fit_options(self, gp: GP, deadline: Deadline) -> "FitOptions | None":
-        """How parameters are fitted; None where they stay as given."""
-        if not self.optimise or not any(p.requires_grad for p in gp.parameters()):
-            return None
-        from flashgp.inference.training.options import FitOptions
-
-        return FitOptions(
-            starts=self.starts, initial=self.initial, priors=self.priors, max_iterations=self.max_iterations,
-            seed=self._seed(), deadline=deadline, tolerance=self.tolerance, deterministic=self.deterministic,
-            **self._condition_options(),
-        )  # fmt: skip
-
-    def _condition_options(self) -> dict[str, Any]:
-        return {
-            "memory": self.memory, "device": self.device, "dtype": self._compute_dtype(), "solver": self.solver,
-            "jitter": self.jitter,
-        }  # fmt: skip
-
-    def _learn(self, gp: GP, x: Tensor, y: Tensor, options: "FitOptions | None", deadline: Deadline) -> None:
-        """Set gp_, kernel_, posterior_ and the record of the fit."""
-        self.history_ = []
-        if options is not None:
-            from flashgp.inference.fit import fit_as
-
-            fitted = fit_as(gp, Data.of(gp, x, y), options, self._asked_approximation())
-            gp, posterior = fitted.gp, fitted.posterior
-            self.history_, self.report_ = fitted.history, fitted.report
-        else:
-            solve = SolveSettings(deterministic=self.deterministic, tolerance=self.tolerance)
-            settings = ConditionSettings(solve, deadline=deadline, **self._condition_options())
-            posterior = posterior_of(condition(gp, Data.of(gp, x, y), settings, self._asked_approximation()))
-            self.report_ = posterior.report
+            inputs = None if self.encoding_ is None else self.encoding_.inputs
+            time = time_position(inputs) if inputs is not None else 0 if X.shape[1] == 1 else None
+            gp, _, event = best_kernel(gp, tuple(self._categories), time, standard, options)
+            choices.append(event)
+        data = standard.x, standard.y
+        fitted = Prepared(settings, gp, standard.scalings, data, options, asked, tuple(choices)).fit(_UNITS, deadline)
+        posterior, self.history_, self.report_ = fitted.posterior, [], fitted.posterior.report
+        if fitted.fit is not None:
+            gp, self.history_, self.report_ = fitted.fit.gp, fitted.fit.history, fitted.fit.report
         self._learned: Posterior | None = posterior
         self._evidence: float | None = None
         if deadline.limit is None or not posterior.state.by_solves:  # else it takes passes over the pairs
@@ -336,19 +266,26 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         if self._repeated:
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
             weights = _gaussian(posterior.gp).row_weight  # of the rows that the posterior has
-            likelihood = _gaussian(gp).with_rows(row_weight=weights)
-            gp = GP(gp.kernel, gp.mean, likelihood, gp.outputs)
-            posterior = with_prior(posterior, gp)
-        self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)
+            gp = GP(gp.kernel, gp.mean, _gaussian(gp).with_rows(row_weight=weights), gp.outputs)
+            fitted = FittedTable(with_prior(posterior, gp), fitted.scalings, fitted.fit)
+        self._set(fitted, gp)
+        self.X_train_, self.y_train_ = np.array(X), np.array(y)
+        return self
 
-    def restore(self, gp: GP, posterior: Posterior, evidence: float | None, *, repeated: bool, weighted: bool) -> None:
-        """Become what a file says was fitted: prior, posterior, log marginal likelihood (None for one to be computed),
-        whether weights stand for repetitions and whether `fit` was given them; units and encoding are the estimator's
-        already."""
+    def _set(self, fitted: FittedTable, gp: GP) -> None:
+        self._fitted, self.gp_, self.kernel_, self.posterior_ = fitted, gp, gp.kernel, fitted.posterior
+
+    def restore(
+        self, fitted: FittedTable, gp: GP, evidence: float | None, *, repeated: bool, weighted: bool
+    ) -> "GPRegressor":
+        """Become what a file says was fitted: fitted table and prior, log marginal likelihood (None for one to be
+        computed), whether weights stand for repetitions and whether `fit` was given them; the encoding is the
+        estimator's already."""
         self._repeated, self._weighted, self._evidence = repeated, weighted, evidence
-        self._learned = posterior if evidence is None else None
-        self.history_, self.report_ = [], posterior.report
-        self.gp_, self.kernel_, self.posterior_ = gp, gp.kernel, posterior.in_units(_UNITS)
+        self._learned = fitted.posterior if evidence is None else None
+        self.history_, self.report_ = [], fitted.posterior.report
+        self._set(fitted, gp)
+        return self
 
     @property
     def log_marginal_likelihood_value_(self) -> float:
@@ -459,7 +396,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         seed = _drawn_seed(random_state)
         prediction, answers = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
-        return np.ascontiguousarray(np.moveaxis(answers(drawn, inverse=True), 0, -1))
+        return np.ascontiguousarray(np.moveaxis(answers(drawn, Scaling.target), 0, -1))
 
     def importance(
         self,
@@ -494,10 +431,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             raise NotFittedError("call `fit` first: the importance is of a fitted model")
         if groups is None and hasattr(self, "feature_names_in_"):
             groups = {str(name): j for j, name in enumerate(self.feature_names_in_)}
-        settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        found = importance(self.posterior_.state.rows_kept, groups, settings, self._units.mean_of)
-        events = (*self.report_.events, *self.posterior_.report.events)
-        return replace(found, unfinished=why_unfinished(events, interrupted=False))
+        return self._fitted.importance(groups, ImportanceSettings(rows=rows, permutations=permutations, seed=seed))
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
@@ -534,7 +468,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             for (name, p), part in zip(trainable, flat.split(counts), strict=True)
         }
         gp, x, y = self._distinct()
-        value = gp.log_marginal_likelihood(x, y, theta=named, dtype=self._compute_dtype(), jitter=self.jitter)
+        value = gp.log_marginal_likelihood(x, y, theta=named, dtype=self._settings().compute_dtype, jitter=self.jitter)
         if not eval_gradient:
             return float(value)
         (gradient,) = torch.autograd.grad(value, flat)
@@ -543,8 +477,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     @property
     def scaling_(self) -> Scaling | tuple[Scaling, ...]:
         """What takes data to the standard units of `posterior_` and answers back; one per output when y had columns."""
-        scalings = self._units.scalings()
-        return scalings[0] if self.gp_.outputs is None else scalings
+        return self._fitted.scalings[0] if self.gp_.outputs is None else self._fitted.scalings
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -562,32 +495,44 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return {} if encoding is None else encoding.categories
 
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any, variance: str = "auto", time_limit: float | None = None) -> tuple[Prediction, Answers]:
+    def _at(self, X: Any, variance: str = "auto", time_limit: float | None = None) -> "tuple[Prediction, _Answers]":
         """The prediction at X in standard units, and what brings its numbers to the user."""
         X, present = points(self, X, drop=self.missing == "drop")
-        posterior: Posterior
         if hasattr(self, "posterior_"):
-            posterior, units = self.posterior_, self._units
+            fitted = self._fitted
         else:
-            self._check_choices()
-            empty = torch.zeros(0, X.shape[1], dtype=torch.float64)
-            posterior = self._prior(X.shape[1], None).condition(empty, empty[:, 0], device=self.device)
-            units = Units.identity(X.shape[1])
-        x_test = torch.from_numpy(units.x.apply(X)).to(posterior.state.like[0].device)
-        answers = Answers(units, posterior.state.prior.outputs, X.dtype, present)
-        return posterior.predict(x_test, variance=variance, time_limit=time_limit), answers
+            _ = self._settings().asked_approximation
+            columns, empty = X.shape[1], torch.zeros(0, X.shape[1], dtype=torch.float64)
+            posterior = self._prior(columns, None).condition(empty, empty[:, 0], device=self.device)
+            fitted = FittedTable(posterior, (Scaling((0.0,) * columns, (1.0,) * columns, 0.0, 1.0),))
+        answers = _Answers(fitted.scalings, fitted.posterior.state.prior.outputs, X.dtype, present)
+        return fitted.predict(X, variance=variance, time_limit=time_limit), answers
 
     def _prior(self, columns: int, outputs: int | None) -> GP:
         """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, self.likelihood))
         kernel = DEFAULT.build(columns, tuple(self._categories)) if kernel is None or kernel == "auto" else kernel
         gp = GP(kernel, mean, likelihood, outputs)
-        if gp.kernel.batch_shape:
-            raise ShapeError(
-                f"`kernel` must describe one model, got parameters of batch shape {tuple(gp.kernel.batch_shape)}; use "
-                "flashgp.GP for a batch of models"
-            )
+        check_kernel(gp.kernel, self._categories, columns)
         return gp
+
+    def _likelihood_of(self, gp: GP, kept: npt.NDArray[np.bool_]) -> Gaussian:
+        """The likelihood of the rows that are kept. Raises: DomainError for what cannot stand beside each other."""
+        if self._categories and isinstance(gp.mean, LinearMean):
+            raise DomainError(
+                f"`mean` must not be linear in codes of categories, got Linear beside {[*self._categories.values()]}; "
+                "use flashgp.means.Constant() with a Linear kernel over the numbers"
+            )
+        likelihood = _gaussian(gp)
+        if likelihood.row_variance is not None and self.target_transform not in ("auto", "none"):
+            raise DomainError(
+                '`target_transform` must be "auto" or "none" beside a row_variance, which is of y itself, got '
+                f"{self.target_transform!r}; leave it out"
+            )
+        if kept.all():
+            return likelihood
+        likelihood.diagonal(len(kept), torch.device("cpu"))  # has it as many rows as X?
+        return likelihood.rows(torch.from_numpy(np.flatnonzero(kept)))
 
     def _distinct(self) -> tuple[GP, Tensor, Tensor]:
         """gp_ and its data as rows that differ, with the marginal likelihood of all rows."""
@@ -601,43 +546,92 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             gp, x, y = GP(gp.kernel, gp.mean, rows.likelihood, gp.outputs), rows.x, rows.y
         return gp, x, y
 
-    def _check_choices(self) -> None:
-        for name, allowed in (
-            ("missing", ("error", "drop")), ("unseen", ("error", "new")), ("dates", (None, "dmy", "mdy")),
-            ("standardise", ("both", "x", "y", "none")),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value not in allowed:
-                raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
-        check_target_transform(self.target_transform)
-        self._compute_dtype()
-        self._asked_approximation()
-
-    def _asked_approximation(self) -> "Approximation | None":
-        return approximation_of(self.approximation, self.inducing, self.neighbours)
-
-    def _compute_dtype(self) -> torch.dtype | None:
-        if self.dtype is None:
-            return None
-        name = str(self.dtype).removeprefix("torch.")
-        if name not in _DTYPES:
-            raise DomainError(f"`dtype` must be None, 'float64' or 'float32', got {self.dtype!r}; choose one of these")
-        return _DTYPES[name]
+    def _settings(self, seed: int = _DEFAULT_SEED) -> TableSettings:
+        """What it was made with, checked. Raises: DomainError."""
+        return TableSettings(seed=seed, **{name: getattr(self, name) for name in _SETTINGS})
 
     def _seed(self) -> int:
-        if self.random_state is None:
-            return _DEFAULT_SEED
-        return _drawn_seed(self.random_state)
+        return _DEFAULT_SEED if self.random_state is None else _drawn_seed(self.random_state)
 
 
-def _unit_of_variances(scale: npt.NDArray[np.float64]) -> float:
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """Numbers in standard units to what the user gets: units of y, dtype of X, NaN for rows without all values.
+
+    Fields:
+        scalings: one for each output.
+        outputs: columns of y; None where y is a vector.
+        dtype: of X.
+        present: which of the rows passed were predicted; None for all.
+    """
+
+    scalings: tuple[Scaling, ...]
+    outputs: int | None
+    dtype: npt.DTypeLike
+    present: npt.NDArray[np.bool_] | None
+
+    def __call__(self, values: Tensor, to: Callable[[Scaling, Any], Any]) -> Array:
+        """Values (..., n) or (..., n, p), brought to units of each output."""
+        array = values.detach().cpu().numpy()
+        array = array if self.outputs is not None else array[..., None]
+        return self._shaped([self._placed(to(s, array[..., j]), (-1,)) for j, s in enumerate(self.scalings)])
+
+    def moments(
+        self, prediction: Prediction, latent: bool, return_std: bool, return_cov: bool
+    ) -> Array | tuple[Array, Array]:
+        """Mean, and on request deviation or covariance; of a transformed y by quadrature, eq. (M-142)."""
+        warped = not all(scaling.transform.identity for scaling in self.scalings)
+        each = self.distributions(prediction, latent) if warped or return_std else ()
+        mean = self._shaped([one.mean for one in each]) if each else self(prediction.mean, Scaling.mean)
+        if return_std:
+            return mean, self._shaped([one.std for one in each])
+        if not return_cov:
+            return mean
+        joint = prediction.covariance(observed=not latent).detach().cpu().double()
+        outputs = self.outputs or 1  # which may share (n, n), or have (outputs, n, n)
+        joints = (joint if joint.dim() == 3 else joint.expand(outputs, *joint.shape)).numpy()
+        found = [self._placed(one * s.y_scale**2, (0, 1)) for one, s in zip(joints, self.scalings, strict=True)]
+        if warped:
+            found = [one.covariance(joint) for one, joint in zip(each, found, strict=True)]
+        return mean, self._shaped(found)
+
+    def distributions(self, prediction: Prediction, latent: bool) -> tuple[WarpedNormal, ...]:
+        """Distributions of y, one for each output, NaN for rows without all values."""
+        variance = prediction.variance if latent else prediction.observation_variance
+        location, spread = (
+            values.detach().cpu().double().numpy().reshape(len(values), -1)
+            for values in (prediction.mean, variance.sqrt())
+        )
+        return tuple(
+            scaling.predictive(self._placed(location[:, j], (0,)), self._placed(spread[:, j], (0,)))
+            for j, scaling in enumerate(self.scalings)
+        )
+
+    def _shaped(self, columns: Sequence[Array]) -> Array:
+        """Columns of the outputs the way the user wants them."""
+        return (columns[0] if self.outputs is None else np.stack(columns, axis=-1)).astype(self.dtype)
+
+    def _placed(self, array: Any, axes: tuple[int, ...]) -> Any:
+        """The rows along these axes in their places, NaN in between."""
+        if self.present is None:
+            return array
+        for axis in axes:
+            moved = np.moveaxis(array, axis, 0)
+            full = np.full((len(self.present), *moved.shape[1:]), np.nan)
+            full[self.present] = moved
+            array = np.moveaxis(full, 0, axis)
+        return array
+
+
+def _unit_of_variances(scalings: Sequence[Scaling]) -> float:
     """What variances of rows in units of y squared are divided by. Raises: DomainError for outputs that differ."""
-    if bool((scale != scale[0]).any()):
+    scales = [scaling.y_scale for scaling in scalings]
+    if len({*scales}) > 1:
         raise DomainError(
             "`likelihood` must have no row_variance for outputs that are standardised one by one, got scales "
-            f"{', '.join(f'{value:.4g}' for value in scale[:5])}; pass standardise='x', or fit each output by itself"
+            f"{', '.join(f'{value:.4g}' for value in scales[:5])}; pass standardise='x', or fit each output by itself"
         )
-    return float(scale[0]) ** 2
+    return scales[0] ** 2
 
 
 def _gaussian(gp: Prior) -> Gaussian:

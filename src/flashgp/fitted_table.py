@@ -1,0 +1,158 @@
+"""A fitted table: a posterior in standard units, what takes rows there and brings answers back, how it was asked for.
+
+One definition for `GPRegressor`, `TableModel` and the command line, which differ in what they are given: arrays and
+frames, tables, files. What is fitted, and how, is `flashgp.table_fit`'s matter: predictions do without it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from flashgp import files
+from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.profile_ranges import profile_range
+from flashgp.inference.approximation import Approximation, approximation_of
+from flashgp.inference.findings import why_unfinished
+from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.kernel_expression import KernelExpression, parse_kernel
+from flashgp.kernels import Kernel
+from flashgp.target_transform import check_target_transform
+from flashgp.units import Scaling
+
+if TYPE_CHECKING:
+    from flashgp.inference.fit import Fit
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "missing": ("error", "drop"), "unseen": ("error", "new"), "dates": (None, "dmy", "mdy"),
+    "standardise": ("both", "x", "y", "none"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """What a `TableModel` or a `GPRegressor` is made with; their docstrings explain each.
+
+    Fields: kernel_argument, what the expression is called in errors.
+    Raises: DomainError for what cannot be.
+    """
+
+    kernel: Kernel | str | None = None
+    target_transform: str = "auto"
+    missing: str = "error"
+    starts: int | None = None
+    time_limit: float | None = None
+    solver: str | None = None
+    memory: str | int | None = None
+    device: str | torch.device | None = "auto"
+    dtype: str | torch.dtype | None = None
+    tolerance: float = 1e-3
+    seed: int = 0
+    deterministic: bool = False
+    approximation: str | None = None
+    inducing: int | str = "auto"
+    neighbours: int | str = "auto"
+    kernel_argument: str = "kernel"
+    standardise: str = "both"
+    unseen: str = "error"
+    dates: str | None = None
+    initial: str = "data"
+    priors: str = "weak"
+    max_iterations: int = 200
+    jitter: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise DomainError(f"`{name}` must be one of {allowed}, got {value!r}; choose one of these")
+        check_target_transform(self.target_transform)
+        if self.dtype is not None and str(self.dtype).removeprefix("torch.") not in _DTYPES:
+            raise DomainError(f"`dtype` must be None, 'float64' or 'float32', got {self.dtype!r}; choose one of these")
+        if not (self.kernel is None or isinstance(self.kernel, str | Kernel)):
+            raise DomainError(
+                f'`kernel` must be None, "auto", an expression or a Kernel, got {type(self.kernel).__name__}; for '
+                "example flashgp.kernels.Matern(nu=1.5)"
+            )
+        _ = self.expression
+        if self.approximation != "auto":  # which means one thing where rows are read, and another where they are held
+            _ = self.asked_approximation
+
+    @property
+    def asked_approximation(self) -> Approximation | None:
+        """Of rows that are held; None for exact inference. Raises: DomainError."""
+        return approximation_of(self.approximation, self.inducing, self.neighbours)
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return None if self.dtype is None else _DTYPES[str(self.dtype).removeprefix("torch.")]
+
+    @cached_property
+    def expression(self) -> KernelExpression | None:
+        written = isinstance(self.kernel, str) and self.kernel != "auto"
+        return parse_kernel(self.kernel, self.kernel_argument) if written else None  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTable:
+    """A posterior in standard units, and what takes rows there and answers back.
+
+    Fields: posterior; scalings, one for each output; fit, None where nothing was fitted, or before this process.
+    """
+
+    posterior: Posterior
+    scalings: tuple[Scaling, ...]
+    fit: "Fit | None" = None
+
+    @property
+    def scaling(self) -> Scaling:
+        """That of the only output."""
+        (scaling,) = self.scalings
+        return scaling
+
+    def predict(self, x: npt.NDArray[np.floating[Any]], **asked: Any) -> Prediction:
+        """`Posterior.predict`, in standard units, at rows (m, d) in their own. Args: asked, as it."""
+        like, points = self.posterior.state.like[0], torch.from_numpy(self.scalings[0].x(x))
+        with profile_range("transfers"):
+            points = points.to(like.device, like.dtype)
+        return self.posterior.predict(points, **asked)
+
+    def importance(self, groups: Any, settings: ImportanceSettings) -> Importance:
+        """That of inputs, with `rmse` in units of the target. Args: groups, names with positions of columns."""
+        found = importance(self.posterior.state.rows_kept, groups, settings, self._mean_of)
+        events = [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
+        interrupted = self.fit is not None and self.fit.interrupted
+        return replace(found, unfinished=why_unfinished(events, interrupted=interrupted))
+
+    def _mean_of(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The mean of y where its standardised values are normal, eq. (M-142); float64, (..., p)."""
+        each = (scaling.mean_of(mean[..., j], std[..., j]) for j, scaling in enumerate(self.scalings))
+        return torch.stack(list(each), dim=-1)
+
+
+def restored(
+    path: str | os.PathLike[str], modules: Any, device: Any, scalings: Sequence[Scaling], columns: int, units: str
+) -> FittedTable:
+    """The fitted table of a model file, whose metadata say so many columns and these scalings.
+
+    Raises: ModelFileError where they do not fit the posterior in it; as `flashgp.load`.
+    """
+    posterior = files.load(path, modules, device=device)
+    like = posterior.state.like[0]
+    wrong = like.shape != (len(like), columns) or any(len(one.x_shift) != columns for one in scalings)
+    if wrong or len(scalings) != (posterior.gp.outputs or 1):
+        raise ModelFileError(
+            f"the units of {os.fspath(path)!r} do not fit its model: {columns} inputs, scales of "
+            f"{[len(one.x_shift) for one in scalings]}, x of shape {tuple(like.shape)}; the file is damaged or "
+            "foreign, save the model again"
+        )
+    return FittedTable(posterior.in_units(units), tuple(scalings))
