@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     sets, limit, epochs, m = options.sets, options.rows, options.epochs, 512
     if options.toy:
-        sets, limit, m = ["elevators"], 400, 16
+        sets, limit, m = ["elevators"], 60, 16
     methods = [*KINDS, *(f"gpytorch/{rate:g}" for rate in RATES if not options.toy)]
     cells = [
         Cell(

@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument("--what", nargs="+", choices=list(WHATS), default=list(WHATS))
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
-    sizes, points = ([600], 20) if options.toy else (options.sizes, POINTS)
+    sizes, points = ([200], 20) if options.toy else (options.sizes, POINTS)
     cells = [
         Cell(
             f"{what}/n={n}", {"what": what, "n": n, "d": WHATS[what][0], "points": points}, WHATS[what][1] * n / 1e6,
