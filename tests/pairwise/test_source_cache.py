@@ -316,7 +316,7 @@ if sys.argv[1] == "loading":
     loading.wait()
 while is_free():
     time.sleep(1e-3)
-time.sleep(0.2)
+time.sleep(0.05)
 assert not is_free(), "too late: nothing is being compiled or loaded"
 child = os.fork()
 if child == 0:
