@@ -1,7 +1,6 @@
 """`deterministic=True`: the same seed gives the same bits, with one thread or several, on every route."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,7 +11,6 @@ import flashgp as fgp
 from flashgp.foundations.determinism import EVENT
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
-from forked import Forked
 from inference.plain_gp import F64
 
 N = 400
@@ -153,27 +151,6 @@ def test_products_give_the_same_bits() -> None:
             return {"product": operator @ v, "block": operator.to_dense(), "by variance": gradients[0]}
 
     assert differing(with_threads(1, compute), with_threads(2, compute)) == []
-
-
-CHILD = """
-import json, sys, torch
-torch.set_num_threads(int(sys.argv[1]))
-import flashgp as fgp
-from inference.test_deterministic import answers
-found = answers("stored")
-print(json.dumps([torch.get_num_threads(), {name: [v.hex() for v in t.double().flatten().tolist()] for name, t in
-      found.items()}]))
-"""
-
-
-def test_processes_with_other_numbers_of_threads_agree() -> None:
-    said = []
-    for count in (1, 2):
-        code, out, err = Forked(CHILD, count).ended()
-        assert code == 0, err
-        said.append(json.loads(out))
-    assert [threads for threads, _ in said] == [1, 2]
-    assert said[0][1] == said[1][1]
 
 
 def test_a_saved_posterior_remembers(tmp_path: object) -> None:
