@@ -12,7 +12,7 @@ from processes import fault_jobs
 from processes.launch import Ranks
 
 
-@pytest.mark.parametrize(("kind", "count"), [("condition", 18), ("fit", 12)])
+@pytest.mark.parametrize(("kind", "count"), [("condition", 8), ("fit", 6)])
 def test_an_error_planted_on_one_rank_is_raised_by_all(ranks: Ranks, kind: str, count: int) -> None:
     every, again, _ = ranks.run(fault_jobs.collectives, 3, kind)
     assert every == again > 2 * count
