@@ -24,7 +24,6 @@ from cells import Cell, Claim, Entry, main_of, options_of
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.quantities import readable_seconds
-from flashgp.inference.streamed_posterior import StreamedPosterior
 
 SHARE, SPARE_SECONDS, TEST_ROWS, NOISE = 1.1, 2.0, 5000, 0.8
 # How it is fitted, rows, limit.
@@ -79,7 +78,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     ended = of_kind(fit.report.events, EventKind.FIT_TIME_UP) or of_kind(fit.report.events, EventKind.FIT_ENDED)
     return {
         "taken_seconds": seconds,
-        "inducing": len(state.inducing) if isinstance(fit.posterior, StreamedPosterior) else None,
+        "inducing": len(state.inducing) if fit.posterior.can("bound") is None else None,
         "rmse": float(numpy.sqrt(numpy.mean((mean - f[test]) ** 2))),
         "ended": [event.to_json() for event in ended],
         "events": [str(event) for event in fit.report.events],

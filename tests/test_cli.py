@@ -838,12 +838,12 @@ def test_what_follows_a_fit_keeps_to_what_is_left() -> None:
     import torch
 
     import flashgp as fgp
-    from flashgp.cli.after_fit import AFTER_FIT, prediction_seconds
+    from flashgp.cli.after_fit import AFTER_FIT
     from flashgp.foundations.deadline import Deadline
 
     x = torch.rand(2000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     post = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).condition(x, x[:, 0])
-    whole = prediction_seconds(post, 100_000)
+    whole = post.predict_seconds(100_000)
     assert whole > 0.5, "else this test says nothing"
 
     def left(seconds: float) -> Deadline:

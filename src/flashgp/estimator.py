@@ -22,7 +22,6 @@ from flashgp.fitted_table import FittedTable, TableSettings
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.usual_names import usual_names_refused
-from flashgp.inference.facades import with_prior
 from flashgp.inference.gp import GP
 from flashgp.inference.missing_cells import check_observed, observed
 from flashgp.inference.posterior import Posterior
@@ -267,7 +266,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
             weights = _gaussian(posterior.gp).row_weight  # of the rows that the posterior has
             gp = GP(gp.kernel, gp.mean, _gaussian(gp).with_rows(row_weight=weights), gp.outputs)
-            fitted = FittedTable(with_prior(posterior, gp), fitted.scalings, fitted.fit)
+            fitted = FittedTable(posterior.with_prior(gp), fitted.scalings, fitted.fit)
         self._set(fitted, gp)
         self.X_train_, self.y_train_ = np.array(X), np.array(y)
         return self

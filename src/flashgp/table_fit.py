@@ -21,10 +21,10 @@ from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
-from flashgp.inference.facades import posterior_of
 from flashgp.inference.findings import odd_data
 from flashgp.inference.fit import fit_as
 from flashgp.inference.gp import GP
+from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import ConditionSettings, SolveSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions
@@ -244,7 +244,7 @@ class Prepared:
         """
         if self.options is None:
             data, how = Data.of(self.gp, *self.rows), _conditioning(self.settings, deadline)  # type: ignore[misc]
-            posterior = posterior_of(condition(self.gp, data, how, self.approximation))
+            posterior = Posterior(condition(self.gp, data, how, self.approximation))
             posterior.report.events[:0] = self.choices
             return FittedTable(posterior.in_units(units), self.scalings)
         options = replace(self.options, deadline=deadline, checkpoint=checkpoint, progress=progress)

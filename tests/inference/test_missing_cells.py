@@ -122,6 +122,8 @@ def test_what_needs_common_rows_names_the_way_out(tmp_path: Path) -> None:
     state = [f"state.{name}" for name in dir(type(post.state)) if not name.startswith("_")]
     refused = set()
     for name in [*(name for name in dir(fgp.Posterior) if not name.startswith("_")), *state]:
+        if not name.startswith("state.") and post.can(name) is not None:
+            continue  # for another reason
         way = calls.get(name, lambda value: value)
         try:
             way(attrgetter(name)(post))

@@ -470,7 +470,7 @@ def test_a_batch_of_models_is_refused_whatever_the_noise_of_the_new_rows(batched
     assert post.batch_shape == (2,)
     for rows in ({}, {"row_variance": more}, {"row_weight": more}, {"row_variance": more.expand(2, 3)}):
         for update in (post.append, post.slide, lambda *new, **kw: post.replace([0, 1, 2], *new, **kw)):
-            with pytest.raises(DomainError, match="must be of one table, got a batch of shape"):
+            with pytest.raises(DomainError, match="of one table, got a batch of shape"):
                 update(x[:3] + 0.2, y[:3], **rows)
 
 

@@ -10,7 +10,6 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
-from flashgp.inference.facades import posterior_of
 from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.options import FitOptions, FitSettings
@@ -50,7 +49,7 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
         if what == "condition":
             solve = SolveSettings(tolerance=1e-8, group=group)
             settings = ConditionSettings(solve, deadline=deadline, plan=plan, time=TIME)
-            post = posterior_of(condition(gp, Data.of(gp, x[part], y[part]), settings))
+            post = fgp.Posterior(condition(gp, Data.of(gp, x[part], y[part]), settings))
             report, theta = post.report, []
         else:
             if route == "stored":
@@ -64,7 +63,7 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
                 group=group,
             )  # fmt: skip
             fit = fit_exact(gp, Data.of(gp, x[part], y[part]), asked)
-            post, report, theta = posterior_of(fit.state), fit.report, [entry.theta for entry in fit.history]
+            post, report, theta = fgp.Posterior(fit.state), fit.report, [entry.theta for entry in fit.history]
         mean = post.predict(z).mean
     return {
         "mean": mean.tolist(), "rows": len(post.x), "theta": theta, "iterations": report.iterations,

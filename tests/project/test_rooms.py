@@ -13,11 +13,8 @@ ROOMS = {
 # Of inference: argument checks, then one call; no room imports them.
 FACADES = (
     "gp",
+    "answers",
     "posterior",
-    "approximate_posterior",
-    "streamed_posterior",
-    "group_posterior",
-    "facades",
     "condition",
     "sites",
     "fit",

@@ -6,17 +6,12 @@ says so. Does not do: writing the model, which always happens.
 
 from dataclasses import dataclass, field
 
-import torch
-
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import plan as plans
-from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import ImportanceSettings
-from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.settings import TimeSettings
-from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.planner.plan import FACTORED
 from flashgp.table_model.preparation import PreparedTable
 
@@ -71,7 +66,7 @@ class AfterFit:
         if posterior.factor is None and any(event.fields["reason"] == StopReason.TIME for event in ended):
             return 0
         rows = count
-        while self.time.late(deadline, prediction_seconds(posterior, rows)):
+        while self.time.late(deadline, posterior.predict_seconds(rows)):
             rows //= 2
             if rows < self.min_scored:
                 return 0
@@ -79,7 +74,7 @@ class AfterFit:
 
     def has_time_for_left_out(self, posterior: Posterior, deadline: Deadline) -> bool:
         """Of few rows there always is: it takes some milliseconds, however long a busy machine took to condition."""
-        few = posterior.count <= self.time.min_rows or isinstance(posterior, StreamedPosterior)
+        few = posterior.count <= self.time.min_rows or posterior.can("leave_out") is None
         return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
 
     def has_time_for_importance(self, prepared: PreparedTable, rows: int, deadline: Deadline) -> bool:
@@ -92,16 +87,6 @@ class AfterFit:
 
 
 AFTER_FIT = AfterFit()
-
-
-def prediction_seconds(posterior: Posterior, rows: int) -> float:
-    """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time. Of an
-    approximation about what the passes took over as many rows."""
-    if isinstance(posterior, ApproximatePosterior):
-        return rows * (posterior.report.seconds or 0.0) / max(1, posterior.count)
-    points = torch.empty(rows, posterior.x.shape[-1], dtype=torch.float64, device=posterior.x.device)
-    planners = planners_of(posterior.state, points, None, None, deterministic=False)
-    return sum(planner(True).seconds for planner in planners if planner is not None)
 
 
 def importance_seconds(prepared: PreparedTable, rows: int) -> float:

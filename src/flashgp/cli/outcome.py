@@ -13,11 +13,9 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
-from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
-from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.table_model import TableModel
 from flashgp.table_model.prediction import Scores
 from flashgp.table_model.preparation import PreparedTable
@@ -170,7 +168,6 @@ def _scored_rows(
     none, scaling = np.empty(0), prepared.scaling
     nothing = none, scaling.predictive(none, none)
     if prepared.read:
-        assert isinstance(post, StreamedPosterior)
         sample = len(prepared.y)
         # A posterior of part of the rows has not learned every row of the sample.
         count = AFTER_FIT.scored(post, sample, asked.deadline) if post.count == prepared.count else 0
@@ -193,16 +190,14 @@ def _scored_rows(
         mean, deviation, *_ = model.predict_encoded(x, memory=asked.options.memory)
         return observed, scaling.predictive(mean, deviation)
     else:
-        if post.factor is None and not isinstance(post, ApproximatePosterior):
+        question = "leave_one_out" if post.can("leave_one_out") is None else "leave_out"  # of rows of other ranks too
+        if post.can(question) is not None:
             return nothing
         if post.count < prepared.count or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
             console.note("the time limit left no time for leave-one-out scores of all rows.")
             return nothing
-        observed, over_ranks = prepared.y, prepared.options is not None and prepared.options.group.size > 1
-        if isinstance(post, StreamedPosterior) and over_ranks:  # which holds no rows of other ranks
-            left = post.leave_out(*prepared.rows)  # type: ignore[misc]
-        else:
-            left = post.leave_one_out()
+        observed = prepared.y
+        left = post.leave_one_out() if question == "leave_one_out" else post.leave_out(*prepared.rows)  # type: ignore[misc]
     mean, deviation = left.mean.double().numpy(force=True), left.variance.double().sqrt().numpy(force=True)
     return observed, scaling.predictive(mean, deviation)
 
@@ -286,7 +281,7 @@ def evidence_text(outcome: FitOutcome) -> str:
         return "not computed, since the time limit left no time for it"
     error = post.report.standard_error
     spread = "" if error is None else f", with a standard error of {error:.2g}"
-    least = " at least" if isinstance(post, StreamedPosterior) else ""
+    least = " at least" if post.can("bound") is None else ""
     return f"{outcome.evidence:.6g} nats{least}{spread}, of the target in its units"
 
 

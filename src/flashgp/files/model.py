@@ -11,10 +11,9 @@ dotted path from the GP: "kernel.module", "kernel.kernels.1.module", "mean". `lo
 functions of Custom by "kernel.function".
 """
 
-import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,7 @@ import torch
 from torch import nn
 
 from flashgp import __version__
-from flashgp.files import streamed
-from flashgp.files.approximate import APPROXIMATION, approximation_json, approximation_tensors, read_state
+from flashgp.files.approximations import FIELD, read_state
 from flashgp.files.container import (
     Container,
     file_path,
@@ -36,7 +34,6 @@ from flashgp.files.container import (
 from flashgp.files.description import DESCRIPTION_FIELDS, describe, rebuild, with_noise_of_outputs
 from flashgp.files.modules import code_marks, warn_of_other_code
 from flashgp.files.report_fields import json_report, report_json
-from flashgp.files.streamed import streamed_json, streamed_tensors
 from flashgp.files.validation import (
     check_batch,
     check_group,
@@ -56,15 +53,14 @@ from flashgp.foundations.json_values import (
     refused,
     strict_json,
 )
+from flashgp.foundations.report import Report
+from flashgp.inference.base_state import UpdateState
 from flashgp.inference.exact.restore import STORED, restore
-from flashgp.inference.facades import posterior_of
-from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.output_states import OutputStates
+from flashgp.inference.gp import GP
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
-from flashgp.inference.state import UpdateState
-from flashgp.inference.streamed.state import StreamedState
 from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
 if TYPE_CHECKING:
@@ -118,22 +114,10 @@ def save(
             f"`model` of a group must be saved by rank 0, got rank {state.settings.group.rank} of "
             f"{state.settings.group.size}, which has the same one; save where group.rank() == 0"
         )
-    if isinstance(state, OutputStates) and state.table is not None:
-        raise DomainError(
-            "`model` must have all cells of y to be saved, got some that are missing; save each output: "
-            "fgp.save(post.by_output[j], path), or condition again after loading its parameters"
-        )
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
-    if isinstance(state, FullScaleState):
-        tensors |= approximation_tensors(state)
-    elif isinstance(state, StreamedState):
-        tensors |= streamed_tensors(state)
-    else:
-        tensors |= {name: getattr(state, name) for name in STORED}
-    if state.replicates is not None:
-        tensors["group"] = state.replicates.group
-    factors, each = _factors(posterior), prior.separate
+    tensors |= state.tensors()
+    factors, each = _factors([part.factor for part in state.parts]), prior.separate
     attempts = [float(value) for factor in factors for value in factor.attempts]
     if factors:
         tensors["jitter"] = torch.stack([factor.jitter for factor in factors]) if each else factors[0].jitter
@@ -154,10 +138,8 @@ def save(
         "solves": {name: getattr(settings, name) for name in _SOLVES},
         "learned": {name: getattr(online, name) for name in _LEARNED},
     }
-    if isinstance(state, FullScaleState):
-        config[APPROXIMATION] = approximation_json(state)
-    elif isinstance(state, StreamedState):
-        config[APPROXIMATION] = streamed_json(state)
+    if numbers := state.numbers():
+        config[FIELD] = numbers
     keys = list(description["modules"])
     if keys:
         config["code"] = code_marks(prior, keys)
@@ -171,17 +153,15 @@ def save(
         )
 
 
-def _factors(posterior: Posterior) -> list[TriangularFactor]:
-    """One, or that of each output; none where there are none. Raises: DomainError where some outputs have others."""
-    found = [one.factor for one in posterior.by_output or (posterior,)]
-    factors = [factor for factor in found if factor is not None]
+def _factors(found: Sequence[TriangularFactor | None]) -> list[TriangularFactor]:
+    """Those that there are. Raises: DomainError where some outputs have others."""
     kinds = {None if factor is None else factor.dtype for factor in found}
     if len(kinds) > 1:
         raise DomainError(
             "`model` must have factors of one kind for all outputs to be saved, got "
             f'{", ".join(sorted(str(kind) for kind in kinds))}; condition with dtype=torch.float64, or solver="cg"'
         )
-    return factors
+    return [factor for factor in found if factor is not None]
 
 
 def load(
@@ -217,67 +197,62 @@ def load(
     """
     target = chosen_device(device, torch.zeros(0))
     with open_container(file_path(path)) as container:
-        since = ("solves",) * (container.version > 1) + ("learned",) * (container.version > 2)
-        if isinstance(container.config, dict) and "code" in container.config:  # where there are foreign modules
-            since += ("code",)
-        approximate = isinstance(container.config, dict) and APPROXIMATION in container.config
-        since += (APPROXIMATION,) * approximate
-        config = json_fields(container.config, "config", (*_CONFIG, *since))
+        version, described = container.version, container.config
+        since = ("solves",) * (version > 1) + ("learned",) * (version > 2)
+        if isinstance(described, dict):  # of foreign modules, and of approximations
+            since += tuple(name for name in ("code", FIELD) if name in described)
+        config = json_fields(described, "config", (*_CONFIG, *since))
         for name in ("flashgp", "torch"):
             json_text(config[name], name)
-        config, separate = with_noise_of_outputs(config, container.version)
-        if approximate:
-            return _load_approximate(container, config, modules, target)
-        n, batch = check_shapes(container, config["outputs"], separate=separate)  # of distinct rows
-        check_memory(container.nbytes * (2 if n else 1), "the model")
+        config, separate = with_noise_of_outputs(config, version)
+        sizes = None if FIELD in config else check_shapes(container, config["outputs"], separate=separate)
+        check_memory(2 * container.nbytes, "the model")
         gp = rebuild(config, container.tensor, modules).held()
         if "code" in config:
             warn_of_other_code(config["code"], config["modules"], modules)
-        data = {name: container.tensor(name) for name in STORED}
-        factor = None
-        if "factor" in container:
-            attempts = json_list(config["attempts"], "attempts")
-            if not all(isinstance(value, float) for value in attempts):
-                raise refused("attempts", "numbers", attempts)
-            factor = Factor(container.lower_triangle("factor", n), container.tensor("jitter"), attempts)
-        group = container.tensor("group") if "group" in container else None
-        container.require_all_read()
-        check_values(data, factor)
-        report = json_report(config["report"], container.version)
-        settings = _settings(config["solves"], container.version) if container.version > 1 else SolveSettings()
-        online = _update_state(config["learned"]) if container.version > 2 else UpdateState()
-        check_rows(gp, data["x"])
-        if group is not None:
-            check_group(group, data["x"], n)
-            group = group.to(target)
-        if target.type != "cpu":
-            gp = gp.to(target)
-            data = {name: value.to(target) for name, value in data.items()}
-            factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
-        with refusing("x"):
-            factors = None if factor is None else _each(factor) if separate else [factor]
-            state = restore(gp, data, factors, report, group=group, settings=settings, online=online)
-            check_batch(gp, state.rows, state.theta, batch, data)
-        return Posterior(state)
+        how = (
+            json_report(config["report"], version),
+            _settings(config["solves"], version) if version > 1 else SolveSettings(),
+            _update_state(config["learned"]) if version > 2 else UpdateState(),
+        )
+        if sizes is None:
+            return Posterior(read_state(container, config[FIELD], gp, how, target))
+        return Posterior(_read_exact(container, gp, config["attempts"], sizes, how, target))
 
 
-def _load_approximate(
-    container: Container, config: Mapping[str, Any], modules: Mapping[str, Any], target: torch.device
-) -> Posterior:
-    """A posterior by an approximation. Raises: ModelFileError."""
-    gp = rebuild(config, container.tensor, modules).held()
-    if "code" in config:
-        warn_of_other_code(config["code"], config["modules"], modules)
-    report = json_report(config["report"], container.version)
-    settings = _settings(config["solves"], container.version)
-    online, value = _update_state(config["learned"]), config[APPROXIMATION]
-    if isinstance(value, dict) and value.get("kind") == streamed.KIND:
-        found = streamed.read_state(container, value, gp, report, settings, target)
-        check_rows(gp, found.inducing)
-        return posterior_of(dataclasses.replace(found, online=online))
-    state = read_state(container, value, gp, report, (settings, online), target)
-    check_rows(gp, state.x)
-    return posterior_of(state)
+def _read_exact(
+    container: Container,
+    gp: GP,
+    attempts: Any,
+    sizes: tuple[int, tuple[int, ...]],
+    how: tuple[Report, SolveSettings, UpdateState],
+    target: torch.device,
+) -> AnyState:
+    """An exact state. Args: sizes, the number of distinct rows and the batch shape. Raises: ModelFileError."""
+    n, batch = sizes
+    data = {name: container.tensor(name) for name in STORED}
+    factor = None
+    if "factor" in container:
+        if not all(isinstance(value, float) for value in json_list(attempts, "attempts")):
+            raise refused("attempts", "numbers", attempts)
+        factor = Factor(container.lower_triangle("factor", n), container.tensor("jitter"), attempts)
+    group = container.tensor("group") if "group" in container else None
+    container.require_all_read()
+    check_values(data, factor)
+    check_rows(gp, data["x"])
+    if group is not None:
+        check_group(group, data["x"], n)
+        group = group.to(target)
+    if target.type != "cpu":
+        gp = gp.to(target)
+        data = {name: value.to(target) for name, value in data.items()}
+        factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
+    with refusing("x"):
+        factors = None if factor is None else _each(factor) if gp.separate else [factor]
+        report, settings, online = how
+        state = restore(gp, data, factors, report, group=group, settings=settings, online=online)
+        check_batch(gp, state.rows, state.theta, batch, data)
+    return state
 
 
 def _each(factor: Factor) -> list[Factor]:

@@ -8,7 +8,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.report import Report
-from flashgp.inference.state import UPDATE
+from flashgp.inference.base_state import UPDATE
 from flashgp.planner.plan import Plan
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Report))

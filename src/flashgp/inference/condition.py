@@ -11,28 +11,26 @@ from flashgp.foundations.contexts import autocast_disabled, outside_inference_mo
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
 from flashgp.inference.exact.condition import condition as condition_exactly
-from flashgp.inference.facades import posterior_of
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
-from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
-from flashgp.inference.output_states import AnyState
 from flashgp.inference.over_ranks import asked_alike, check_alike, decided_for, gathered_for
 from flashgp.inference.plan_settings import PlanSettings
+from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import condition_by_sites
 from flashgp.inference.streamed.condition import condition as condition_streamed
-from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource
 
-S = TypeVar("S", bound=AnyState | FullScaleState | StreamedState)
+S = TypeVar("S", bound=BaseState)
 
 
 def condition(
     prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None = None
-) -> AnyState | FullScaleState | StreamedState:
+) -> BaseState:
     """`GP.condition` with its arguments as values. Raises: as it, the same error on every rank."""
     event, group = None, settings.solve.group
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
@@ -50,11 +48,11 @@ def condition(
             asked = None  # of no rows there is nothing to approximate: the posterior is the prior
         else:
             rows = held(rows)
-    engine: Callable[[Prior, Any, ConditionSettings], AnyState | FullScaleState | StreamedState] = condition_exactly
+    engine: Callable[[Prior, Any, ConditionSettings], BaseState] = condition_exactly
     if asked is not None:
         engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
 
-    def given(own: Prior) -> AnyState | FullScaleState | StreamedState:
+    def given(own: Prior) -> BaseState:
         source = Data(own, rows.x, rows.y) if isinstance(rows, Data) else rows
         return _shared(own, source, settings, asked, engine)
 
@@ -62,7 +60,7 @@ def condition(
         state = _shared(prior, rows, settings, asked, engine)
     elif isinstance(rows, Data | Held) and group.size == 1:
         x, y = rows.x, rows.y.to(torch.float64)
-        state = condition_by_sites(prior, x, y, lambda own: posterior_of(given(own))).state
+        state = condition_by_sites(prior, x, y, lambda own: Posterior(given(own))).state
     else:
         raise DomainError(
             f"`likelihood` {prior.likelihood.name} has sites of every row, which are held in one process, got rows "

@@ -16,16 +16,13 @@ from flashgp.foundations.events import Event
 from flashgp.foundations.report import Report
 from flashgp.foundations.transforms import refuse_transformed
 from flashgp.foundations.usual_names import usual_names_refused
-from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.approximation import (
     Approximation,
     approximation_of,
     approximation_of_read,
 )
 from flashgp.inference.data import Data, held
-from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.facades import posterior_of
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit
 from flashgp.inference.gp import GP
@@ -35,7 +32,6 @@ from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.streamed.fit import StreamedFit
-from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, refuse_exact_fit
 from flashgp.inference.training.history import HistoryEntry, Progress
@@ -76,10 +72,10 @@ class Fit:
 
     def summary(self) -> list[tuple[str, str]]:
         """(name, text): the log marginal likelihood, the priors, and their sum, which was maximised."""
-        evidence, state = None, self.posterior.state
-        if isinstance(self.posterior, ApproximatePosterior) or evidence_is_known(state):
+        evidence = None
+        if self.posterior.state.evidence_known:
             evidence = float(self.posterior.log_marginal_likelihood().sum())
-        least = ", at least" if isinstance(self.posterior, StreamedPosterior) else ""
+        least = ", at least" if self.posterior.can("bound") is None else ""
         text = "posterior.log_marginal_likelihood() estimates it"
         lines = [("log marginal likelihood", text if evidence is None else f"{evidence:.6g} nats{least}")]
         if self.log_prior is None:
@@ -290,7 +286,7 @@ def fit_as(
         for report in (fitted.report, fitted.state.report):
             report.events.insert(0, event)
     return Fit(
-        cast(GP, fitted.prior), posterior_of(fitted.state), fitted.history, fitted.report, fitted.interrupted,
+        cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted,
         fitted.priors, fitted.log_prior, columns,
     )  # fmt: skip
 

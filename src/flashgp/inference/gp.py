@@ -169,10 +169,10 @@ class GP(Prior):
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
         distinct rows.
         """
-        lazy_import("flashgp.inference.facades")
+        lazy_import("flashgp.inference.condition")
         from flashgp.inference.condition import condition
         from flashgp.inference.data import Data
-        from flashgp.inference.facades import posterior_of
+        from flashgp.inference.posterior import Posterior
 
         ranks = Group.of(group)
         with ranks.together():
@@ -196,21 +196,21 @@ class GP(Prior):
                 return found
             if y is None:
                 asked = approximation_of_read(approximation, inducing, neighbours)
-                return posterior_of(condition(self, source_of(x), settings, asked))
+                return Posterior(condition(self, source_of(x), settings, asked))
             asked_approximation = approximation_of(approximation, inducing, neighbours)
-            return posterior_of(condition(self, Data.of(self, x, y), settings, asked_approximation))
+            return Posterior(condition(self, Data.of(self, x, y), settings, asked_approximation))
 
     def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
         """That of minibatches; None where q is something else."""
+        from flashgp.inference.posterior import Posterior
         from flashgp.inference.streamed.minibatch import InducingValues, condition_on_values
-        from flashgp.inference.streamed_posterior import StreamedPosterior
 
         if not isinstance(q, InducingValues):
             return None
         for name, value in zip(("approximation", "inducing", "neighbours"), asked, strict=True):
             if value is not None and not (isinstance(value, str) and value == "auto"):
                 raise DomainError(f"`{name}` is that of q, got {value!r} beside it; leave it out")
-        return StreamedPosterior(condition_on_values(self, q, settings))
+        return Posterior(condition_on_values(self, q, settings))
 
     @autocast_disabled
     def log_marginal_likelihood(

@@ -8,7 +8,7 @@ are one `State` with as many right-hand sides.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -17,15 +17,16 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report, joined_titles
+from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.settings import SolveSettings
-from flashgp.inference.state import State, UpdateState
+from flashgp.inference.state import State
 from flashgp.planner.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
-class OutputStates:
+class OutputStates(BaseState):
     """Fields: prior, of all outputs, detached; parts, the state of each output, all of the same x; report, of all;
     table, where cells are missing all rows and targets with NaN there, of which each part has its own rows.
     """
@@ -34,6 +35,7 @@ class OutputStates:
     parts: tuple[State, ...]
     report: Report
     table: tuple[Tensor, Tensor] | None = None
+    exact: ClassVar[bool] = True
 
     def common(self, name: str) -> State:
         """The state of the first output, for what is the same of every one.
@@ -58,18 +60,7 @@ class OutputStates:
         return torch.stack([part.y for part in self.parts], dim=-1) if self.table is None else self.table[1]
 
     @property
-    def like(self) -> tuple[Tensor, Tensor]:
-        """x and y whose width, dtypes and device those of new rows have."""
-        return self.x, self.y
-
-    @property
-    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
-        """x and y of all training rows; None where they are not held."""
-        return self.x, self.y
-
-    @property
-    def rows_kept(self) -> Any:
-        """The rows that importance and plots are told from: all."""
+    def rows_kept(self) -> "OutputStates":
         self.common("importance")
         return self
 
@@ -83,13 +74,7 @@ class OutputStates:
         return self.parts[0].theta
 
     @property
-    def count(self) -> int:
-        """The number of training rows."""
-        return self.x.shape[-2]
-
-    @property
     def distinct(self) -> int:
-        """The number of training rows that differ."""
         return max(part.distinct for part in self.parts)
 
     @property
@@ -117,9 +102,20 @@ class OutputStates:
         return self.parts[0].differentiable
 
     @property
+    def factor(self) -> None:
+        raise DomainError(
+            f"`factor` must be of one covariance matrix, got a posterior of {len(self.parts)} outputs with noise of "
+            "their own; take post.by_output[j].factor"
+        )
+
+    @property
     def by_solves(self) -> bool:
         """Whether answers of any output come from solves."""
         return any(part.by_solves for part in self.parts)
+
+    @property
+    def evidence_known(self) -> bool:
+        return all(part.evidence_known for part in self.parts)
 
     @property
     def residual(self) -> Float64[Tensor, "*batch u p"]:
@@ -143,9 +139,25 @@ class OutputStates:
         joined = self.common("replicates").replicates
         return None if joined is None else join(self.prior, self.x, self.y, joined.group)
 
-    def checked_points(self, x: object, name: str) -> Tensor:
+    def checked_points(self, x: Any, name: str) -> Tensor:
         """As `State.checked_points`."""
         return self.parts[0].checked_points(x, name)
+
+    def obstacle(self, question: str) -> str | None:
+        return next((reason for part in self.parts if (reason := part.obstacle(question)) is not None), None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        if self.table is not None:
+            raise DomainError(
+                "`model` must have all cells of y to be saved, got some that are missing; save each output: "
+                "fgp.save(post.by_output[j], path), or condition again after loading its parameters"
+            )
+        return super().tensors() | {"residual": self.residual, "representer_weights": self.representer_weights}
+
+    def with_prior(self, prior: Prior) -> "OutputStates":
+        prior = prior.held()
+        parts = tuple(part.with_prior(prior.output(j, live=False)) for j, part in enumerate(self.parts))
+        return replace(self, prior=prior, parts=parts)
 
     def mapped(
         self,
@@ -153,10 +165,13 @@ class OutputStates:
         prior: Prior | None = None,
         table: tuple[Tensor, Tensor] | None = None,
     ) -> "OutputStates":
-        """The states that a function makes of each, by its number, with the prior and the table of all of them."""
+        """The states that a function makes of each, by its number, with the prior of all of them, and their table where
+        cells are missing or were."""
         parts = tuple(function(part, j) for j, part in enumerate(self.parts))
         report = joined_report([part.report for part in parts])
-        return OutputStates(prior or self.prior, parts, report, table or self.table)
+        table = table or self.table
+        missing = table is not None and bool(table[1].isnan().any())
+        return OutputStates(prior or self.prior, parts, report, table if missing else None)
 
 
 AnyState = State | OutputStates

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import numpy
 import torch
 
-from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
@@ -59,15 +58,6 @@ def asked_alike(asked: Approximation | None) -> dict[str, object]:
 def dealt(rows: RowSource, group: Group) -> RowSource:
     """This rank's part of rows that all ranks name alike; rows that are its own as they are. Raises: DomainError."""
     return rows if group.size == 1 else rows.dealt(group)
-
-
-def refuse_ranks(ranks: int, name: str) -> None:
-    """DomainError for a posterior of several ranks, each of which would learn others. Args: name, of the argument."""
-    if ranks > 1:
-        raise DomainError(
-            f"`{name}` learns rows in one process, got a posterior of {ranks} ranks, each of which would learn others; "
-            "save it on one rank, and go on with what flashgp.load gives"
-        )
 
 
 def planned_over(

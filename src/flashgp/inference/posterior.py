@@ -14,18 +14,19 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.foundations.transforms import refuse_transformed
-from flashgp.inference.exact.evidence import log_evidence
-from flashgp.inference.online import update as online
-from flashgp.inference.online.fantasies import Fantasies, fantasize
-from flashgp.inference.output_states import AnyState, OutputStates
-from flashgp.inference.predict.exact_predictor import Waiting, predict
-from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
-from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out
-from flashgp.inference.predict.paths import Paths, draw_paths
+from flashgp.inference.answers import answer, refusal
+from flashgp.inference.base_state import BaseState
+from flashgp.inference.full_scale.state import Lost
+from flashgp.inference.online.fantasies import Fantasies
+from flashgp.inference.predict.exact_predictor import Waiting
+from flashgp.inference.predict.importance import Importance, ImportanceSettings
+from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
+from flashgp.inference.streamed.state import Bound
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -40,7 +41,13 @@ _OF_MANY = "posterior.fantasize(x, y) takes rows and targets of many at once"
 
 
 class Posterior:
-    """A Gaussian process given data. Made by `gp.condition`; immutable.
+    """A Gaussian process given data, exactly or by an approximation. Made by `gp.condition`; immutable.
+
+    What a kind of posterior does not have raises DomainError, and `can` says so before: rows never leave an
+    approximation; one of rows that were read holds m points, m x m numbers and a sample of the rows, so that what asks
+    for all rows is refused; only exact posteriors have fantasies and are refined. Of a group of ranks all of them call
+    the same methods in the same order, where there is no factor; `fgp.save` on rank 0 writes a file that one process
+    loads. Reading a field sends nothing.
 
     Fields: gp, the prior as it was (a detached copy); x, y, the training data; representer_weights K^-1 (y - m),
     (*batch, u, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data, or where iterative
@@ -60,7 +67,7 @@ class Posterior:
         (torch.Size([32, 1]), torch.Size([8, 4]))
     """
 
-    def __init__(self, state: AnyState, units: str = "") -> None:
+    def __init__(self, state: BaseState, units: str = "") -> None:
         self.state = state
         self.units = units
         self._gp: Prior | None = None
@@ -78,36 +85,28 @@ class Posterior:
 
     @property
     def x(self) -> Tensor:
-        """Training inputs, (*batch, n, d)."""
+        """Training inputs, (*batch, n, d). Raises: DomainError where rows were read."""
         return self.state.x.clone()
 
     @property
     def y(self) -> Tensor:
-        """Training targets, (*batch, n) or (*batch, n, outputs)."""
+        """Training targets, (*batch, n) or (*batch, n, outputs). Raises: DomainError where rows were read."""
         return self.state.y.clone()
 
     @property
     def factor(self) -> TriangularFactor | None:
-        """The Cholesky factor of K + noise; None without data, or where iterative solves made the weights. To be
-        read: it is no copy, which would take n^2 numbers.
+        """The Cholesky factor of K + noise; None without data, by an approximation, or where iterative solves made the
+        weights. To be read: it is no copy, which would take n^2 numbers.
 
         Raises: DomainError where outputs have noise of their own, and with it a factor each.
         """
-        if isinstance(self.state, OutputStates):
-            raise DomainError(
-                f"`factor` must be of one covariance matrix, got a posterior of {len(self.state.parts)} outputs with "
-                "noise of their own; take post.by_output[j].factor"
-            )
         return self.state.factor
 
     @property
     def by_output(self) -> "tuple[Posterior, ...]":
         """Where outputs have noise of their own, the posterior of each, of y without an axis for outputs; else ()."""
-        return (
-            tuple(Posterior(part, self.units) for part in self.state.parts)
-            if isinstance(self.state, OutputStates)
-            else ()
-        )
+        parts = self.state.parts if self.state.prior.separate else ()
+        return tuple(Posterior(part, self.units) for part in parts)
 
     @property
     def residual(self) -> Float64[Tensor, "*batch u p"]:
@@ -131,7 +130,8 @@ class Posterior:
 
     @property
     def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
-        """K^-1 (y - m), (*batch, u, outputs or 1), float64; after an update n^2 flops when they are first asked for."""
+        """K^-1 (y - m), (*batch, u, outputs or 1), float64; after an update n^2 flops when they are first asked for. Of
+        full scale K is that of its model: a pass over the blocks."""
         return self.state.representer_weights.clone()
 
     @property
@@ -160,11 +160,59 @@ class Posterior:
         """Of a batch of models; () for one."""
         return self.state.batch_shape
 
+    # -- what is of approximations ------------------------------------------------------------------------------------
+    @property
+    def inducing(self) -> Tensor:
+        """The inducing points of an approximation, (m, d)."""
+        return self._ask("inducing")
+
+    @property
+    def lost(self) -> Lost | Bound:
+        """What an approximation loses: `lost.nats`, a row.
+
+        Of full scale nats a row by which it diverges from the exact model, an estimate with its standard error, eq.
+        (M-156). A fit computes it where its time allows, and its report says it; after `condition` it is computed when
+        asked for: 32 factors of 8 times the neighbours, once. Of inducing points alone the bound, whose `nats` are what
+        a row loses at most in log p(y).
+        """
+        return self._ask("lost")
+
+    @property
+    def bound(self) -> Bound:
+        """Lower and upper bound on log p(y) of inducing points alone, nats, eqs. (M-160) and (M-161).
+
+        The upper one is wide: half a nat a row with many rows, however good the inducing points are, unless they leave
+        next to nothing. `bracket` has a tighter one. Cost: m^3 flops.
+        """
+        return self._ask("bound")
+
+    def bracket(self, rows: Any = None) -> Bound:
+        """The same with a tighter upper bound, from pairs of the training rows, eq. (M-242).
+
+        All pairs where there are at most 32,768 rows, else those within blocks of as many rows as 2^30 pairs allow: the
+        fewer blocks, the tighter.
+
+        Args: rows: the training rows once more, as `fgp.fit` takes them, where they were read; None where they are
+            held.
+        Raises: DomainError for other rows, or none where the posterior holds none; as a pass.
+        Cost: two passes, n m evaluations and n m^2 flops, and at least n times 2^21 / m evaluations, at most 2^30
+            otherwise.
+
+        Example:
+            >>> x = torch.linspace(0, 5, 400, dtype=torch.float64)[:, None]
+            >>> gp = fgp.GP(fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Gaussian(0.01))
+            >>> post = gp.condition(x, torch.sin(x[:, 0]), approximation="sparse", inducing=20)
+            >>> post.bracket().upper <= post.bound.upper
+            True
+        """
+        return self._ask("bracket", rows)
+
+    # -- answers ------------------------------------------------------------------------------------------------------
     def predict(
         self,
         x_test: Any,
         *,
-        variance: str = "auto",
+        variance: str | None = "auto",
         plan: ProductPlan | None = None,
         memory: str | int | None = None,
         deterministic: bool = False,
@@ -174,7 +222,8 @@ class Posterior:
         """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
         Lazy: work begins when something is asked for. From 1e7 pairs of training and test rows on it follows a plan,
-        which its report carries.
+        which its report carries. Of a group without a factor mean and variance are computed at once. Approximations
+        take (M-154), each point from its own nearest rows, and (M-165).
 
         Args:
             x_test: (*batch, n_test, d).
@@ -182,7 +231,8 @@ class Posterior:
                 once for all points, (M-97), with `p.variance_standard_error`; "auto" samples where exact solves would
                 take more than a minute by the machine's rates, (M-107), with as many samples as a minute allows, 8 to
                 64, a warning, and never where gradients are wanted or the kernel has no random features. A float64
-                factor is exact unless "sampled" is asked for.
+                factor is exact unless "sampled" is asked for; an approximation has exact ones only. None, of a group,
+                for the mean alone, which is quicker without a factor.
             plan: how to compute it, as `flashgp.plan(gp, n=, d=, n_test=)` made it (`distinct=` where rows repeat); by
                 default one is made when the mean or the variance is asked for.
             memory: budget of that plan, like "8GiB"; what is free by default.
@@ -191,20 +241,30 @@ class Posterior:
             time_limit: seconds that variances may take, from when they are asked for, in place of the minute: exact
                 solves where they keep to it, else samples; the solves of both end with it. Exact ones are too large
                 then, with a warning; what samples leave uncertain is in `p.variance_standard_error`, (M-263). Means
-                and factors, which are quick, do not ask it.
+                and factors, which are quick, do not ask it. An approximation refuses points that would take longer by
+                its plan.
             progress: called after every iteration of a solve for variances, with a `PredictionProgress`; False for
                 nothing. None for a bar after a second, where a terminal or a notebook shows it.
         Raises: ShapeError, DomainError for points, a plan or a variance that do not fit; where the result is asked for,
             MemoryBudgetError if nothing fits, DomainError if no variance can be had within the time limit.
-        Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once.
+        Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once. Of
+            full scale with q neighbours and m inducing points q^2 (2 m + q / 3) flops for each point, of inducing
+            points alone m evaluations and 2 m^2.
         """
-        return predict(
-            self.state, x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic,
+        return self._ask(
+            "predict", x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic,
             waiting=Waiting(time_limit, progress),
         )  # fmt: skip
 
+    def predict_seconds(self, rows: int) -> float:
+        """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time. Of an
+        approximation about what conditioning took for as many rows."""
+        return self._ask("predict_seconds", rows)
+
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> Paths:
         """Posterior functions by Matheron's rule, eq. (M-94): `f = post.paths(64); f(x_any)`, differentiable in x_any.
+
+        Of approximations inducing values are drawn exactly, what they leave from the prior, eqs. (M-155) and (M-166).
 
         Args:
             count: how many; each output has independent ones.
@@ -212,7 +272,8 @@ class Posterior:
                 in `f.report`. A kernel without random features is drawn exactly, where `f` is called, (M-255): all
                 calls are of the same functions, and which these are depends on the seed and on what was asked before,
                 points and slopes; the same calls in the same order give the same values, whatever the order of rows.
-            seed: of all randomness; without one a single integer is drawn from torch's default generator.
+            seed: of all randomness; without one a single integer is drawn from torch's default generator, of a group
+                from rank 0's.
         Returns: a function of points (*batch, n_test, d), with values (count, *batch, n_test[, outputs]).
         Raises: DomainError for counts that are none, or without features over several ranks; MemoryBudgetError where so
             many solves at once do not fit in what is free or, without features, the factor of the rows and the points
@@ -222,28 +283,66 @@ class Posterior:
             wanted, of d + 1 points.
         Source: Wilson, Borovitskiy, Terenin, Mostowsky & Deisenroth (2020), eq. 13.
         """
-        return draw_paths(self.state, count, features, seed)
+        return self._ask("paths", count, features, seed)
 
-    def _of(self, state: AnyState) -> "Posterior":
+    # -- what this posterior answers ----------------------------------------------------------------------------------
+    def can(self, question: str) -> str | None:
+        """Why a method does not answer for this posterior, and what to do instead; None where it does.
+
+        Args: question, the name of a method or field, such as "drop".
+        Raises: DomainError for a name that no posterior has.
+
+        Example:
+            >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+            >>> post = fgp.GP(fgp.kernels.Matern()).condition(x, torch.sin(x[:, 0]), approximation="sparse")
+            >>> post.can("append") is None, post.can("drop") is None
+            (True, False)
+        """
+        if not hasattr(type(self), question):
+            raise DomainError(
+                f"`question` must be a method or field of Posterior, got {question!r}; see dir(posterior)"
+            )
+        return refusal(self.state, question)
+
+    def _ask(self, question: str, *arguments: Any, **options: Any) -> Any:
+        return answer(self.state, question, *arguments, **options)
+
+    def _updated(self, question: str, *arguments: Any, **options: Any) -> "Posterior":
+        state = self._ask(question, *arguments, **options)
         return self if state is self.state else Posterior(state, self.units)
 
+    def with_prior(self, prior: Prior) -> "Posterior":
+        """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
+        return Posterior(self.state.with_prior(prior), self.units)
+
     # -- learning online ------------------------------------------------------------------------------------------
-    def append(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+    def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
         """The posterior with k more rows, eq. (M-111); this one stays what it is.
 
+        An approximation keeps parameters and inducing points. Of full scale new rows become blocks behind the others,
+        as wide as those, of one row each where few come at once, eq. (M-176): each has its neighbours among all earlier
+        rows. What that loses is in `lost`; where the appended rows are most of them, or far from the inducing points,
+        condition again. Of inducing points alone the sums over rows grow, eq. (M-175); rows that are held stay so where
+        x and y are given, rows that are read are not kept, nor are then those before.
+
         Args:
-            x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat.
+            x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat. Of inducing points alone,
+                without y, also rows that are read, as `fgp.fit` takes them: one pass.
             y: (k,) or (k, outputs), likewise.
-            row_variance: (k,), where the rows before have variances of their own.
+            row_variance: (k,), where the rows before have variances of their own; of rows that are read the third of a
+                batch.
             row_weight: (k,), ones by default.
         Raises: ShapeError, DomainError for rows that do not fit or are not finite, a batch or a differentiable
             posterior; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
         Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
             Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds
             of its iterations, and its preparation unless a float32 factor is updated (inference/online/warm_start.py).
+            Of full scale for each row, with q neighbours and blocks of b new rows, (q + b)^2 (2 m + q / 3) / b + 2 m^2
+            flops and a distance of every row; now and then a copy of all rows with room for half as many. Of inducing
+            points alone k m evaluations, 2 k m^2 flops and m^3 / 3 once, and a copy of rows that are held.
         """
         refuse_transformed("append", _OF_MANY, x, y)
-        return self._of(online.append(self.state, x, y, row_variance, row_weight))
+        return self._updated("append", x, y, row_variance, row_weight)
 
     def drop(self, indices: Any) -> "Posterior":
         """The posterior without some rows, eq. (M-112); without any row it is the prior.
@@ -255,17 +354,17 @@ class Posterior:
         Raises: DomainError for numbers that are out of range or repeat, a batch or a differentiable posterior.
         Cost: 2 n^2 flops for each row, from the first that goes on; n^2 numbers. Without a float64 factor as `append`.
         """
-        return self._of(online.drop(self.state, indices))
+        return self._updated("drop", indices)
 
     def slide(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
         """A window moves on: the k rows that came first are dropped, k new ones appended; see `append` and `drop`."""
         refuse_transformed("slide", _OF_MANY, x, y)
-        return self._of(online.slide(self.state, x, y, row_variance, row_weight))
+        return self._updated("slide", x, y, row_variance, row_weight)
 
     def replace(self, indices: Any, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
         """Some rows are dropped and as many appended, at the end of the table; see `append` and `drop`."""
         refuse_transformed("replace", _OF_MANY, x, y)
-        return self._of(online.replace_rows(self.state, indices, x, y, row_variance, row_weight))
+        return self._updated("replace", indices, x, y, row_variance, row_weight)
 
     def fantasize(self, x: Any, y: Any = None, *, samples: int | None = None, seed: int | None = None) -> "Fantasies":
         """Many posteriors at once, each with q hypothetical rows of its own beside these, eq. (M-114).
@@ -280,7 +379,7 @@ class Posterior:
             NotPositiveDefiniteError for a row that repeats another without noise.
         Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row.
         """
-        fantasies = fantasize(self.state, x, y, samples, seed)
+        fantasies: Fantasies = self._ask("fantasize", x, y, samples, seed)
         fantasies.posterior = self
         return fantasies
 
@@ -300,31 +399,45 @@ class Posterior:
         Raises: DomainError for a posterior without rows, of a batch or differentiable; as `fgp.fit` otherwise.
         Cost: about 1.3 evaluations of n^3 flops a step, and a new factor: not of O(n^2).
         """
-        from flashgp.inference.online.refine import refined
-
-        return self._of(refined(self.state, steps, priors=priors, time_limit=time_limit, progress=progress))
+        return self._updated("refine", steps, priors=priors, time_limit=time_limit, progress=progress)
 
     def log_marginal_likelihood(self) -> Float64[Tensor, "*batch"]:
         """log p(y | x) of eqs. (M-33) and (M-87), (*batch,), nats.
 
-        From the float64 factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
+        Of an approximation that of its model, of inducing points alone the lower bound, eq. (M-160). Else from the
+        float64 factor; without one by stochastic Lanczos quadrature, eq. (M-99), whose standard error goes to
         `report.standard_error`; what weights whose solve ended early may add is an event and a warning. Of outputs with
         noise of their own it is the sum over them.
 
         Cost: O(n); without a factor some tens of passes over the pairs in float64, once; with a float32 factor, whose
             rounding is all that is left to estimate, a few.
         """
-        return log_evidence(self.state)
+        return self._ask("log_marginal_likelihood")
 
     def leave_one_out(self) -> LeaveOneOut:
         """Each observation predicted from the others, without refitting, eqs. (M-39) and (M-40).
 
         The others include the other observations at the same x, eq. (M-88): a noise-free one leaves no variance.
-        Raises: DomainError without a factor. Cost: n^3 / 3 flops, one strip of the inverse factor. With a float32
+        Exact for a full-scale model too; of inducing points alone these stay where they are, eq. (M-167).
+
+        Raises: DomainError without a factor, or where rows were read: `leave_out` takes some of them again.
+        Cost: n^3 / 3 flops, one strip of the inverse factor. With a float32
             factor a solve for every row too, where all of them take less than 10 s by the machine's rates; elsewhere
-            16 rows are compared, and a warning says where the factor's rounding matters.
+            16 rows are compared, and a warning says where the factor's rounding matters. Of full scale a pass over the
+            blocks and n m^2 flops, of inducing points alone n m evaluations and 3 n m^2 flops.
         """
-        return leave_one_out(self.state)
+        return self._ask("leave_one_out")
+
+    def leave_out(self, x: Any, y: Any, *, row_variance: Any = None) -> LeaveOneOut:
+        """Training rows that are given once more, each predicted from all the others by inducing points, eq. (M-167).
+
+        For rows that were read: of some of them. What was no training row gets an answer that means nothing.
+
+        Args: x (k, d), y (k,) or (k, outputs), row_variance (k,), where the rows have known ones.
+        Raises: ShapeError, DomainError.
+        Cost: k m evaluations and 3 k m^2 flops.
+        """
+        return self._ask("leave_out", x, y, row_variance)
 
     def importance(
         self,
@@ -357,11 +470,12 @@ class Posterior:
             ('hour', True)
         """
         settings = ImportanceSettings(rows=rows, permutations=permutations, seed=seed)
-        return importance(self.state.rows_kept, groups, settings)
+        return self._ask("importance", groups, settings)
 
     def __repr__(self) -> str:
         units = f", of {self.units}" if self.units else ""
-        return f"Posterior of {self.count:,} rows{units}\n{self.state.prior!r}\n{self.report}"
+        loss = f"\n{'lost':<18} {self.state.loss}" if self.state.loss else ""
+        return f"Posterior of {self.count:,} rows{units}\n{self.state.prior!r}\n{self.report}{loss}"
 
     def _repr_html_(self) -> str:
         units = f"<p>Posterior of {self.units}</p>" if self.units else ""

@@ -7,7 +7,6 @@ the training rows, a likelihood has its next sites. An engine never learns which
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from torch import Tensor
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.inference.exact.evidence import evidence_is_known
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
-from flashgp.inference.state import State
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.held_sites import HeldSites
 
@@ -45,8 +42,7 @@ def marginals(posterior: Posterior, sites: Sites) -> Marginals:
 
     Cost: as `Posterior.leave_one_out`, or exact variances of n points.
     """
-    state = posterior.state
-    if isinstance(state, State) and state.factor is None:
+    if posterior.can("leave_one_out") is not None:
         found = posterior.predict(posterior.x, variance="exact")
         return Marginals(found.mean.double(), found.variance.double())
     left = posterior.leave_one_out()
@@ -100,8 +96,7 @@ def condition_by_sites(
 
 def bound(posterior: Posterior, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> float | None:
     """The lower bound on log p(y), nats, (M-267); None where the log density of the sites is not known."""
-    state: Any = posterior.state
-    if isinstance(state, State) and not evidence_is_known(state):
+    if not posterior.state.evidence_known:
         return None
     own = -0.5 * (
         LOG_2PI + sites.variance.log() + ((sites.targets - at.mean).square() + at.variance) / sites.variance

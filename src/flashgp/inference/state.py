@@ -4,11 +4,12 @@ With K^ = K + noise and r = y - m(x): weights = K^-1 r, eq. (M-30). The state ow
 changing parameters afterwards changes nothing here. Only its cache changes, and its report, to which later solves add.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
@@ -21,13 +22,14 @@ from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.parameters import ParameterEntry, named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.numpy_prior import NumpyPrior
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
-from flashgp.likelihoods.base import Likelihood, Sites
+from flashgp.likelihoods.base import Sites
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
 from flashgp.pairwise.problem import PairProblem
@@ -37,39 +39,6 @@ from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.growing.panels import PanelFactor
 
 F64 = torch.float64
-UPDATE = "update"  # the stage of the events of a report that the next update replaces
-
-
-@dataclass(frozen=True, eq=False)
-class UpdateState:
-    """What happened to a state online since it was conditioned.
-
-    Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
-    row that is checked next. Of solves:
-    usual_iterations, the most that one took, which began at zeros; last, the event fields of the last one.
-    """
-
-    appended: int = 0
-    dropped: int = 0
-    refactorised: int = 0
-    refined: int = 0
-    updates: int = 0
-    turn: int = 0
-    usual_iterations: int | None = None
-    last: tuple[tuple[str, Any], ...] = ()
-
-    def counted(self, appended: int, dropped: int) -> "UpdateState":
-        """With so many more rows."""
-        return replace(self, appended=self.appended + appended, dropped=self.dropped + dropped)
-
-    @property
-    def event(self) -> Event:
-        """Of the report."""
-        return Event(
-            EventKind.UPDATED,
-            appended=self.appended, dropped=self.dropped, refactorised=self.refactorised or None,
-            refined=self.refined or None, stage=UPDATE, **dict(self.last),
-        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -94,7 +63,7 @@ class Cache:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class State(BaseState):
     """A prior given data; changed by `dataclasses.replace` alone, which begins an empty cache.
 
     Fields: prior, detached; x (*batch, n, d) and y (*batch, n[, outputs]), the table. Of its u rows that differ in x,
@@ -123,56 +92,35 @@ class State:
     differentiable: bool = False
     versions: tuple[int, ...] = ()
     cache: Cache = field(default_factory=Cache, init=False, repr=False)
-
-    # -- sizes ----------------------------------------------------------------------------------------------------
-    @property
-    def count(self) -> int:
-        """The number of training rows."""
-        return self.x.shape[-2]
+    exact: ClassVar[bool] = True
 
     @property
-    def distinct(self) -> int:
-        """The number of training rows that differ, which are those that are computed with."""
-        return self.rows.count
+    def parts(self) -> tuple["State", ...]:
+        """The state of each factor."""
+        return (self,)
+
+    @property
+    def table(self) -> None:
+        """No cell of y is missing."""
+        return
+
+    def common(self, name: str) -> "State":
+        """The state that a name is asked of."""
+        return self
+
+    def mapped(self, function: Callable[["State", int], "State"], *_: Any) -> "State":
+        """As `OutputStates.mapped`."""
+        return function(self, 0)
 
     @property
     def batch_shape(self) -> torch.Size:
         return self.residual.shape[:-2]
 
     @property
-    def result_dtype(self) -> torch.dtype:
-        return self.x.dtype
-
-    @property
     def plan(self) -> Plan | None:
         return self.report.plan
 
-    @property
-    def like(self) -> tuple[Tensor, Tensor]:
-        """x and y whose width, dtypes and device those of new rows have."""
-        return self.x, self.y
-
-    @property
-    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
-        """x and y of all training rows; None where they are not held."""
-        return self.x, self.y
-
-    @property
-    def rows_kept(self) -> Any:
-        """The rows that importance and plots are told from: all."""
-        return self
-
     # -- the rows that are computed with --------------------------------------------------------------------------
-    @property
-    def points(self) -> Float[Tensor, "*batch u d"]:
-        """The distinct training inputs, (*batch, u, d), in the order of the weights."""
-        return self.x if self.replicates is None else self.replicates.x
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """That of the distinct rows."""
-        return self.prior.likelihood if self.replicates is None else self.replicates.likelihood
-
     @property
     def sites(self) -> Sites:
         """The Gaussian factors of the distinct rows that the state is conditioned on."""
@@ -188,6 +136,21 @@ class State:
         if self.factor is None or self.by_solves:
             return noise
         return noise + self.factor.jitter.double().unsqueeze(-1)
+
+    def obstacle(self, question: str) -> str | None:
+        if question == "leave_one_out" and self.count and self.factor is None:
+            return (
+                f"`leave_one_out` needs a factor of all {self.distinct:,} rows, got a posterior by iterative solves; "
+                "condition with a larger memory=, or with dtype=torch.float32, which takes half of what float64 takes"
+            )
+        if question == "fantasize" and self.count and self.float64_factor is None and not self.batch_shape:
+            return (
+                f"`fantasize` needs a float64 factor, got the route {self.report.route!r}; condition with "
+                'dtype=torch.float64, or solver="cholesky" and a larger memory='
+            )
+        if question == "refine" and not self.count:
+            return "`refine` needs a posterior with rows, got one of none; use fgp.fit"
+        return super().obstacle(question)
 
     def checked_points(self, x: Any, name: str) -> Tensor:
         """Points that answers are asked at, (*batch, n_test, d). Raises: ShapeError, DomainError."""
@@ -229,6 +192,17 @@ class State:
     def by_solves(self) -> bool:
         """Whether answers come from solves: there is no factor, or one in float32."""
         return bool(self.count) and self.float64_factor is None and not self.batch_shape
+
+    @property
+    def evidence_known(self) -> bool:
+        return not self.by_solves or self.cache.likelihood_parts is not None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | {"residual": self.residual, "representer_weights": self.representer_weights}
+
+    def with_prior(self, prior: Prior) -> "State":
+        again = super().with_prior(prior)
+        return replace(again, weights=self.representer_weights, solver=self.solves, online=UpdateState())
 
     @property
     def solves(self) -> Solves | None:

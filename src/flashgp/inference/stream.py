@@ -22,12 +22,8 @@ from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
-from flashgp.inference.approximate_posterior import ApproximatePosterior
-from flashgp.inference.online.update import check_updatable, in_dtype_of
-from flashgp.inference.output_states import OutputStates
-from flashgp.inference.over_ranks import refuse_ranks
+from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.state import State
 from flashgp.solvers.direct.strided import load_routines
 
 LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream has no end
@@ -123,13 +119,14 @@ class Stream:
         for name, value in (("window", window), ("refine_every", refine_every), ("refine_steps", refine_steps)):
             if value is not None or name == "refine_steps":
                 check_count(value, name, 1)
-        exact = isinstance(posterior.state, State | OutputStates)
-        if exact:
-            check_updatable(posterior.state)
-        else:
-            assert isinstance(posterior, ApproximatePosterior)
-            refuse_ranks(posterior.state.ranks, "posterior")
-            _check_approximate(window, refine_every)
+        asked = (
+            ("posterior", posterior, "append"),
+            ("window", window, "drop"),
+            ("refine_every", refine_every, "refine"),
+        )
+        for name, given, question in asked:
+            if given is not None and (reason := posterior.can(question)) is not None:
+                raise DomainError(f"`{name}` of a stream must be one with which {question}() answers, but {reason}")
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         surplus = 0 if window is None else posterior.count - window
         self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
@@ -138,10 +135,8 @@ class Stream:
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
         self._lock, self._process = threading.RLock(), os.getpid()
-        state = self.posterior.state
-        for part in state.parts if isinstance(state, OutputStates) else (state,):
-            if isinstance(part, State):
-                part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
+        for part in self.posterior.state.parts:
+            part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
         load_routines(removals=window is not None and not posterior.state.settings.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
@@ -298,15 +293,3 @@ class Stream:
         seconds = time.perf_counter() - began
         self._refining_seconds += seconds
         return seconds
-
-
-def _check_approximate(window: int | None, refine_every: int | None) -> None:
-    """Raises: DomainError for what a stream cannot ask of an approximate posterior."""
-    for name, value, why in (
-        ("window", window, "whose rows never leave"), ("refine_every", refine_every, "whose parameters stay"),
-    ):  # fmt: skip
-        if value is not None:
-            raise DomainError(
-                f"`{name}` is of exact posteriors, got {value} with an approximate one, {why}; leave it out, and begin "
-                "a new stream from gp.condition on the rows that count when it is time"
-            )

@@ -24,13 +24,12 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
-from flashgp.inference.approximate_posterior import ApproximatePosterior
+from flashgp.inference.base_state import UPDATE
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.progress_bar import shown_progress
-from flashgp.inference.state import UPDATE, State
 from flashgp.kernels import Kernel
 from flashgp.processes.group import Group
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
@@ -271,8 +270,8 @@ class TableModel:
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
-            if isinstance(before, ApproximatePosterior):
-                before.refine(refine)  # which is refused, before anything is learned
+            if (reason := before.can("refine")) is not None:
+                raise DomainError(reason)  # before anything is learned
         means, stds = [np.empty(0)], [np.empty(0)]
         for start in range(0, len(x), _BLOCK_ROWS):
             if progress is not None:
@@ -373,12 +372,10 @@ class TableModel:
 
     def _variance_of(self, count: int) -> str:
         """How variances of so many rows are computed, so that those of all parts are alike."""
-        state = self.posterior.state
-        if isinstance(self.posterior, ApproximatePosterior):
-            return "auto"
-        if not isinstance(state, State) or state.factor is not None or not state.count:
+        parts = self.posterior.state.parts
+        if len(parts) != 1 or parts[0].factor is not None or not parts[0].count:
             return "exact"
-        return "sampled" if price_of(state, count, "auto", deterministic=False).way == "samples" else "exact"
+        return "sampled" if price_of(parts[0], count, "auto", deterministic=False).way == "samples" else "exact"
 
     def _predicted(self, source: Table, how: tuple[Unseen, Missing | None], **asked: Any) -> TablePrediction:
         """Those of a table. Args: how unseen categories and missing values are taken; asked, as `Posterior.predict`."""

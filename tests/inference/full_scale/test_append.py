@@ -13,7 +13,6 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_posterior import ApproximatePosterior
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
 from flashgp.solvers.preconditioners.near_rows import (
     blocks_of_near_rows,
@@ -28,7 +27,7 @@ from inference.plain_gp import data, model
 k, lik = fgp.kernels, fgp.likelihoods
 
 
-def at_once(post: ApproximatePosterior) -> ApproximatePosterior:
+def at_once(post: fgp.Posterior) -> fgp.Posterior:
     """All rows conditioned at once with the layout that appending has made, by what makes every state."""
     state, prior = post.state, post.state.prior
     replicates = state.replicates
@@ -42,10 +41,10 @@ def at_once(post: ApproximatePosterior) -> ApproximatePosterior:
     made = dataclasses.replace(
         state, rows=rows, residual=residual, noise=noise, theta=tuple(theta), function=function, sums=sums, tables=None
     )
-    return ApproximatePosterior(made)
+    return fgp.Posterior(made)
 
 
-def agree(found: ApproximatePosterior, wanted: ApproximatePosterior, at: Tensor, off: float = 1e-9) -> None:
+def agree(found: fgp.Posterior, wanted: fgp.Posterior, at: Tensor, off: float = 1e-9) -> None:
     p, q = found.predict(at), wanted.predict(at)
     assert close(p.mean, q.mean, off)
     assert close(p.variance, q.variance, off)
@@ -58,7 +57,7 @@ def agree(found: ApproximatePosterior, wanted: ApproximatePosterior, at: Tensor,
     assert found.lost.nats == pytest.approx(wanted.lost.nats, rel=1e-6, abs=1e-12)
 
 
-def every_row_after_its_neighbours(post: ApproximatePosterior) -> None:
+def every_row_after_its_neighbours(post: fgp.Posterior) -> None:
     near = post.state.layout.near
     place = torch.empty(post.distinct, dtype=torch.int64)
     inside = near.blocks >= 0

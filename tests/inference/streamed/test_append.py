@@ -9,14 +9,13 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.streamed_posterior import StreamedPosterior
 from inference.plain_gp import data, model
 from inference.streamed.test_posterior import close, read, table
 
 lik = fgp.likelihoods
 
 
-def agree(found: StreamedPosterior, wanted: StreamedPosterior, at: Tensor, off: float = 1e-9) -> None:
+def agree(found: fgp.Posterior, wanted: fgp.Posterior, at: Tensor, off: float = 1e-9) -> None:
     """Every answer that does not depend on a sample of the rows."""
     p, q = found.predict(at), wanted.predict(at)
     assert found.count == wanted.count

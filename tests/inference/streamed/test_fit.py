@@ -16,7 +16,6 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.fit import Fit, fit_as
-from flashgp.inference.streamed_posterior import StreamedPosterior
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SampleSettings, StochasticSettings
@@ -39,7 +38,7 @@ def fitted(x: Tensor, y: Tensor, **options: Any) -> fgp.fit:
 def test_a_fit_is_near_the_exact_one() -> None:
     x, y = data(900)
     exact, found = fgp.fit(model(), x, y), fitted(x, y, inducing=40)
-    assert isinstance(found.posterior, StreamedPosterior)
+    assert found.posterior.can("bound") is None
     with torch.no_grad():
         gap = float(exact.gp.log_joint(x, y) - found.gp.log_joint(x, y)) / 900
         bound, likelihood = found.posterior.bound, float(found.gp.log_marginal_likelihood(x, y))

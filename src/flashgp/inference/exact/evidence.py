@@ -8,7 +8,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.inference.output_states import AnyState, OutputStates, joined_report
+from flashgp.inference.output_states import AnyState, joined_report
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 
@@ -19,12 +19,16 @@ UNNOTED_SHARE, UNNOTED_NATS = 0.1, 1e-3  # of a likelihood's standard error, or 
 @deterministic_where(lambda state: state.settings.deterministic)
 def log_evidence(state: AnyState) -> Float64[Tensor, "*batch"]:
     """See `Posterior.log_marginal_likelihood`."""
-    if isinstance(state, OutputStates):
-        value = torch.stack([log_evidence(part) for part in state.parts]).sum(0)
-        whole = joined_report([part.report for part in state.parts])
-        state.report.standard_error = whole.standard_error
-        state.report.events += [event for event in whole.events if event not in state.report.events]
-        return value
+    values = [_of_one(part) for part in state.parts]
+    if not state.prior.separate:
+        return values[0]
+    whole = joined_report([part.report for part in state.parts])
+    state.report.standard_error = whole.standard_error
+    state.report.events += [event for event in whole.events if event not in state.report.events]
+    return torch.stack(values).sum(0)
+
+
+def _of_one(state: State) -> Float64[Tensor, "*batch"]:
     if not state.count:
         return torch.zeros(state.batch_shape, dtype=torch.float64, device=state.x.device)
     n, p = state.residual.shape[-2:]
@@ -40,12 +44,6 @@ def log_evidence(state: AnyState) -> Float64[Tensor, "*batch"]:
     value = -0.5 * (fit + p * log_determinant + n * p * LOG_2PI)
     scale = state.sites.log_scale
     return value if scale is None else value + scale
-
-
-def evidence_is_known(state: AnyState) -> bool:
-    """Whether it takes no solves: by a factor, or because it was asked for before."""
-    parts = state.parts if isinstance(state, OutputStates) else (state,)
-    return not state.by_solves or all(part.cache.likelihood_parts is not None for part in parts)
 
 
 def _without_factor(state: State, p: int) -> tuple[Tensor, float]:

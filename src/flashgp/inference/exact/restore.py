@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.report import Report
+from flashgp.inference.base_state import UpdateState
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.settings import SolveSettings
-from flashgp.inference.state import State, UpdateState
+from flashgp.inference.state import State
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
 STORED = ("representer_weights", "residual", "x", "y")  # properties of a state, from which it is restored
@@ -60,20 +61,3 @@ def restore(
         own = replace(report, events=list(report.events))
         parts.append(state(prior.output(j, live=False), y[..., j].contiguous(), joined, slice(j, j + 1), own))
     return OutputStates(prior, tuple(parts), report)
-
-
-def with_prior(state: AnyState, prior: Prior) -> AnyState:
-    """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
-    prior = prior.held()
-    if isinstance(state, OutputStates):
-        parts = tuple(_with_prior(part, prior.output(j, live=False)) for j, part in enumerate(state.parts))
-        return OutputStates(prior, parts, state.report)
-    return _with_prior(state, prior)
-
-
-def _with_prior(state: State, prior: Prior) -> State:
-    joined = None if state.replicates is None else join(prior, state.x, state.y, state.replicates.group)
-    return replace(
-        state, prior=prior, replicates=joined, weights=state.representer_weights, solver=state.solves,
-        online=UpdateState(),
-    )  # fmt: skip

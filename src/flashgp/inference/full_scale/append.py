@@ -19,6 +19,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import NEIGHBOURS, PREDICTING
+from flashgp.inference.base_state import UPDATE
 from flashgp.inference.extent import check_extent
 from flashgp.inference.full_scale.condition import layout_events
 from flashgp.inference.full_scale.factor import FullScaleFactor
@@ -26,10 +27,8 @@ from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.full_scale.left_out import padded
 from flashgp.inference.full_scale.state import FullScaleState, Tables
 from flashgp.inference.online.update import checked_rows
-from flashgp.inference.over_ranks import refuse_ranks
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
-from flashgp.inference.state import UPDATE
 from flashgp.planner.approximate_prices import Sizes
 from flashgp.solvers.growing.shared_rows import SharedRows
 from flashgp.solvers.preconditioners.near_rows import (
@@ -55,9 +54,8 @@ class _More:
 @deterministic_where(lambda state, *_: state.settings.deterministic)
 @torch.no_grad()
 def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> FullScaleState:
-    """See `ApproximatePosterior.append`."""
+    """See `Posterior.append`."""
     began = time.perf_counter()
-    refuse_ranks(state.ranks, "append")
     x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return state

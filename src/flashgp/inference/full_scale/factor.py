@@ -27,6 +27,7 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.full_scale.layout import Share
 from flashgp.inference.threads import in_task
+from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
@@ -86,6 +87,13 @@ class Basis:
         cross = self.pairs.block(problem, dtype=F64, workspace=self.workspace)
         self._solve_(cross, transposed=False)
         return cross
+
+    def taped(self, rows: Rows) -> Tensor:
+        """The same, with its graph where gradients are asked for."""
+        if not torch.is_grad_enabled() or not rows.requires_grad:
+            return self(rows)
+        cross = CovarianceOperator(PairProblem(self.form, self.theta, rows, self.points), F64).to_dense()
+        return torch.linalg.solve_triangular(self.lower.mT, cross, upper=True, left=False)
 
     def _solve_(self, rows: Tensor, *, transposed: bool) -> None:
         """rows <- rows L_zz^-T, or rows L_zz^-1 where `transposed`.

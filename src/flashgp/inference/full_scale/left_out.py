@@ -31,35 +31,13 @@ BLOCKS = 32  # that are looked at
 @torch.no_grad()
 def leave_one_out(state: FullScaleState) -> LeaveOneOut:
     """See `Posterior.leave_one_out`. Cost: as a pass, and n m^2 flops; 8 n m bytes."""
-    precision, weights = _precision(state)
+    precision, weights = state.precision()
     outputs = state.prior.outputs
     y = state.prior.sites(state.y).targets.to(torch.float64)
     y = y if outputs is not None else y.unsqueeze(-1)
     parts = left_out_moments(precision, weights, y, state.replicates)
     shaped = (part if outputs is not None else part.squeeze(-1) for part in parts)
     return LeaveOneOut(*(part.to(state.result_dtype) for part in shaped))
-
-
-@torch.no_grad()
-def representer_weights(state: FullScaleState) -> Tensor:
-    """Q r, (u, p)."""
-    return _precision(state)[1]
-
-
-def _precision(state: FullScaleState) -> tuple[Tensor, Tensor]:
-    """The diagonal of Q, (u,), and Q r, (u, p)."""
-    n, p = state.residual.shape
-    diagonal, weights = state.residual.new_zeros(n), state.residual.new_zeros(n, p)
-    back = torch.zeros_like(state.basis)  # W^T B
-    for part, _ in state.factor.parts(taped=False):
-        rows, g = part.index.view(-1), part.weights
-        basis = g @ part.basis
-        white = g @ part.residual - basis @ state.weights
-        diagonal.index_add_(0, rows, g.square().sum(1).flatten())
-        weights.index_add_(0, rows, (g.mT @ white).flatten(0, 1))
-        back.index_add_(0, rows, (g.mT @ basis).flatten(0, 1))
-    half = torch.linalg.solve_triangular(state.sums.inner.mT, back, upper=True, left=False)
-    return diagonal - half.square().sum(-1), weights
 
 
 @torch.no_grad()
@@ -118,7 +96,7 @@ def padded(one: Tensor, other: Tensor) -> Tensor:
 
 def _log_variances(state: FullScaleState, near: Neighbourhoods) -> Tensor:
     """log|C_22 C_22^T| of each block given its neighbours, (s,)."""
-    factor: FullScaleFactor = dataclasses.replace(state.factor, near=near)
+    factor: FullScaleFactor = dataclasses.replace(state.passes, near=near)
     found = []
     for part, _ in factor.parts(taped=False):
         found.append(part.log_determinants)

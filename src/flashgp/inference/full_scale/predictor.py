@@ -13,33 +13,27 @@ all rows as neighbours all of it is exact.
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from flashgp.foundations.checks import check_count, promotions
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, deterministic_where
-from flashgp.foundations.errors import MemoryBudgetError
-from flashgp.foundations.form import Rows
-from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import PAIRS, rounding_of
 from flashgp.inference.full_scale.layout import scaled_points
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.paths import Paths
+from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.preconditioners.near_rows import nearest_rows
 
 F64 = torch.float64
-UNCHECKED_BYTES = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +76,7 @@ class FullScalePredictor(Predictor):
     @deterministic_where(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         n, state = x.shape[-2], self._state
-        needed = 8 * n * (4 * n + 2 * state.function.rank)
-        if needed > UNCHECKED_BYTES and needed > (free := available_bytes(x.device)):
-            raise MemoryBudgetError(
-                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
-                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
-                needed_bytes=needed,
-                available_bytes=free,
-            )
+        check_joint(n, 8 * n * (4 * n + 2 * state.function.rank), x.device)
         with torch.set_grad_enabled(self.wants_graph(x)):
             local = local_parts(state, x, state.residual, keep=True)
             half = self._half(local.inner)
@@ -101,7 +88,7 @@ class FullScalePredictor(Predictor):
         function, summands = self._state.function, self._state.sizes.predicting + len(x)
         return rounding_of(function, self._state.prior.kernel.rows(x), summands)
 
-    def paths(self, count: int, features: int, seed: int | None) -> "FullScalePaths":
+    def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return draw_paths(self._state, count, features, seed)
 
     def forget(self) -> None:
@@ -123,15 +110,6 @@ class FullScalePredictor(Predictor):
         return self._parts
 
 
-def _basis(state: FullScaleState, rows: Rows) -> Tensor:
-    """A of rows; where gradients are asked for, with their graph."""
-    function = state.function
-    if not torch.is_grad_enabled() or not rows.requires_grad:
-        return function(rows)
-    cross = CovarianceOperator(PairProblem(function.form, function.theta, rows, function.points), F64).to_dense()
-    return torch.linalg.solve_triangular(function.lower.mT, cross, upper=True, left=False)
-
-
 def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool = False) -> Local:
     """What the predictions at points (n_test, d) are made of, some points at a time.
 
@@ -143,7 +121,7 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
     rows, q = state.prior.kernel.rows(x), min(state.sizes.predicting, state.distinct)
     with torch.no_grad():
         index = nearest_rows(scaled_points(state.prior, rows, x), state.near_points, state.layout.conditioned, q)
-    basis, mean = _basis(state, rows), state.prior.mean_at(x)
+    basis, mean = state.function.taped(rows), state.prior.mean_at(x)
     diagonal = CovarianceOperator(PairProblem(form, theta, rows), F64).diagonal()
     left = (diagonal - basis.square().sum(-1)).clamp_min(0.0)
     step = max(1, 4 * PAIRS // max(1, q * q))
@@ -183,7 +161,7 @@ def _errors(state: FullScaleState, x: Tensor, local: Local) -> Tensor:
     assert local.solved is not None
     used, place = local.index.unique(return_inverse=True)
     v = torch.zeros(len(x), len(used), dtype=F64, device=x.device).scatter_add(1, place, local.solved)
-    near, known, basis = state.rows.take(used), state.basis[used], _basis(state, rows)
+    near, known, basis = state.rows.take(used), state.basis[used], state.function.taped(rows)
     among = CovarianceOperator(PairProblem(form, theta, near), F64)
     inside = v @ known
     around = (among @ v.mT).mT - inside @ known.mT + v * state.noise_of_rows[used]
@@ -208,44 +186,6 @@ def _factor(matrix: Tensor) -> Tensor:
     return lower
 
 
-class FullScalePaths:
-    """Posterior functions, made by `post.paths(count)`; each call evaluates the same functions, eq. (M-155).
-
-    Fields: count; prior_error of the draw of the prior, eq. (M-95); report.
-    """
-
-    def __init__(self, state: FullScaleState, draw: "_Draw", count: int, report: Report) -> None:
-        self.count, self.report = count, report
-        self._state, self._draw = state, draw
-
-    @property
-    def prior_error(self) -> float | None:
-        """Root mean square of the error of k relative to the variances."""
-        return self._draw.prior.error
-
-    @autocast_disabled
-    @deterministic_where(lambda self, _: self._state.settings.deterministic)
-    def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
-        """The functions at points x, (n_test, d): (count, n_test[, outputs]), in x's dtype; differentiable in x.
-
-        Raises: ShapeError, DomainError for points that do not fit.
-        """
-        state = self._state
-        x = state.checked_points(x, "x")
-        outputs = state.prior.outputs
-        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
-            local = local_parts(state, x, self._draw.targets)
-            values = local.inner @ self._draw.weights + local.shift + self._draw.rest(state, x)
-            values = values.unflatten(-1, (self.count, outputs or 1)).movedim(-2, 0)
-        return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
-
-    def __repr__(self) -> str:
-        return f"{self.count:,} posterior functions of {self._state.count:,} rows\n{self.report}"
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
-
-
 @dataclass(frozen=True, eq=False)
 class _Draw:
     """Of all functions side by side, t of them: prior, f0; values, L_zz^-1 f0 at the inducing points, (m, t); weights,
@@ -256,16 +196,18 @@ class _Draw:
     weights: Tensor
     targets: Tensor
 
-    def rest(self, state: FullScaleState, x: Tensor) -> Tensor:
-        """e = f0 - a^T L_zz^-1 f0(Z), (n_test, t)."""
-        return self.prior(x) - _basis(state, state.prior.kernel.rows(x)) @ self.values
+    def at(self, state: FullScaleState, x: Tensor) -> Tensor:
+        """The functions at points, (n_test, t), with e = f0 - a^T L_zz^-1 f0(Z)."""
+        local = local_parts(state, x, self.targets)
+        rest = self.prior(x) - state.function.taped(state.prior.kernel.rows(x)) @ self.values
+        return local.inner @ self.weights + local.shift + rest
 
 
 @outside_inference_mode
 @autocast_disabled
 @deterministic_where(lambda state, *_, **__: state.settings.deterministic)
 @torch.no_grad()
-def draw_paths(state: FullScaleState, count: int, features: int, seed: int | None) -> FullScalePaths:
+def draw_paths(state: FullScaleState, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`: inducing values from their posterior, what they leave by Matheron's rule with each point's
     own neighbours, eq. (M-155). Cost: n t numbers; n (features + m) t flops."""
     began = time.perf_counter()
@@ -286,17 +228,4 @@ def draw_paths(state: FullScaleState, count: int, features: int, seed: int | Non
     drawn = prior(state.points) - state.basis @ values + state.noise_of_rows.sqrt().unsqueeze(-1) * normal(n)
     draw = _Draw(prior, values, weights, state.residual.repeat(1, count) - drawn)
     report.seconds = time.perf_counter() - began
-    return FullScalePaths(state, draw, count, report)
-
-
-def predict(state: FullScaleState, x_test: Any, *, deterministic: bool) -> Prediction:
-    """See `Posterior.predict`."""
-    deterministic = deterministic or state.settings.deterministic
-    promoted = promotions(x_test=x_test)
-    x_test = state.checked_points(x_test, "x_test")
-    with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
-        x_test = x_test.clone()
-    predictor = FullScalePredictor(state, deterministic=deterministic)
-    prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)
-    prediction.report.events += promoted
-    return prediction
+    return Paths(state, prior, partial(draw.at, state), count, report)

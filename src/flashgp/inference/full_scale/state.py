@@ -5,24 +5,21 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points
-from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums, noise_floor
 from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import Replicates
+from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.settings import SolveSettings
-from flashgp.inference.state import UpdateState
-from flashgp.likelihoods.base import Likelihood
 from flashgp.planner.approximate_prices import Sizes
-from flashgp.planner.plan import Plan
 from flashgp.solvers.growing.shared_rows import SharedRows
 
 
@@ -60,7 +57,7 @@ class Tables:
 
 
 @dataclass(frozen=True, eq=False)
-class FullScaleState:
+class FullScaleState(BaseState):
     """Fields: prior, detached; x (n, d) and y (n[, outputs]), the table; layout; of the u distinct rows:
     rows, their features, residual (u, p), noise (u or 1,); theta; function, A of rows; sums; replicates; settings;
     online, how many rows joined since conditioning; tables, of rows and blocks with room behind them; ranks, that
@@ -83,61 +80,13 @@ class FullScaleState:
     online: UpdateState = field(default_factory=UpdateState)
     tables: "Tables | None" = None
     ranks: int = 1
-    differentiable: ClassVar[bool] = False
-    by_solves: ClassVar[bool] = False
-
-    @property
-    def count(self) -> int:
-        """The number of training rows."""
-        return self.x.shape[-2]
-
-    @property
-    def distinct(self) -> int:
-        """The number of training rows that differ."""
-        return self.rows.count
-
-    @property
-    def points(self) -> Float[Tensor, "u d"]:
-        """The distinct training inputs, (u, d)."""
-        return self.x if self.replicates is None else self.replicates.x
+    factor: ClassVar[None] = None
+    parts: ClassVar[tuple[()]] = ()
 
     @property
     def sizes(self) -> Sizes:
         """Those asked for."""
         return self.layout.sizes
-
-    @property
-    def like(self) -> tuple[Tensor, Tensor]:
-        """x and y whose width, dtypes and device those of new rows have."""
-        return self.x, self.y
-
-    @property
-    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
-        """x and y of all training rows; None where they are not held."""
-        return self.x, self.y
-
-    @property
-    def rows_kept(self) -> Any:
-        """The rows that importance and plots are told from: all."""
-        return self
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        return torch.Size()
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        return self.x.dtype
-
-    @property
-    def plan(self) -> Plan | None:
-        """None: there is no plan of exact inference; `report.plan` is the approximate one."""
-        return None
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """That of the distinct rows."""
-        return self.prior.likelihood if self.replicates is None else self.replicates.likelihood
 
     @cached_property
     def basis(self) -> Float64[Tensor, "u m"]:
@@ -166,12 +115,57 @@ class FullScaleState:
         return self.sums.weights
 
     @property
-    def factor(self) -> FullScaleFactor:
+    def inducing(self) -> Tensor:
+        """The inducing points, (m, d)."""
+        return self.layout.inducing
+
+    @property
+    def loss(self) -> str:
+        known: Lost | None = self.__dict__.get("lost")
+        return str(known or "posterior.lost estimates it")
+
+    @property
+    def passes(self) -> FullScaleFactor:
         """Whose blocks are gone through again."""
         return FullScaleFactor(
             self.prior.kernel.form, self.theta, self.rows, self.layout.near, self.residual, self.noise, self.function,
             self.basis, floor=self.floor,
         )  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        near, sums = self.layout.near, self.sums
+        return super().tensors() | {
+            "inducing": self.inducing, "blocks": near.blocks, "neighbours": near.neighbours, "inner": sums.inner,
+            "projected": sums.projected,
+        }  # fmt: skip
+
+    def numbers(self) -> dict[str, Any]:
+        sizes, sums = self.sizes, self.sums
+        return {
+            "kind": "full_scale", "block": sizes.block, "neighbours": sizes.neighbours, "predicting": sizes.predicting,
+            "log_determinant": sums.log_determinant, "squares": sums.squares, "reduced": sums.reduced,
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def precision(self) -> tuple[Float64[Tensor, "u"], Float64[Tensor, "u p"]]:
+        """The diagonal of the precision Q of the approximate model, and Q r. Cost: a pass over the blocks."""
+        n, p = self.residual.shape
+        diagonal, weights = self.residual.new_zeros(n), self.residual.new_zeros(n, p)
+        back = torch.zeros_like(self.basis)  # W^T B
+        for part, _ in self.passes.parts(taped=False):
+            rows, g = part.index.view(-1), part.weights
+            basis = g @ part.basis
+            white = g @ part.residual - basis @ self.weights
+            diagonal.index_add_(0, rows, g.square().sum(1).flatten())
+            weights.index_add_(0, rows, (g.mT @ white).flatten(0, 1))
+            back.index_add_(0, rows, (g.mT @ basis).flatten(0, 1))
+        half = torch.linalg.solve_triangular(self.sums.inner.mT, back, upper=True, left=False)
+        return diagonal - half.square().sum(-1), weights
+
+    @property
+    def representer_weights(self) -> Float64[Tensor, "u p"]:
+        """Q r. Cost: a pass over the blocks."""
+        return self.precision()[1]
 
     @torch.no_grad()
     def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
@@ -181,12 +175,26 @@ class FullScaleState:
         scale = self.prior.with_likelihood(self.likelihood).log_scale(y)
         return value if scale is None else value + scale
 
-    def checked_points(self, x: Any, name: str) -> Tensor:
-        """Points that answers are asked at, (n_test, d). Raises: ShapeError, DomainError."""
-        x = check_points(x, name, like=self.x)
-        if x.dim() != 2:
-            raise ShapeError(
-                f"`{name}` must be of shape (n_test, d) for an approximate posterior, which is of one table, got "
-                f"{tuple(x.shape)}; pass x.reshape(-1, {x.shape[-1]})"
-            )
-        return x
+
+@torch.no_grad()
+def restore(
+    prior: Prior, table: tuple[Tensor, Tensor, Tensor | None], layout: Layout, sums: Sums,
+    how: tuple[Report, SolveSettings, UpdateState],
+) -> FullScaleState:  # fmt: skip
+    """A state from what was computed before; features, residual and the factor of the points are computed again.
+
+    Args: prior, held; table, x, y and group (n,), the distinct row that each row of x joined, or None; how it was
+    made.
+    Raises: NotPositiveDefiniteError for inducing points without a factor.
+    """
+    (x, y, group), (report, settings, online) = table, how
+    replicates = None if group is None else join(prior, x, y, group)
+    of_rows, points, targets = prior, x, y
+    if replicates is not None:
+        of_rows, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
+    residual, noise, rows, values = of_rows.likelihood_inputs(points, targets)
+    theta = tuple(t.detach() for t in values)
+    function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(layout.inducing), Workspace())
+    return FullScaleState(
+        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings, online
+    )

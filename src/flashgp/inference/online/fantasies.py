@@ -23,7 +23,7 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.online.update import in_dtype_of
-from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.state import State
 from flashgp.solvers.growing.panels import PIVOT
@@ -174,8 +174,8 @@ class Fantasies:
 class OutputFantasies(Fantasies):
     """The same of outputs with noise of their own: the fantasies of each. Args: each; state, of all outputs."""
 
-    def __init__(self, state: OutputStates, each: Sequence[Fantasies]) -> None:
-        self._states, self._each = state, each
+    def __init__(self, state: AnyState, each: Sequence[Fantasies]) -> None:
+        self._each = each
         self._state, self._x = state.parts[0], each[0]._x
         self._y = torch.stack([one._y for one in each], dim=-1)
 
@@ -190,8 +190,8 @@ class OutputFantasies(Fantasies):
 
 def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     """See `Posterior.fantasize`."""
-    if not isinstance(state, OutputStates):
-        return _fantasize(state, x, y, samples, seed)
+    if not state.prior.separate:
+        return _fantasize(state.parts[0], x, y, samples, seed)
     outputs = len(state.parts)
     if y is not None:
         x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x)
@@ -215,13 +215,6 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
             "`y` or `samples` must be given, and not both; samples=1 draws the targets from the posterior"
         )
     samples = None if samples is None else check_count(samples, "samples", 1)
-    if state.batch_shape:
-        raise DomainError(f"`posterior` must be of one table, got a batch of shape {tuple(state.batch_shape)}")
-    if state.count and state.float64_factor is None:
-        raise DomainError(
-            f"`posterior` must have a float64 factor for fantasies, got the route {state.report.route!r}; condition "
-            'with dtype=torch.float64, or solver="cholesky" and a larger memory='
-        )
     outputs, batch, (q, d) = state.prior.outputs, x.shape[:-2], x.shape[-2:]
     if q == 0:
         raise ShapeError(f"`x` must have at least one row of each member, got shape {tuple(x.shape)}; pass one")

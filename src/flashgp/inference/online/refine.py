@@ -12,10 +12,9 @@ import torch
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.errors import DomainError
 from flashgp.inference.data import Data
 from flashgp.inference.exact_plan import conditioning_plan
-from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import continued
@@ -35,11 +34,6 @@ def refined(
     """See `Posterior.refine`."""
     deadline = Deadline.after(time_limit)
     steps = check_count(steps, "steps", 1)
-    if state.differentiable or state.batch_shape or not state.count:
-        what = "a batch" if state.batch_shape else "no rows" if not state.count else "differentiable=True"
-        raise DomainError(
-            f"`posterior` must be detached, of one table with rows, to be refined, got {what}; use fgp.fit"
-        )
     data = Data(state.prior, state.x, state.y)
     asked = PlanSettings(device=state.x.device, dtype=torch.float64, deterministic=state.settings.deterministic)
     plan = conditioning_plan(state.prior, data.counts, asked)
@@ -51,9 +45,5 @@ def refined(
         settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
     fitted = fit_exact(state.prior, data, options)
-    if isinstance(fitted.state, OutputStates):
-        assert isinstance(state, OutputStates)
-        before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]
-        return fitted.state.mapped(lambda part, j: continued(part, before[j]))
-    assert not isinstance(state, OutputStates)
-    return continued(fitted.state, replace(state.online, refined=state.online.refined + 1))
+    before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]
+    return fitted.state.mapped(lambda part, j: continued(part, before[j]))

@@ -27,17 +27,18 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.base_state import UpdateState
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.missing_cells import observed, rows_of_output
 from flashgp.inference.online.finish_update import Table, Update, finish_update
 from flashgp.inference.online.one_point import appended_row
 from flashgp.inference.online.warm_start import solved_again
-from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.state import State, UpdateState, continued
+from flashgp.inference.state import State, continued
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread, quiet_openblas
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -72,7 +73,7 @@ class _NewRows:
 def append(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> AnyState:
     """See `Posterior.append`."""
     alike = row_variance is None and row_weight is None
-    if alike and isinstance(state, State) and (one := appended_row(state, x, y)) is not None:
+    if alike and not state.prior.separate and (one := appended_row(state.parts[0], x, y)) is not None:
         return one
     new = _checked(state, x, y, row_variance, row_weight)
     return _each_output(state, None, new) if len(new) else state
@@ -107,9 +108,8 @@ def slide(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -
 
 def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> AnyState:
     """The update of a state, or of the state of each output; where one fails nothing has changed."""
-    check_updatable(state)
-    if not isinstance(state, OutputStates):
-        return _updated(state, gone, new)
+    if not state.prior.separate:
+        return _updated(state.parts[0], gone, new)
     kept = None if gone is None else _remaining(gone, state.count)
     if state.table is not None or (new is not None and observed(new.y, state.prior.outputs) is not None):
         return _each_observed(state, gone, kept, new)
@@ -126,7 +126,7 @@ def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> 
     return state.mapped(updated, _updated_prior(state.prior, state.count, kept, new))
 
 
-def _each_observed(state: OutputStates, gone: Tensor | None, kept: Tensor | None, new: _NewRows | None) -> OutputStates:
+def _each_observed(state: AnyState, gone: Tensor | None, kept: Tensor | None, new: _NewRows | None) -> AnyState:
     """The same where cells are missing: each output loses and gains the rows that it was observed in."""
     x, y = (
         _joined(old, kept, came)
@@ -146,8 +146,7 @@ def _each_observed(state: OutputStates, gone: Tensor | None, kept: Tensor | None
             return part
         return _updated(part, own_gone, own_new)
 
-    found = state.mapped(updated, _updated_prior(state.prior, state.count, kept, new), (x, y))
-    return found if observed(y, state.prior.outputs) is not None else replace(found, table=None)
+    return state.mapped(updated, _updated_prior(state.prior, state.count, kept, new), (x, y))
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -156,7 +155,6 @@ def _checked(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any
 
     Raises: ShapeError, DomainError.
     """
-    check_updatable(state)  # before shapes, which of a batch would not fit either
     return _NewRows(*checked_rows(state.prior, x, y, state.like), row_variance, row_weight)
 
 
@@ -215,24 +213,6 @@ def _indices(indices: Any, n: int) -> Tensor:
     if len(repeated):
         raise DomainError(f"`indices` must name each row once, got row {int(rows[repeated[0]])} twice; remove one")
     return rows
-
-
-def check_updatable(state: AnyState) -> None:
-    """Raises: DomainError for a posterior that cannot learn online."""
-    if state.settings.group.size > 1:
-        raise DomainError(
-            f"`posterior` must be of one process to learn online, got one of {state.settings.group.size} ranks: rows "
-            "that come to one rank would be unknown to the others. Condition again with all rows, or save the "
-            "posterior and load it in one process"
-        )
-    if state.differentiable:
-        raise DomainError(
-            "`posterior` must be detached to learn online, got one with differentiable=True; condition without it"
-        )
-    if state.batch_shape:
-        raise DomainError(
-            f"`posterior` must be of one table, got a batch of shape {tuple(state.batch_shape)}; condition each alone"
-        )
 
 
 # -- the update ---------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from torch import Tensor
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.base_state import UPDATE
 from flashgp.inference.exact.solve import OF_THE_WEIGHTS, mean_goal, record
 from flashgp.inference.online.finish_update import Table
-from flashgp.inference.state import UPDATE, State
+from flashgp.inference.state import State
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor

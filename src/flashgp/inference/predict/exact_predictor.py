@@ -20,21 +20,18 @@ from flashgp.foundations.checks import promotions
 from flashgp.foundations.contexts import autocast_disabled
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
-from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.form import Rows, broadcast_batch
-from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.extent import check_answer, check_extent
 from flashgp.inference.numpy_prior import TITLE
-from flashgp.inference.output_states import AnyState, OutputStates, joined_report
+from flashgp.inference.output_states import AnyState, joined_report
 from flashgp.inference.predict.few_points import FewPoints
 from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
 from flashgp.inference.state import State
@@ -56,7 +53,7 @@ class OutputPredictor(Predictor):
 
     separate = True
 
-    def __init__(self, state: OutputStates, each: Sequence[Predictor]) -> None:
+    def __init__(self, state: AnyState, each: Sequence[Predictor]) -> None:
         self._state, self._each = state, each
         self.deterministic, self.differentiable = each[0].deterministic, each[0].differentiable
         self.report = Report()
@@ -145,14 +142,7 @@ class ExactPredictor(Predictor):
     @deterministic_where(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         n, state = self._moved_to(x)._x.shape[-2], self._state
-        needed = self._joint_bytes()
-        if needed > self._options.unchecked_bytes and needed > (free := available_bytes(x.device)):
-            raise MemoryBudgetError(
-                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
-                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
-                needed_bytes=needed,
-                available_bytes=free,
-            )
+        check_joint(n, self._joint_bytes(), x.device, self._options.unchecked_bytes)
         with torch.set_grad_enabled(self.wants_graph(x)):
             joint, self._joint_dtype = self._variances().joint(self._state.prior.kernel.rows(self._x))
             return joint.expand(*broadcast_batch(joint.shape[:-2], state.batch_shape), n, n)
@@ -314,7 +304,7 @@ def predict(
     state: AnyState,
     x_test: Any,
     *,
-    variance: str,
+    variance: str | None,
     plan: ProductPlan | None,
     memory: str | int | None,
     deterministic: bool,
@@ -331,17 +321,16 @@ def predict(
     with deterministically(deterministic), torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
         x_test = contiguous_copy(x_test) if deterministic else x_test.clone()
     variance = check_variance(variance)
-    parts = state.parts if isinstance(state, OutputStates) else (state,)
     if time_limit is not None:
-        time_limit /= len(parts)  # one output after the other
+        time_limit /= len(state.parts)  # one output after the other
     planners = planners_of(state, x_test, plan, memory, deterministic, time_limit)
     variances = VarianceSettings(time_limit=time_limit)
     options = (
         PredictOptions(variance, planner, deterministic, variances=variances, group=group, progress=progress)
         for planner in planners
     )
-    each = [ExactPredictor(part, one) for part, one in zip(parts, options, strict=True)]
-    predictor = OutputPredictor(state, each) if isinstance(state, OutputStates) else each[0]
+    each = [ExactPredictor(part, one) for part, one in zip(state.parts, options, strict=True)]
+    predictor = OutputPredictor(state, each) if state.prior.separate else each[0]
     prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)
     prediction.report.events += promoted
     return prediction

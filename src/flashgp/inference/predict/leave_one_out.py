@@ -11,11 +11,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.determinism import deterministic_where
-from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.missing_cells import observed, rows_of_output
-from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.variance_solves import SHARE, precisions, strips
 from flashgp.inference.replicates import Replicates
@@ -58,31 +58,31 @@ class LeaveOneOut:
 def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECONDS) -> LeaveOneOut:
     """See `Posterior.leave_one_out`; correction_seconds, by the machine's rates, that correcting a float32 factor may
     take."""
-    if isinstance(state, OutputStates):
-        each = [leave_one_out(part, correction_seconds) for part in state.parts]
-        cells = observed(state.y, state.prior.outputs)
+    each = [_of_one(part, correction_seconds) for part in state.parts]
+    if not state.prior.separate:
+        return each[0]
+    cells = observed(state.y, state.prior.outputs)
 
-        def of_all(values: Tensor, j: int) -> Tensor:
-            if cells is None:
-                return values
-            whole = values.new_full((len(cells),), torch.nan)
-            return whole.index_copy_(0, rows_of_output(cells, j), values)
+    def of_all(values: Tensor, j: int) -> Tensor:
+        if cells is None:
+            return values
+        whole = values.new_full((len(cells),), torch.nan)
+        return whole.index_copy_(0, rows_of_output(cells, j), values)
 
-        mean, variance, log_prob = (
-            torch.stack([of_all(getattr(one, name), j) for j, one in enumerate(each)], dim=-1)
-            for name in ("mean", "variance", "log_prob")
-        )
-        told = state.report.events
-        told += [e for part in state.parts for e in of_kind(part.report.events, EventKind.LEFT_OUT) if e not in told]
-        return LeaveOneOut(mean, variance, log_prob)
+    mean, variance, log_prob = (
+        torch.stack([of_all(getattr(one, name), j) for j, one in enumerate(each)], dim=-1)
+        for name in ("mean", "variance", "log_prob")
+    )
+    told = state.report.events
+    told += [e for part in state.parts for e in of_kind(part.report.events, EventKind.LEFT_OUT) if e not in told]
+    return LeaveOneOut(mean, variance, log_prob)
+
+
+def _of_one(state: State, correction_seconds: float) -> LeaveOneOut:
     if not state.count:
         empty = state.y.new_zeros(state.y.shape, dtype=state.result_dtype)
         return LeaveOneOut(empty, empty, empty)
-    if state.factor is None:
-        raise DomainError(
-            f"`leave_one_out` needs a factor of all {state.distinct:,} rows, got a posterior by iterative solves; "
-            "condition with a larger memory=, or with dtype=torch.float32, which takes half of what float64 takes"
-        )
+    assert state.factor is not None
     outputs = state.prior.outputs
     y = state.prior.sites(state.y).targets.to(torch.float64)
     y = y if outputs is not None else y.unsqueeze(-1)

@@ -7,6 +7,8 @@ One solve for all of them; a point then costs O(n). The draw f0 of the prior is 
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +23,11 @@ from flashgp.foundations.events import StopReason
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
+from flashgp.inference.base_state import BaseState
 from flashgp.inference.exact.solve import mean_goal
-from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.prior_draws import FeatureDraws, PriorDraws, draw_seed, prior_draws
+from flashgp.inference.state import State
 from flashgp.solvers.direct.cholesky import refine
 
 # At the peak for each number of the right-hand sides, with a float64 factor and with solves: draws, targets, solvers'.
@@ -38,12 +42,12 @@ class Paths:
     Fields: count; prior_error of the draw of the prior, eq. (M-95), 0 when it is exact; report.
     """
 
-    def __init__(self, state: AnyState, prior: PriorDraws, weights: Tensor | None, count: int, report: Report) -> None:
-        self.count = count
-        self.report = report
-        self._state = state
-        self._prior = prior
-        self._weights = weights  # K^-1 (y - m - f0 - e), (*batch, n, count * outputs); None without data
+    def __init__(
+        self, state: BaseState, prior: PriorDraws, values: Callable[[Tensor], Tensor], count: int, report: Report
+    ) -> None:
+        """Args: prior, the draw f0; values, of the functions at points x, (*batch, n_test, count * outputs)."""
+        self.count, self.report = count, report
+        self._state, self._prior, self._values = state, prior, values
 
     @property
     def prior_error(self) -> float | None:
@@ -62,13 +66,7 @@ class Paths:
         x = contiguous_copy(state.checked_points(x, "x"))
         outputs = state.prior.outputs
         with torch.set_grad_enabled(torch.is_grad_enabled() and (x.requires_grad or state.differentiable)):
-            mean = state.prior.mean_at(x)
-            values = self._prior(x)
-            if self._weights is not None:
-                one = state.parts[0] if isinstance(state, OutputStates) else state  # of the same rows and kernel
-                values = values + one.covariance_to(state.prior.kernel.rows(x), torch.float64) @ self._weights
-            values = values.unflatten(-1, (self.count, outputs or 1)) + mean.unsqueeze(-2)
-            values = values.movedim(-2, 0)
+            values = self._values(x).unflatten(-1, (self.count, outputs or 1)).movedim(-2, 0)
         self._note(x)
         return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
 
@@ -95,8 +93,7 @@ def draw_paths(
     started = time.perf_counter()
     count = check_count(count, "count", 0)
     generator = torch.Generator().manual_seed(draw_seed(seed))
-    if isinstance(state, OutputStates):
-        state.common("paths")
+    state.common("paths")
     gp, x = state.prior, state.points
     outputs = gp.outputs or 1
     report = Report(
@@ -111,7 +108,7 @@ def draw_paths(
         weights = None
         if state.count:
             noise = state.noise.unsqueeze(-1)
-            if isinstance(state, OutputStates):  # (*batch, u or 1, count * outputs)
+            if gp.separate:  # (*batch, u or 1, count * outputs)
                 noise = state.noise.unsqueeze(-2).expand(*state.noise.shape[:-1], count, outputs).flatten(-2)
             normal = torch.randn(
                 *state.batch_shape, state.distinct, count * outputs, generator=generator, dtype=torch.float64
@@ -121,7 +118,21 @@ def draw_paths(
             weights, report.relative_residual = representers(state, targets)
             report.error_bound = _bound(state, targets, report.relative_residual)
     report.seconds = time.perf_counter() - started
-    return Paths(state, prior, weights, count, report)
+    return Paths(state, prior, partial(_values, state, prior, weights), count, report)
+
+
+def _values(state: AnyState, prior: PriorDraws, weights: Tensor | None, x: Tensor) -> Tensor:
+    """m + f0 + K(x, X) weights, (*batch, n_test, t). Args: weights, K^-1 (y - m - f0 - e), (*batch, n, t); None without
+    data."""
+    values = prior(x)
+    if weights is not None:
+        values = values + state.parts[0].covariance_to(state.prior.kernel.rows(x), torch.float64) @ weights
+    return values + repeated_mean(state.prior.mean_at(x), values.shape[-1])
+
+
+def repeated_mean(mean: Tensor, columns: int) -> Tensor:
+    """m of points, (*batch, n_test, outputs or 1), for functions side by side, (*batch, n_test, columns)."""
+    return mean.repeat(*(1,) * (mean.dim() - 1), columns // mean.shape[-1])
 
 
 def _checked_bytes(state: AnyState, count: int, outputs: int, unchecked_bytes: int) -> int:
@@ -150,11 +161,15 @@ def representers(state: AnyState, targets: Tensor, tolerance: float = TOLERANCE)
     """
     if targets.numel() == 0:
         return targets, None
-    if isinstance(state, OutputStates):
+    if state.prior.separate:
         split = targets.unflatten(-1, (-1, len(state.parts)))
         solved = [representers(part, split[..., j], tolerance) for j, part in enumerate(state.parts)]
         known = [relative for _, relative in solved if relative is not None]
         return torch.stack([weights for weights, _ in solved], dim=-1).flatten(-2), max(known, default=None)
+    return _solved(state.parts[0], targets, tolerance)
+
+
+def _solved(state: State, targets: Tensor, tolerance: float) -> tuple[Tensor, float | None]:
     if state.solves is not None:
         solution = state.solves.solve(targets, mean_goal(state.solves.system, tolerance).goal)
         residual = float(solution.relative_residual.max())
@@ -185,6 +200,6 @@ def _bound(state: AnyState, targets: Tensor, relative: float | None) -> float | 
     smallest = float(state.noise.detach().min())
     if not smallest > 0.0:
         return None
-    one = state.parts[0] if isinstance(state, OutputStates) else state
+    one = state.parts[0]
     largest = float(one.prior_covariance(one.rows).diagonal().detach().max())
     return relative * math.sqrt(largest / smallest) * float(targets.detach().norm(dim=-2).amax())

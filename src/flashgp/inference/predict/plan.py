@@ -12,7 +12,8 @@ from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile
-from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.base_state import BaseState
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import PredictionQuestion, prediction_plan
 from flashgp.inference.plan_settings import PlanSettings, ProblemSize, RowCounts
 from flashgp.inference.state import State
@@ -76,13 +77,18 @@ def price_of(
     )
 
 
-def prices_event(state: AnyState, points: int = PRICED_POINTS) -> Event | None:
+def prices_event(state: BaseState, points: int = PRICED_POINTS) -> Event | None:
     """What means and variances of so many points take by the plan, eq. (M-264); None where that is a second at most."""
-    if isinstance(state, OutputStates):  # one after the other, alike
-        event, times = prices_event(state.parts[0], points), len(state.parts)
-        fields = {} if event is None else event.fields
-        seconds = {key: times * fields[key] for key in ("means", "variances", "sampled") if fields.get(key)}
-        return None if event is None else Event(EventKind.PREDICTION_PRICES, **{**fields, **seconds})
+    if not state.exact:
+        return None
+    event, times = _prices_of_one(state.parts[0], points), len(state.parts)  # one after the other, alike
+    if event is None or times == 1:
+        return event
+    seconds = {key: times * event.fields[key] for key in ("means", "variances", "sampled") if event.fields.get(key)}
+    return Event(EventKind.PREDICTION_PRICES, **{**event.fields, **seconds})
+
+
+def _prices_of_one(state: State, points: int) -> Event | None:
     if not state.count or state.batch_shape:
         return None
     size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
@@ -141,8 +147,8 @@ def planners_of(
     time_limit: float | None = None,
 ) -> list[Planner | None]:
     """Of a state, or of that of each output, one after the other; a plan handed in is one of all of them."""
-    if not isinstance(state, OutputStates):
-        return [planner_of(state, x_test, plan, memory, deterministic, time_limit)]
+    if not state.prior.separate:
+        return [planner_of(state.parts[0], x_test, plan, memory, deterministic, time_limit)]
     if plan is None:
         return [planner_of(part, x_test, None, memory, deterministic, time_limit) for part in state.parts]
     outputs, members = len(state.parts), broadcast_batch(x_test.shape[:-2], state.batch_shape).numel()

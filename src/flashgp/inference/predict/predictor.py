@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashgp.foundations.errors import MemoryBudgetError
+from flashgp.foundations.machine import available_bytes
+from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
+
+UNCHECKED_BYTES = 2**28  # of a joint covariance, below which the free memory is not asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +50,18 @@ class Variance:
             torch.cat(values, dim=-1), joined([one.standard_error for one in each], zeros),
             joined([one.lower for one in each], values), joined([one.upper for one in each], values),
         )  # fmt: skip
+
+
+def check_joint(points: int, needed: int, device: torch.device, unchecked: int = UNCHECKED_BYTES) -> None:
+    """MemoryBudgetError for a joint covariance of more bytes than are free, which below `unchecked` are not asked
+    for."""
+    if needed > unchecked and needed > (free := available_bytes(device)):
+        raise MemoryBudgetError(
+            f"`x_test` has {points:,} points, whose joint covariance needs {readable_bytes(needed)} with "
+            f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
+            needed_bytes=needed,
+            available_bytes=free,
+        )
 
 
 class Predictor(ABC):

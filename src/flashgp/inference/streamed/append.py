@@ -13,9 +13,8 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.base_state import UPDATE
 from flashgp.inference.online.update import checked_rows
-from flashgp.inference.over_ranks import refuse_ranks
-from flashgp.inference.state import UPDATE
 from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.rows import inputs_of, noise_of, row_variances_back, sample_rows
@@ -29,9 +28,8 @@ from flashgp.sources.survey import Block, checked, row_variances
 @deterministic_where(lambda state, *_: state.settings.deterministic)
 @torch.no_grad()
 def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
-    """See `StreamedPosterior.append`."""
+    """See `Posterior.append`."""
     began = time.perf_counter()
-    refuse_ranks(state.ranks, "append")
     known_there = state.knows_rows
     if known_there and y is None:
         raise DomainError(

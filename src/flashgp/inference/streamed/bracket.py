@@ -26,7 +26,7 @@ PAIRS = 2**30  # of rows in blocks, all together: all pairs of 32,768 rows
 @deterministic_where(lambda state, source, size=None: state.settings.deterministic)
 @torch.no_grad()
 def bracket(state: StreamedState, source: RowSource, size: int | None = None) -> Bound:
-    """See `StreamedPosterior.bracket`. Args: size, rows of a block; None for what the pairs allow."""
+    """See `Posterior.bracket`. Args: size, rows of a block; None for what the pairs allow."""
     survey = surveyed(source, state.prior.outputs, 0, 0)
     if survey.count != state.count or survey.width != state.inducing.shape[-1]:
         raise DomainError(

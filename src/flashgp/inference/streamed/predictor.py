@@ -7,24 +7,20 @@ A function of the point alone; memory and time do not depend on the number of tr
 """
 
 import time
-from typing import Any
+from functools import partial
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from flashgp.foundations.checks import check_count, promotions
+from flashgp.foundations.checks import check_count
 from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
 from flashgp.foundations.determinism import EVENT, deterministic_where
-from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.form import Rows
-from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import FLOOR, rounding_of
-from flashgp.inference.predict.prediction import Prediction
-from flashgp.inference.predict.predictor import Predictor, Variance
+from flashgp.inference.predict.paths import Paths, repeated_mean
+from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.state import StreamedState
@@ -32,7 +28,6 @@ from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
 
 F64 = torch.float64
-UNCHECKED_BYTES = 2**28
 
 
 class StreamedPredictor(Predictor):
@@ -71,14 +66,7 @@ class StreamedPredictor(Predictor):
     @deterministic_where(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         n = x.shape[-2]
-        needed = 8 * n * (3 * n + 2 * self._state.function.rank)
-        if needed > UNCHECKED_BYTES and needed > (free := available_bytes(x.device)):
-            raise MemoryBudgetError(
-                f"`x_test` has {n:,} points, whose joint covariance needs {readable_bytes(needed)} with "
-                f"{readable_bytes(free)} free; ask for fewer points, or for .variance, which needs no matrix",
-                needed_bytes=needed,
-                available_bytes=free,
-            )
+        check_joint(n, 8 * n * (3 * n + 2 * self._state.function.rank), x.device)
         with torch.set_grad_enabled(self.wants_graph(x)):
             basis = self._basis(x)
             half = self._half(basis)
@@ -89,7 +77,7 @@ class StreamedPredictor(Predictor):
         """That of the prior's entries, which the covariance is a difference of."""
         return rounding_of(self._state.function, self._state.prior.kernel.rows(x), len(x))
 
-    def paths(self, count: int, features: int, seed: int | None) -> "StreamedPaths":
+    def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return draw_paths(self._state, count, features, seed)
 
     # -- work ------------------------------------------------------------------------------------------------------
@@ -97,7 +85,7 @@ class StreamedPredictor(Predictor):
         return x.split(block_rows(self._state.function.rank))
 
     def _basis(self, x: Tensor) -> Tensor:
-        return basis_of(self._state, x)
+        return self._state.function.taped(self._state.prior.kernel.rows(x))
 
     def _half(self, basis: Tensor) -> Tensor:
         """L_M^-1 a, as rows."""
@@ -116,61 +104,11 @@ class StreamedPredictor(Predictor):
         self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
 
 
-def basis_of(state: StreamedState, x: Tensor) -> Tensor:
-    """A of points, (n_test, m); where gradients are asked for, with their graph."""
-    function, rows = state.function, state.prior.kernel.rows(x)
-    if not torch.is_grad_enabled() or not rows.requires_grad:
-        return function(rows)
-    cross = CovarianceOperator(PairProblem(function.form, function.theta, rows, function.points), F64).to_dense()
-    return torch.linalg.solve_triangular(function.lower.mT, cross, upper=True, left=False)
-
-
-class StreamedPaths:
-    """Posterior functions, made by `post.paths(count)`; each call evaluates the same functions, eq. (M-166).
-
-    Fields: count; prior_error of the draw of the prior, eq. (M-95); report.
-    """
-
-    def __init__(self, state: StreamedState, prior: PriorDraws, weights: Tensor, count: int, report: Report) -> None:
-        self.count, self.report = count, report
-        self._state, self._prior, self._weights = state, prior, weights
-
-    @property
-    def prior_error(self) -> float | None:
-        """Root mean square of the error of k relative to the variances."""
-        return self._prior.error
-
-    @autocast_disabled
-    @deterministic_where(lambda self, _: self._state.settings.deterministic)
-    def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
-        """The functions at points x, (n_test, d): (count, n_test[, outputs]), in x's dtype; differentiable in x.
-
-        Raises: ShapeError, DomainError for points that do not fit.
-        """
-        state = self._state
-        x = state.checked_points(x, "x")
-        outputs = state.prior.outputs
-        with torch.set_grad_enabled(torch.is_grad_enabled() and x.requires_grad):
-            mean = state.prior.mean_at(x)
-            values = self._prior(x) + basis_of(state, x) @ self._weights
-            values = (values + mean.repeat(1, values.shape[1] // mean.shape[1])).unflatten(
-                -1, (self.count, outputs or 1)
-            )
-            values = values.movedim(-2, 0)
-        return (values if outputs is not None else values.squeeze(-1)).to(x.dtype)
-
-    def __repr__(self) -> str:
-        return f"{self.count:,} posterior functions of {self._state.count:,} rows\n{self.report}"
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
-
-
 @outside_inference_mode
 @autocast_disabled
 @deterministic_where(lambda state, *_, **__: state.settings.deterministic)
 @torch.no_grad()
-def draw_paths(state: StreamedState, count: int, features: int, seed: int | None) -> StreamedPaths:
+def draw_paths(state: StreamedState, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`: f = m + f0 + a^T (u - L_zz^-1 (f0(Z) + noise)) with u ~ N(w, M^-1), eq. (M-166).
 
     Cost: m^2 t flops for t functions; then (features + m) t of each point.
@@ -194,7 +132,13 @@ def draw_paths(state: StreamedState, count: int, features: int, seed: int | None
     values = state.sums.weights.repeat(1, count) + spread
     weights = values - torch.linalg.solve_triangular(function.lower, drawn, upper=False)
     report.seconds = time.perf_counter() - began
-    return StreamedPaths(state, prior, weights, count, report)
+    return Paths(state, prior, partial(_values, state, prior, weights), count, report)
+
+
+def _values(state: StreamedState, prior: PriorDraws, weights: Tensor, x: Tensor) -> Tensor:
+    """m + f0 + a^T weights, (n_test, t)."""
+    values = prior(x) + state.function.taped(state.prior.kernel.rows(x)) @ weights
+    return values + repeated_mean(state.prior.mean_at(x), values.shape[-1])
 
 
 def floor_of(state: StreamedState, points: Rows) -> float:
@@ -202,17 +146,3 @@ def floor_of(state: StreamedState, points: Rows) -> float:
     function = state.function
     diagonal = CovarianceOperator(PairProblem(function.form, function.theta, points), F64).diagonal()
     return FLOOR * float(diagonal.mean())
-
-
-def predict(state: StreamedState, x_test: Any, *, deterministic: bool) -> Prediction:
-    """See `Posterior.predict`."""
-    deterministic = deterministic or state.settings.deterministic
-    promoted = promotions(x_test=x_test)
-    x_test = state.checked_points(x_test, "x_test")
-    with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
-        x_test = x_test.clone()
-    prediction = Prediction(
-        StreamedPredictor(state, deterministic=deterministic), x_test, state.prior.likelihood, state.prior.outputs
-    )
-    prediction.report.events += promoted
-    return prediction

@@ -1,26 +1,30 @@
 """StreamedState: a prior given rows that were read, by inducing points: m numbers and m x m, whatever the rows."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from flashgp.foundations.checks import check_points
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import SolveSettings
-from flashgp.inference.state import UpdateState
 from flashgp.inference.streamed.bound import BoundSums, noise_floor
-from flashgp.inference.streamed.rows import prior_of_rows
+from flashgp.inference.streamed.rows import noise_of, prior_of_rows
 from flashgp.likelihoods import Gaussian
-from flashgp.planner.plan import Plan
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
+
+OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")  # what is of rows that are held
+ALIKE = {  # what needs rows that are told apart by their variances alone, and what to do elsewhere
+    "importance": "condition exactly", "noise": "take post.gp.likelihood", "leave_out": "take post.leave_one_out()",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class RowsKept:
 
 
 @dataclass(frozen=True, eq=False)
-class StreamedState:
+class StreamedState(BaseState):
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
     all rows; sample, some of them, float64; report; settings; held, the rows where the caller holds them, else None;
     ranks, of which each has read a part of the rows; online, how many rows joined since conditioning.
@@ -82,9 +86,90 @@ class StreamedState:
     held: Held | None = None
     ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
-    differentiable: ClassVar[bool] = False
-    by_solves: ClassVar[bool] = False
+    factor: ClassVar[None] = None
+    parts: ClassVar[tuple[()]] = ()
     replicates: ClassVar[None] = None
+
+    def of_rows(self, name: str) -> Held:
+        """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
+        if self.held is None:
+            raise DomainError(self._not_held(name))
+        return self.held
+
+    def _not_held(self, name: str) -> str:
+        again = "give some of them again, post.leave_out(x, y)" if name == "leave_one_out" else "take post.inducing"
+        return (
+            f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read, or are "
+            f"spread over ranks; {again}, or condition on the rows that count"
+        )
+
+    def obstacle(self, question: str) -> str | None:
+        if question in OF_ROWS and self.held is None:
+            return self._not_held(question)
+        if question in ALIKE and self.knows_rows:
+            return (
+                f"`{question}` of inducing points needs a likelihood that treats all rows alike but for known "
+                f"variances, got {self.prior.likelihood.name} with numbers of single rows; {ALIKE[question]}"
+            )
+        return super().obstacle(question)
+
+    @property
+    def x(self) -> Tensor:
+        return self.of_rows("x").x
+
+    @property
+    def y(self) -> Tensor:
+        return self.of_rows("y").y
+
+    @property
+    def points(self) -> Tensor:
+        return self.of_rows("points").x
+
+    @property
+    def residual(self) -> Tensor:
+        rows = self.of_rows("residual")
+        return self.prior.residual(rows.x, self.prior.sites(rows.y).targets).detach()
+
+    @property
+    def representer_weights(self) -> NoReturn:
+        raise DomainError(
+            "`representer_weights` are one for each row, got a posterior of inducing points, whose mean is a sum over "
+            "these; take post.predict(x).mean"
+        )
+
+    @property
+    def noise(self) -> Float64[Tensor, "rows"]:
+        """The noise variance of each row, (1,), or (n,) where rows that are held have known ones."""
+        if (reason := self.obstacle("noise")) is not None:
+            raise DomainError(reason)
+        held = self.held
+        rows = Block(*self.sample[:2]) if held is None else Block(held.x, held.y, held.row_variance)
+        return noise_of(self.prior_of_rows, rows).clamp_min(self.floor).to(self.inducing.device)
+
+    @property
+    def distinct(self) -> int:
+        return self.count
+
+    @property
+    def loss(self) -> str:
+        return str(self.bound)
+
+    def tensors(self) -> dict[str, Tensor]:
+        sums, sample = self.sums, self.sample
+        found = {
+            "inducing": self.inducing, "gram": sums.gram, "projected": sums.projected, "sample_x": sample.x,
+            "sample_y": sample.y,
+        }  # fmt: skip
+        if sample.row_variance is not None:
+            found["sample_row_variance"] = sample.row_variance
+        return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
+
+    def numbers(self) -> dict[str, Any]:
+        names = ("left", "logs", "noise_logs", "scale", "squares")
+        return {"kind": "sparse", "count": self.count, **{name: getattr(self.sums, name) for name in names}}
+
+    def with_prior(self, prior: Prior) -> "StreamedState":
+        return replace(self, prior=prior.held())
 
     @property
     def prior_of_rows(self) -> Prior:
@@ -107,11 +192,8 @@ class StreamedState:
     @property
     def rows_kept(self) -> Any:
         """The sample, with the prior of its rows. Raises: DomainError where the likelihood knows rows one by one."""
-        if self.knows_rows:
-            raise DomainError(
-                "`importance` of inducing points needs a likelihood that treats all rows alike but for known "
-                f"variances, got {self.prior.likelihood.name} with numbers of single rows; condition exactly"
-            )
+        if (reason := self.obstacle("importance")) is not None:
+            raise DomainError(reason)
         return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.settings)
 
     @property
@@ -121,42 +203,42 @@ class StreamedState:
 
     @property
     def count(self) -> int:
-        """The number of training rows."""
         return self.sums.count
 
     @property
     def like(self) -> tuple[Tensor, Tensor]:
-        """x and y whose width, dtypes and device those of new rows have."""
         outputs = () if self.prior.outputs is None else (self.prior.outputs,)
         return self.inducing, self.inducing.new_empty(0, *outputs)
 
     @property
-    def batch_shape(self) -> torch.Size:
-        return torch.Size()
-
-    @property
-    def result_dtype(self) -> torch.dtype:
-        return self.inducing.dtype
-
-    @property
-    def plan(self) -> Plan | None:
-        """None: there is no plan of exact inference; `report.plan` is the approximate one."""
-        return None
-
-    @property
     def bound(self) -> Bound:
+        """Of log p(y), from what the rows add up to. Cost: m^3 flops."""
         return Bound(self.sums.lower, self.sums.upper, self.count)
 
     def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
         """The lower bound on log p(y), nats."""
         return torch.tensor(self.sums.lower, dtype=torch.float64, device=self.inducing.device)
 
-    def checked_points(self, x: Any, name: str) -> Tensor:
-        """Points that answers are asked at, (n_test, d). Raises: ShapeError, DomainError."""
-        x = check_points(x, name, like=self.inducing)
-        if x.dim() != 2:
-            raise ShapeError(
-                f"`{name}` must be of shape (n_test, d) for an approximate posterior, which is of one table, got "
-                f"{tuple(x.shape)}; pass x.reshape(-1, {x.shape[-1]})"
-            )
-        return x
+
+@torch.no_grad()
+def restore(
+    prior: Prior,
+    inducing: Tensor,
+    sums: BoundSums,
+    sample: Block,
+    table: tuple[Tensor, Tensor] | None,
+    how: tuple[Report, SolveSettings, UpdateState],
+) -> StreamedState:
+    """A state from what was computed before; the factor of the inducing points is computed again.
+
+    Args: prior, held; table, x and y where they are held; how it was made.
+    Raises: NotPositiveDefiniteError for inducing points or sums without a factor.
+    """
+    theta = tuple(t.detach().to(inducing.device) for t in prior.kernel.theta())
+    function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(inducing.to(torch.float64)), Workspace())
+    _ = sums.inner  # which may fail
+    held, likelihood, (report, settings, online) = None, prior.likelihood, how
+    if table is not None:
+        known = likelihood.row_variance if isinstance(likelihood, Gaussian) else None
+        held = Held(*table, None if sample.row_variance is None else known)
+    return StreamedState(prior, inducing, function, sums, sample, report, settings, held, online=online)

@@ -10,7 +10,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_plan import offer_event, offered, with_offers
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
-from flashgp.inference.exact.evidence import evidence_is_known, log_evidence
+from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.gathered import agreed_plan
@@ -82,7 +82,7 @@ class ExactFit(EngineFit[AnyState]):
         report_answer(report, recorder, state, self)
         prices = prices_event(state) if self.options.group.size == 1 else None
         report.events += [] if prices is None else [prices]
-        if not self.data.is_batch and evidence_is_known(state):
+        if not self.data.is_batch and state.evidence_known:
             unexplained = nothing_explained(float(log_evidence(state)), self.prior, self.data.y)
             report.events += [] if unexplained is None else [unexplained]
         return state

@@ -1,0 +1,183 @@
+"""Posteriors by an approximation in a file: numbers and tensors of their state, and what these must be when read."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.files.container import Container
+from flashgp.files.validation import check_group, check_rows, check_values, refusing
+from flashgp.foundations.json_values import json_count, json_fields, json_number, refused
+from flashgp.foundations.report import Report
+from flashgp.inference.base_state import BaseState, UpdateState
+from flashgp.inference.full_scale import state as full_scale
+from flashgp.inference.full_scale.factor import Sums
+from flashgp.inference.full_scale.layout import Layout
+from flashgp.inference.gp import GP
+from flashgp.inference.settings import SolveSettings
+from flashgp.inference.streamed import state as streamed
+from flashgp.inference.streamed.bound import BoundSums
+from flashgp.planner.approximate_prices import Sizes
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
+from flashgp.sources.survey import Block
+
+FIELD = "approximation"  # of a file's description
+_MAX = 2**53
+ROOM = 1e-8  # of the trace, and of squares: what sums over many rows may be off by
+# Numbers of a state, and its tensors: the dtype and the dimensions, equal where they have one name; t are those of y
+# behind the rows, p is the number of outputs. An optional tensor ends in "?".
+_KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
+    "full_scale": (
+        ("block", "neighbours", "predicting", "reduced"), ("log_determinant", "squares"),
+        {"x": "real n d", "y": "real n t", "group?": "whole n", "inducing": "x m d", "blocks": "whole b w",
+         "neighbours": "whole b q", "inner": "double m m", "projected": "double m p"},
+    ),
+    "sparse": (
+        ("count",), ("left", "logs", "noise_logs", "scale", "squares"),
+        {"inducing": "real m d", "gram": "double m m", "projected": "double m p", "sample_x": "double s d",
+         "sample_y": "double s t", "sample_row_variance?": "double s", "x?": "real count d", "y?": "real count t"},
+    ),
+}  # fmt: skip
+_DTYPES = {"real": (torch.float32, torch.float64), "double": (torch.float64,), "whole": (torch.int64,)}
+
+
+def read_state(
+    container: Container,
+    value: Any,
+    gp: GP,
+    how: tuple[Report, SolveSettings, UpdateState],
+    target: torch.device,
+) -> BaseState:
+    """The state of a file that nobody vouches for. Args: value, the field of the description; how it was made.
+
+    Raises: ModelFileError.
+    """
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise refused(f"{FIELD}.kind", f"one of {', '.join(_KINDS)}", kind)
+    of_counts, of_numbers, tensors_of_kind = _KINDS[kind]
+    fields = json_fields(value, FIELD, ("kind", *of_counts, *of_numbers))
+    counts = {name: json_count(fields[name], f"{FIELD}.{name}", _MAX) for name in of_counts}
+    numbers = {name: json_number(fields[name], f"{FIELD}.{name}") for name in of_numbers}
+    if not all(math.isfinite(number) for number in numbers.values()):
+        raise refused(FIELD, "finite sums", str(numbers))
+    wanted = {name.rstrip("?"): shape for name, shape in tensors_of_kind.items()}
+    tensors = {
+        name: container.tensor(name) for name in wanted if f"{name}?" not in tensors_of_kind or name in container
+    }
+    container.require_all_read()
+    check_values({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}, None)
+    if kind == "sparse" and not tensors["inducing"].numel():
+        raise refused("inducing", "one point at least", "none")
+    sizes: dict[str, tuple[int, ...]] = {name: (count,) for name, count in counts.items()}
+    sizes |= {"p": (gp.outputs or 1,), "t": () if gp.outputs is None else (gp.outputs,)}
+    _check_shapes(tensors, wanted, sizes)
+    read = _full_scale if kind == "full_scale" else _sparse
+    return read(gp, tensors, counts, numbers, how, target)
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, str], sizes: dict[str, tuple[int, ...]]) -> None:
+    """Compare dtypes and shapes with each other. Args: sizes, of the dimensions that are known; others get theirs from
+    the first tensor that has them. Raises: ModelFileError.
+    """
+    for name, tensor in tensors.items():
+        kind, *dims = wanted[name].split()
+        dtypes = _DTYPES.get(kind) or (tensors[kind].dtype,)
+        shape, expected = tuple(tensor.shape), [known for dim in dims for known in sizes.get(dim, (dim,))]
+        fits = len(shape) == len(expected) and all(
+            w == size or isinstance(w, str) for size, w in zip(shape, expected, strict=True)
+        )
+        if not fits or tensor.dtype not in dtypes:
+            raise refused(name, f"{' or '.join(map(str, dtypes))} of shape {expected}", f"{tensor.dtype} {shape}")
+        sizes.update((w, (size,)) for size, w in zip(shape, expected, strict=True) if isinstance(w, str))
+    if sizes["d"] == (0,):
+        raise refused("inducing", "of at least one column", "of none")
+
+
+def _full_scale(
+    gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
+    how: tuple[Report, SolveSettings, UpdateState], target: torch.device,
+) -> BaseState:  # fmt: skip
+    x, group = tensors["x"], tensors.get("group")
+    u = len(x)
+    if group is not None:
+        if not len(group):
+            raise refused("group", "the numbers of rows", "none")
+        u = int(group.max()) + 1
+        check_group(group, x, u)
+    inner, blocks = tensors["inner"], tensors["blocks"]
+    if not torch.equal(inner, inner.tril()) or not bool((inner.diagonal() > 0).all()):
+        raise refused("inner", "a Cholesky factor", "another matrix")
+    for name in ("blocks", "neighbours"):
+        if not bool(((tensors[name] >= -1) & (tensors[name] < u)).all()):
+            raise refused(name, f"positions below {u}, or -1", "others")
+    if not torch.equal(blocks[blocks >= 0].sort().values, torch.arange(u)):
+        raise refused("blocks", f"each of {u} rows once", "others")
+    check_rows(gp, x)
+    late = _appended_blocks(blocks, u, how[2].appended)
+    at = {name: tensor.to(target) for name, tensor in tensors.items()}
+    sizes = Sizes(len(at["inducing"]), counts["block"], counts["neighbours"], counts["predicting"])
+    layout = Layout(at["inducing"], Neighbourhoods(at["blocks"], at["neighbours"]), sizes, late)
+    sums = Sums(at["inner"], at["projected"], **numbers, reduced=counts["reduced"])
+    with refusing("x"):
+        return full_scale.restore(gp.to(target), (at["x"], at["y"], at.get("group")), layout, sums, how)
+
+
+def _appended_blocks(blocks: Tensor, u: int, appended: int) -> int:
+    """How many blocks, the last ones, have the last rows, `appended` of u. Raises: ModelFileError."""
+    if appended > u:
+        raise refused("learned.appended", f"at most the {u} rows", appended)
+    late = (blocks >= u - appended).any(1)
+    count = int(late.sum())
+    inside = blocks[len(blocks) - count :]
+    if not bool(late[len(blocks) - count :].all()) or bool(((inside >= 0) & (inside < u - appended)).any()):
+        raise refused("blocks", "those of appended rows behind the others", "others")
+    return count
+
+
+def _sparse(
+    gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
+    how: tuple[Report, SolveSettings, UpdateState], target: torch.device,
+) -> BaseState:  # fmt: skip
+    count, variance, known = (
+        counts["count"],
+        tensors.get("sample_row_variance"),
+        getattr(gp.likelihood, "row_variance", None),
+    )
+    if min(numbers["left"], numbers["squares"]) < 0:
+        raise refused(FIELD, "squares and variances not negative", str(numbers))
+    if not 0 < len(tensors["sample_x"]) <= count:
+        raise refused("sample_x", f"one row at least, and at most {count}", len(tensors["sample_x"]))
+    if not torch.equal(tensors["gram"], tensors["gram"].mT):
+        raise refused("gram", "a symmetric matrix", "another")
+    if variance is not None and bool((variance < 0).any()):
+        raise refused("sample_row_variance", "0 or more", "less")
+    if ("x" in tensors) != ("y" in tensors):
+        raise refused("x", "there with y, or neither", "one of them")
+    if not gp.likelihood.rows_alike and ("x" not in tensors or (known is not None and known.shape != (count,))):
+        raise refused("likelihood", f"numbers for each of {count} rows that are held, or none", "others")
+    if known is None and variance is not None and "x" in tensors:
+        raise refused("sample_row_variance", "there where the rows have variances", "another sample")
+    check_rows(gp, tensors["inducing"])
+    at = {name: tensor.to(target) for name, tensor in tensors.items()}
+    _check_positive(at["gram"])
+    sums = BoundSums(count, at["gram"], at["projected"], **numbers)
+    sample = Block(at["sample_x"], at["sample_y"], at.get("sample_row_variance"))
+    with refusing("inducing"):
+        table = (at["x"], at["y"]) if "x" in at else None
+        state = streamed.restore(gp.to(target), at["inducing"], sums, sample, table, how)
+    explained = float((sums.projected * sums.weights).sum())  # of the squares, by the inducing points
+    if not explained <= sums.squares * (1.0 + ROOM):
+        raise refused("projected", f"what squares of {sums.squares:g} can be explained by", f"{explained:g}")
+    return state
+
+
+def _check_positive(gram: Tensor) -> None:
+    """A^T S^-1 A is positive semidefinite up to the rounding of its sums. Raises: ModelFileError."""
+    room = ROOM * float(gram.diagonal().clamp_min(0.0).sum())
+    shifted = gram.clone()
+    shifted.diagonal().add_(room)
+    if bool(gram.any()) and int(torch.linalg.cholesky_ex(shifted).info):
+        raise refused("gram", "a positive semidefinite matrix", "another")

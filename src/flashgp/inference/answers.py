@@ -1,0 +1,180 @@
+"""What each kind of state answers: a table of functions for every kind, by the name of the method of `Posterior`.
+
+All of them take the state first. A new kind of state is a class derived from `BaseState` and a row of `ANSWERS`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from flashgp.foundations.checks import check_points, promotions
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.quantities import readable_seconds
+from flashgp.inference.base_state import BaseState
+from flashgp.inference.data import Data, held
+from flashgp.inference.exact.evidence import log_evidence
+from flashgp.inference.full_scale import append as full_scale_append
+from flashgp.inference.full_scale import left_out as full_scale_left_out
+from flashgp.inference.full_scale import predictor as full_scale
+from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.online import update as online
+from flashgp.inference.online.fantasies import fantasize
+from flashgp.inference.online.refine import refined
+from flashgp.inference.output_states import OutputStates
+from flashgp.inference.predict.exact_predictor import Waiting
+from flashgp.inference.predict.importance import importance
+from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out
+from flashgp.inference.predict.plan import planners_of
+from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.predict.predictor import Predictor
+from flashgp.inference.predict.together import draw_paths_together, predict_together, ranks_of
+from flashgp.inference.state import State
+from flashgp.inference.streamed import append as streamed_append
+from flashgp.inference.streamed import predictor as streamed
+from flashgp.inference.streamed.bracket import bracket
+from flashgp.inference.streamed.left_out import leave_out
+from flashgp.inference.streamed.state import Bound, StreamedState
+from flashgp.sources.source import source_of
+from flashgp.sources.survey import Block, row_variances
+
+Answers = Mapping[str, Callable[..., Any]]
+
+
+# -- exact inference ---------------------------------------------------------------------------------------------------
+def _evidence(state: Any) -> torch.Tensor:
+    value = log_evidence(state)
+    group = ranks_of(state, "log_marginal_likelihood")
+    return value if group.size == 1 else group.from_first(value)
+
+
+def _planned_seconds(state: Any, rows: int) -> float:
+    points = torch.empty(rows, state.x.shape[-1], dtype=torch.float64, device=state.x.device)
+    planners = planners_of(state, points, None, None, deterministic=False)
+    return sum(planner(True).seconds for planner in planners if planner is not None)
+
+
+# -- approximations ----------------------------------------------------------------------------------------------------
+def _predicted_by(predictor: Callable[..., Predictor]) -> Callable[..., Prediction]:
+    """The function behind `predict` of an approximation. Args: predictor, of a state, deterministic or not."""
+
+    def predict(
+        state: Any, x_test: Any, *, variance: str, plan: Any, memory: Any, deterministic: bool, waiting: Waiting
+    ) -> Prediction:
+        if variance not in ("auto", "exact") or plan is not None:
+            raise DomainError(
+                "`variance` and `plan` are of exact posteriors; an approximate one computes every variance, without a "
+                f"plan, got variance={variance!r}, plan={plan!r}; leave them out"
+            )
+        promoted = promotions(x_test=x_test)
+        x_test = state.checked_points(x_test, "x_test")
+        _check_time(state, len(x_test), waiting.time_limit)
+        with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
+            x_test = x_test.clone()
+        asked = predictor(state, deterministic=deterministic or state.settings.deterministic)
+        prediction = Prediction(asked, x_test, state.prior.likelihood, state.prior.outputs)
+        prediction.report.events += promoted
+        return prediction
+
+    return predict
+
+
+def _check_time(state: BaseState, count: int, time_limit: float | None) -> None:
+    """Raises: DomainError for what is no time, or less than so many points take by the plan."""
+    plan, limit = state.report.plan, Deadline.after(time_limit).limit
+    if limit is None or plan is None:
+        return
+    needed = count * plan.predict_seconds
+    if needed > limit:
+        fewer = int(limit / plan.predict_seconds)
+        ways = f"ask for {fewer:,} at a time, or pass more" if fewer else "pass more"
+        raise DomainError(
+            f"`time_limit` must be at least about {readable_seconds(needed)} for {count:,} points, got {limit:g} s; "
+            f"{ways}"
+        )
+
+
+def _seconds_as_conditioning(state: BaseState, rows: int) -> float:
+    """About what the passes took over as many rows."""
+    return rows * (state.report.seconds or 0.0) / max(1, state.count)
+
+
+# -- inducing points alone ---------------------------------------------------------------------------------------------
+def _held_left_out(state: StreamedState) -> LeaveOneOut:
+    rows = state.of_rows("leave_one_out")
+    return leave_out(state, Block(rows.x.double(), rows.y.double(), rows.row_variance))
+
+
+def _given_left_out(state: StreamedState, x: Any, y: Any, row_variance: Any) -> LeaveOneOut:
+    rows = held(Data.of(state.prior, x, y))
+    check_points(rows.x, "x", like=state.inducing)
+    known = None if row_variance is None else row_variances(row_variance, "row_variance", rows.x)
+    block = Block(rows.x.double(), rows.y.double(), known)
+    streamed_append.check_alike(state, block)
+    return leave_out(state, block)
+
+
+def _bracket(state: StreamedState, rows: Any) -> Bound:
+    return bracket(state, state.of_rows("bracket") if rows is None else source_of(rows))
+
+
+_ALL: Answers = {
+    "importance": lambda state, groups, settings: importance(state.rows_kept, groups, settings),
+}
+_EXACT: Answers = {
+    **_ALL, "append": online.append, "drop": online.drop, "fantasize": fantasize, "leave_one_out": leave_one_out,
+    "log_marginal_likelihood": _evidence, "paths": draw_paths_together, "predict": predict_together,
+    "predict_seconds": _planned_seconds, "refine": refined, "replace": online.replace_rows, "slide": online.slide,
+}  # fmt: skip
+_APPROXIMATE: Answers = {
+    **_ALL, "inducing": lambda state: state.inducing.clone(), "predict_seconds": _seconds_as_conditioning,
+    "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(),
+}  # fmt: skip
+_FULL_SCALE: Answers = {
+    **_APPROXIMATE, "append": full_scale_append.append, "leave_one_out": full_scale_left_out.leave_one_out,
+    "lost": full_scale_left_out.lost, "paths": full_scale.draw_paths,
+    "predict": _predicted_by(full_scale.FullScalePredictor),
+}  # fmt: skip
+_INDUCING: Answers = {
+    **_APPROXIMATE, "append": streamed_append.append, "bound": lambda state: state.bound, "bracket": _bracket,
+    "leave_one_out": _held_left_out, "leave_out": _given_left_out, "lost": lambda state: state.bound,
+    "paths": streamed.draw_paths, "predict": _predicted_by(streamed.StreamedPredictor),
+}  # fmt: skip
+ANSWERS: Mapping[type[BaseState], Answers] = {
+    State: _EXACT, OutputStates: _EXACT, FullScaleState: _FULL_SCALE, StreamedState: _INDUCING,
+}  # fmt: skip
+
+# What some kinds do not answer: of which posteriors a question is, and what to do elsewhere.
+_APART = {
+    **dict.fromkeys(
+        ("drop", "slide", "replace", "fantasize", "refine"),
+        ("exact posteriors", "condition again on the rows that count"),
+    ),
+    **dict.fromkeys(
+        ("lost", "inducing"),
+        ("approximations", 'pass approximation="full_scale" or "sparse" to gp.condition, or ask posterior.report'),
+    ),
+    **dict.fromkeys(("bound", "bracket"), ("inducing points alone", "take posterior.log_marginal_likelihood()")),
+    "leave_out": ("inducing points alone", "take posterior.leave_one_out()"),
+}
+
+
+def refusal(state: BaseState, question: str) -> str | None:
+    """Why a state does not answer a question, in four parts; None where it does. Args: question, of `Posterior`."""
+    if question in _APART and question not in ANSWERS[type(state)]:
+        of, way = _APART[question]
+        return f"`{question}` is of {of}, got one by the route {state.report.route!r} of {state.count:,} rows; {way}"
+    return state.obstacle(question)
+
+
+def answer(state: BaseState, question: str, *arguments: Any, **options: Any) -> Any:
+    """What a state says to a question of `Posterior`, with all ranks that it needs. Raises: DomainError if refused."""
+    if (reason := refusal(state, question)) is not None:
+        raise DomainError(reason)
+    function = ANSWERS[type(state)][question]
+    group = ranks_of(state, question)
+    if group.size == 1:
+        return function(state, *arguments, **options)
+    with group.together(asked=question):
+        return function(state, *arguments, **options)

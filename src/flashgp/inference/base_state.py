@@ -1,0 +1,210 @@
+"""BaseState: a prior given data, exactly or by an approximation, as far as all kinds of states have it alike."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.form import Rows
+from flashgp.foundations.report import Report
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import Replicates, join
+from flashgp.inference.settings import SolveSettings
+from flashgp.likelihoods.base import Likelihood
+from flashgp.planner.plan import Plan
+from flashgp.solvers.direct.cholesky import TriangularFactor
+
+UPDATES = ("append", "drop", "slide", "replace", "refine")  # questions whose answer is a posterior of other rows
+UPDATE = "update"  # the stage of the events of a report that the next update replaces
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateState:
+    """What happened to a state online since it was conditioned.
+
+    Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
+    row that is checked next. Of solves:
+    usual_iterations, the most that one took, which began at zeros; last, the event fields of the last one.
+    """
+
+    appended: int = 0
+    dropped: int = 0
+    refactorised: int = 0
+    refined: int = 0
+    updates: int = 0
+    turn: int = 0
+    usual_iterations: int | None = None
+    last: tuple[tuple[str, Any], ...] = ()
+
+    def counted(self, appended: int, dropped: int) -> "UpdateState":
+        """With so many more rows."""
+        return replace(self, appended=self.appended + appended, dropped=self.dropped + dropped)
+
+    @property
+    def event(self) -> Event:
+        """Of the report."""
+        return Event(
+            EventKind.UPDATED,
+            appended=self.appended, dropped=self.dropped, refactorised=self.refactorised or None,
+            refined=self.refined or None, stage=UPDATE, **dict(self.last),
+        )  # fmt: skip
+
+
+class BaseState:
+    """What every state says of itself; a kind overrides what differs.
+
+    Fields: exact, whether it answers for the model itself and not for an approximation; prior, detached; x and y, the
+    table; rows, features of the distinct rows; replicates, that joined them; residual, noise and representer_weights
+    of the distinct rows; factor, of K + noise, and parts, the exact state of each factor, none of an approximation;
+    settings; online; report.
+    """
+
+    exact: ClassVar[bool] = False
+    if TYPE_CHECKING:  # fields of one kind, properties of another
+        prior: Prior
+        report: Report
+
+        @property
+        def x(self) -> Tensor: ...
+        @property
+        def y(self) -> Tensor: ...
+        @property
+        def rows(self) -> Rows: ...
+        @property
+        def replicates(self) -> Replicates | None: ...
+        @property
+        def residual(self) -> Tensor: ...
+        @property
+        def noise(self) -> Tensor: ...
+        @property
+        def representer_weights(self) -> Tensor: ...
+        @property
+        def settings(self) -> SolveSettings: ...
+        @property
+        def online(self) -> UpdateState: ...
+        @property
+        def factor(self) -> TriangularFactor | None: ...
+        @property
+        def parts(self) -> tuple[Any, ...]: ...
+
+    # -- sizes ----------------------------------------------------------------------------------------------------
+    @property
+    def count(self) -> int:
+        """The number of training rows."""
+        return self.x.shape[-2]
+
+    @property
+    def distinct(self) -> int:
+        """The number of training rows that differ, which are those that are computed with."""
+        return self.rows.count
+
+    @property
+    def points(self) -> Float[Tensor, "*batch u d"]:
+        """The distinct training inputs, (*batch, u, d), in the order of the weights."""
+        return self.x if self.replicates is None else self.replicates.x
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return torch.Size()
+
+    @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        """x and y whose width, dtypes and device those of new rows have."""
+        return self.x, self.y
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        return self.like[0].dtype
+
+    @property
+    def plan(self) -> Plan | None:
+        """That of exact inference; `report.plan` may be one of an approximation."""
+        return None
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """That of the distinct rows."""
+        return self.prior.likelihood if self.replicates is None else self.replicates.likelihood
+
+    @property
+    def ranks(self) -> int:
+        """How many have conditioned together."""
+        return self.settings.group.size
+
+    # -- how it answers -------------------------------------------------------------------------------------------
+    def obstacle(self, question: str) -> str | None:
+        """Why this state does not answer what its kind does, in four parts; None where it answers.
+
+        Args: question, a name of `Posterior`.
+        """
+        if question in (*UPDATES, "fantasize") and self.batch_shape:
+            shape = tuple(self.batch_shape)
+            return f"`{question}` needs a posterior of one table, got a batch of shape {shape}; condition each alone"
+        if question in UPDATES and self.differentiable:
+            return f"`{question}` needs a detached posterior, got one with differentiable=True; condition without it"
+        if question in UPDATES and self.ranks > 1:
+            return (
+                f"`{question}` learns rows in one process, got a posterior of {self.ranks} ranks, each of which would "
+                "learn others; save it on one rank, and go on with what flashgp.load gives"
+            )
+        return None
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients to parameters, x and y are kept."""
+        return False
+
+    @property
+    def by_solves(self) -> bool:
+        """Whether answers come from solves."""
+        return False
+
+    @property
+    def evidence_known(self) -> bool:
+        """Whether the log marginal likelihood takes no solves, by a factor or because it was asked for before."""
+        return True
+
+    @property
+    def loss(self) -> str:
+        """What an approximation loses, in words."""
+        return ""
+
+    @property
+    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
+        """x and y of all training rows; None where they are not held."""
+        return self.x, self.y
+
+    @property
+    def rows_kept(self) -> Any:
+        """The rows that importance and plots are told from: all."""
+        return self
+
+    def checked_points(self, x: Any, name: str) -> Tensor:
+        """Points that answers are asked at, (n_test, d). Raises: ShapeError, DomainError."""
+        x = check_points(x, name, like=self.like[0])
+        if x.dim() != 2:
+            raise ShapeError(
+                f"`{name}` must be of shape (n_test, d) for an approximate posterior, which is of one table, got "
+                f"{tuple(x.shape)}; pass x.reshape(-1, {x.shape[-1]})"
+            )
+        return x
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a file holds of the state beside its prior and its factors."""
+        group = {} if self.replicates is None else {"group": self.replicates.group}
+        return {"x": self.x, "y": self.y, **group}
+
+    def numbers(self) -> dict[str, Any]:
+        """And numbers of an approximation, with its name as "kind"; none of exact inference."""
+        return {}
+
+    def with_prior(self, prior: Prior) -> Self:
+        """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
+        prior = prior.held()
+        joined = None if self.replicates is None else join(prior, self.x, self.y, self.replicates.group)
+        return replace(self, prior=prior, replicates=joined)  # type: ignore[type-var]
