@@ -1,19 +1,13 @@
 """The covariance of observations as a system: every part of it against the dense float64 matrix."""
 
-import math
-
-import numpy
 import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import MemoryBudgetError, ShapeError
-from flashgp.foundations.events import EventKind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.system import CovarianceSystem
-from flashgp.planner.products import STORED_ROWS, stored_bytes
+from flashgp.planner.products import STORED_ROWS
 from flashgp.solvers import SOLVERS, Goal
 from solvers.dense_system import F64, normal, points
 
@@ -47,64 +41,6 @@ def test_tiles_of_several_panels() -> None:
     system, K = system_of(n, stored=True)
     v = normal(n, 2)
     assert torch.allclose(system.multiply(v.float()).double(), K @ v + system.noise[:, None] * v, atol=1e-4)
-
-
-def kept(system: CovarianceSystem) -> bool:
-    return any(event.kind is EventKind.FLOAT64_TILES for event in system.workspace.events)
-
-
-def test_float64_tiles_follow_products_in_a_row() -> None:
-    """They are made once, after so many, answer like products that are computed again, and go with the block."""
-    n = 2 * STORED_ROWS + 200
-    system, K = system_of(n)
-    v = normal(n, 2)
-    before = system.workspace.live_bytes
-    with system.keeping_float64(2, gain=0.0):
-        for dtype, due in ((F64, False), (F64, False), (F32, False), (F64, False), (F64, False), (F64, True)):
-            found = system.multiply(v.to(dtype))
-            assert kept(system) == due, "products in float32 begin the count anew"
-        assert float((found - K @ v - system.noise[:, None] * v).norm()) <= 1e-12 * float(K.norm() * v.norm())
-        assert 0.9 * stored_bytes(n, F64) < system.workspace.live_bytes - before <= stored_bytes(n, F64)
-        assert system.multiply(v.float()).dtype == F32
-    assert system.workspace.live_bytes == before
-    for _ in range(4):
-        system.multiply(v)
-    assert system.workspace.live_bytes == before
-
-
-def test_float64_tiles_round_like_products_computed_again() -> None:
-    """Sums of all n terms would round more, and a solve would end above its tolerance for it."""
-    n = 5000
-    system, K = system_of(n)
-    v = points(n, 1, seed=4)  # no sign, so that partial sums are large
-    some = slice(None, None, 25)
-    products = K.numpy()[some].astype(numpy.longdouble) * v[:, 0].numpy()
-    truth = products.sum(1) + (system.noise * v[:, 0]).numpy()[some]
-    again = system.multiply(v)
-    with system.keeping_float64(1, gain=0.0):
-        system.multiply(v)
-        found = system.multiply(v)
-    assert kept(system)
-    error, error_again = (numpy.sqrt(((one[:, 0].numpy()[some] - truth) ** 2).mean()) for one in (found, again))
-    assert error <= 2.5 * error_again
-
-
-@pytest.mark.parametrize("refusal", ["budget", "deadline", "bits", "gain"])
-def test_float64_tiles_are_not_made(refusal: str) -> None:
-    """Without room in the budget or time to make them; where bits must not depend on a budget; and where computing K
-    again is about as quick as reading it."""
-    n = 2 * STORED_ROWS + 200
-    system, _ = system_of(n)
-    if refusal == "budget":
-        system.workspace.budget_bytes = system.workspace.live_bytes + stored_bytes(n, F64) - 1
-    if refusal == "deadline":
-        system.workspace.deadline = Deadline.after(0.0)
-    first = system.multiply(normal(n, 2))
-    gain = math.inf if refusal == "gain" else 0.0
-    with system.keeping_float64(1, gain), deterministically(refusal == "bits"):
-        found = [system.multiply(normal(n, 2)) for _ in range(4)]
-    assert not kept(system)
-    assert all(torch.equal(first, one) for one in found)
 
 
 def test_parts() -> None:

@@ -22,11 +22,6 @@ def build(n: int, memory: str | int = "1TiB", **options: object) -> fgp.Plan:
     return conditioning_plan(FORM, n, memory=memory, **options)
 
 
-def without_float64_tiles(n: int, **options: object) -> fgp.Plan:
-    """Iterations that compute float64 products again each time, the price of the least memory."""
-    return build(n, build(n, route="recomputed", **options).peak_bytes - 1, route="recomputed", **options)
-
-
 def slow(cholesky: float) -> MachineProfile:
     """A machine that factors so many times slower than the built-in one."""
     cpu = dataclasses.replace(
@@ -49,17 +44,12 @@ def test_bytes_and_seconds_of_iterative_routes(n: int, outputs: int) -> None:
     rate = BUILT_IN.product_rate("torch", "cpu", torch.float32, True, 2, outputs)
     plan = build(n, route="recomputed", outputs=outputs)
     assert (plan.rank, plan.dtype, plan.backend) == (rank, "float32", "torch")
-    panel = min(n, STORED_ROWS)
-    float64 = 8 * ((n * n + n * panel) // 2 + n * panel)
-    assert plan.peak_bytes == tiles + operands + own + float64
-    tight = build(n, plan.peak_bytes - 1, route="recomputed", outputs=outputs)
-    assert tight.peak_bytes == tiles + operands + own, "float64 products are computed again where tiles do not fit"
-    noted = [any("float32 products lead nowhere" in note for note in one.notes) for one in (plan, tight)]
-    assert noted == [True, False]
+    assert plan.peak_bytes == tiles + operands + own
     assert plan.seconds == pytest.approx(100 * (n * n / rate + rates.call_seconds) + preparing)
     plan = build(n, route="stored", outputs=outputs)
+    panel = min(n, STORED_ROWS)
     kept = 4 * (n * n + n * panel) // 2
-    assert plan.peak_bytes == kept + 4 * panel * n + tiles + operands + own + float64
+    assert plan.peak_bytes == kept + 4 * panel * n + tiles + operands + own
     products = max(2 * n * n * outputs / rates.gemm_float32, kept / rates.copy_bytes) + rates.call_seconds
     assert plan.seconds == pytest.approx(100 * products + n * n / rates.block_pairs + rates.call_seconds + preparing)
     assert "100 passes over the pairs are assumed" in plan.notes[0]
@@ -92,12 +82,12 @@ def test_without_room_for_a_factor_iterations_answer() -> None:
     reasons = {other.route: other.reason for other in plan.alternatives}
     assert reasons["direct"].startswith("does not fit")
     assert reasons["refined"].startswith("does not fit")
-    least = without_float64_tiles(20_000).peak_bytes
+    least = build(20_000, route="recomputed").peak_bytes
     assert build(20_000, least).route == "recomputed"
 
 
 def test_short_memory_takes_columns_from_the_preconditioner() -> None:
-    full = without_float64_tiles(50_000)
+    full = build(50_000, route="recomputed")
     assert full.rank == 512
     short = build(50_000, full.peak_bytes - 1, route="recomputed")
     assert (short.rank, full.peak_bytes - short.peak_bytes) == (511, 24 * 50_000)
@@ -111,7 +101,7 @@ def test_columns_beyond_128_come_after_room_for_more_neighbours() -> None:
     sizes = SolveSettings().full_scale
     assert max(one.dtype.itemsize * (one.block + one.neighbours) for one in sizes) == 4 * WIDTH
     assert max((one.block + one.neighbours) / one.block for one in sizes) == NEEDED
-    n, full = 300_000, without_float64_tiles(300_000)
+    n, full = 300_000, build(300_000, route="recomputed")
     beside = full.peak_bytes - 24 * n * 512
     ranks = []
     for room in range(8 * n * 100, 8 * n * 1600, 8 * n * 20):
@@ -155,7 +145,7 @@ def test_what_joins_rows_is_in_the_budget_of_every_choice() -> None:
     tight = build(n, alone.training_bytes - 1, distinct=u)
     assert tight.training != "exact"
     assert tight.training_bytes <= tight.available_bytes
-    full = without_float64_tiles(n, distinct=u)
+    full = build(n, route="recomputed", distinct=u)
     short = build(n, full.peak_bytes - 1, route="recomputed", distinct=u)
     assert (short.rank, full.peak_bytes - short.peak_bytes) == (full.rank - 1, 24 * u)
 

@@ -110,8 +110,8 @@ def products(process_group: Any, kernel: str, n: int) -> dict[str, Any]:
             if one is not None:
                 scale = 1.0 + float(two.abs().max())
                 torch.testing.assert_close(one, two, rtol=0.0, atol=1e-11 * scale)
-    kept = share.stored_tiles(whole.workspace, F64)
-    torch.testing.assert_close(group.sum(kept @ v), wanted, rtol=0.0, atol=1e-13 * n * float(wanted.abs().max()))
+    kept = share.stored_tiles(whole.workspace)
+    torch.testing.assert_close(group.sum(kept @ v), wanted, rtol=0.0, atol=1e-7 * n * float(wanted.abs().max()))
     near = share_of_tiles(n, group.rank, group.size)
     i, j = near.pairs.T
     rows = torch.minimum(torch.tensor(near.size), n - near.size * torch.tensor(i))

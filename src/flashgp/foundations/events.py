@@ -151,7 +151,6 @@ class EventKind(Enum):
         "The covariance matrix would take {needed:bytes}, with {free:bytes} free. It is computed again in every "
         "product, which takes longer."
     )
-    FLOAT64_TILES = "Float64 products followed: the covariance matrix is kept for them meanwhile, in {bytes:bytes}."
 
     # approximations
     FULL_SCALE = (

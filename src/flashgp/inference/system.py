@@ -1,27 +1,18 @@
 """The covariance of the observations, K + diag(noise), as the linear system that solvers see."""
 
-import contextlib
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import autocast_disabled
-from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.errors import MemoryBudgetError, ShapeError
-from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.machine import available_bytes
-from flashgp.foundations.profile_store import current_profile
+from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.stored import StoredTiles
-from flashgp.planner.products import stored_bytes
 from flashgp.solvers.contract import Index, System
 
 F64 = torch.float64
-KEPT_GAIN = 1.5  # of products on float64 tiles, from which these are kept: docs/decisions/0010-solvers.md
 
 
 class CovarianceSystem(System):
@@ -34,7 +25,7 @@ class CovarianceSystem(System):
         stored: keep K in float32 tiles for the float32 products, (M-56).
         tiles: of K, that another system has stored; None to make them.
     Raises: ShapeError for what is not one symmetric matrix; MemoryBudgetError if the tiles do not fit.
-    Cost: 2 n^2 bytes if stored, 4 n^2 while float64 tiles are kept, else O(n); a product one pass over the pairs.
+    Cost: 2 n^2 bytes if stored, else O(n); a product one pass over the pairs.
     """
 
     def __init__(
@@ -57,10 +48,6 @@ class CovarianceSystem(System):
         options = replace(operator.options, plan=None, route="recomputed", least_tiles=True)
         self._operator = CovarianceOperator(operator.problem.detached(), F64, self.workspace, options)
         self.tiles: StoredTiles | None = tiles if stored else None
-        self._float64_tiles: StoredTiles | None = None
-        self._patience = self._in_a_row = 0  # of float64 products
-        self._gain = KEPT_GAIN
-        self._seconds = 0.0  # of the last product
         if stored and tiles is None:
             self.tiles = self._operator.stored_tiles(self.workspace)
 
@@ -80,38 +67,8 @@ class CovarianceSystem(System):
     @autocast_disabled
     def product(self, v: Tensor) -> Tensor:
         """K v: float32 through the tiles where they are kept, else recomputed."""
-        if v.dtype == torch.float32:
-            self._in_a_row, tiles = 0, self.tiles
-        else:
-            self._in_a_row += 1
-            tiles = self._tiles_of_float64()
-        began = time.perf_counter()
-        out = self._operator.times(v) if tiles is None else tiles @ v
-        self._seconds = time.perf_counter() - began
-        return out
-
-    @contextlib.contextmanager
-    def keeping_float64(self, patience: int, gain: float = KEPT_GAIN) -> Iterator[None]:
-        """While the block runs, float64 products after so many in a row run on float64 tiles, (M-98), where there is
-        room and time to make these, and reading them is so many times as quick as computing them again."""
-        self._patience, self._gain, self._in_a_row = patience, gain, 0
-        try:
-            yield
-        finally:
-            self._patience, self._float64_tiles = 0, None
-
-    def _tiles_of_float64(self) -> StoredTiles | None:
-        """Those that are kept, made if they are due."""
-        if 0 < self._patience < self._in_a_row and not is_deterministic():  # whose bits no budget decides
-            needed, workspace = stored_bytes(self.count, F64), self.workspace
-            free, later = min(workspace.room, available_bytes(self.device)), 2 * self._patience * self._seconds
-            self._patience = 0  # they are made once, or never
-            reading = 2.0 * needed / current_profile().rates(self.device).copy_bytes  # a copy reads and writes
-            if needed <= free and self._seconds >= self._gain * reading and not workspace.deadline.passed(later):
-                with contextlib.suppress(MemoryBudgetError):  # what is free may be in pieces
-                    self._float64_tiles = self._operator.stored_tiles(workspace, F64)
-                    workspace.note(Event(EventKind.FLOAT64_TILES, bytes=needed))
-        return self._float64_tiles
+        tiles = self.tiles if v.dtype == torch.float32 else None
+        return self._operator.times(v) if tiles is None else tiles @ v
 
     def columns(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         return self.part(slice(0, self.count), index).to_dense(dtype)

@@ -173,9 +173,9 @@ class CovarianceOperator(LinearOperator):
         """The gradient of sum(left * K right) by everything that K depends on, eq. (M-21), in one pass."""
         return self._products.pulled_back(left, right)
 
-    def stored_tiles(self, workspace: Workspace, dtype: torch.dtype = torch.float32) -> StoredTiles:
-        """K in tiles, (M-56). Raises: MemoryBudgetError."""
-        return self._products.stored_tiles(workspace, dtype)
+    def stored_tiles(self, workspace: Workspace) -> StoredTiles:
+        """K in float32 tiles, (M-56). Raises: MemoryBudgetError."""
+        return self._products.stored_tiles(workspace)
 
     def _record(self) -> Report:
         return self.report

@@ -184,11 +184,11 @@ class PairProducts:
             workspace = Workspace(plan.peak_bytes - features, parent=workspace)
         return backend.bilinear_gradient(problem, left, right, workspace=workspace)
 
-    def stored_tiles(self, workspace: Workspace, dtype: torch.dtype) -> StoredTiles:
+    def stored_tiles(self, workspace: Workspace) -> StoredTiles:
         """K in tiles, by the compiled backend where all tiles together are worth a compile."""
         worth = self.problem.shape.numel() >= self.options.planned_pairs
         compiled = self.options.backend is None and self.problem.device.type == "cpu" and worth
-        return StoredTiles(self.problem, CpuTiles.for_every_size() if compiled else self.backend, workspace, dtype)
+        return StoredTiles(self.problem, CpuTiles.for_every_size() if compiled else self.backend, workspace)
 
     def report(self) -> Report:
         """What the last product took, beside what was predicted; empty before the first one."""

@@ -14,14 +14,12 @@ SUMMED_COLUMNS = 512  # of float64 products: sums of all n terms round more than
 
 
 class StoredTiles:
-    """K as panels of rows, of a symmetric K from the diagonal on, (M-56); of `near` tiles these alone.
+    """K as float32 panels of rows, of a symmetric K from the diagonal on, (M-56); of `near` tiles these alone.
 
     Raises: MemoryBudgetError where the workspace has no room. Cost: n m evaluations, or half; a number for each.
     """
 
-    def __init__(
-        self, problem: PairProblem, backend: Backend, workspace: Workspace, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, problem: PairProblem, backend: Backend, workspace: Workspace) -> None:
         self.shape, self.symmetric = problem.shape, problem.symmetric
         n, m = self.shape[-2:]
         batch = self.shape[:-2]
@@ -32,12 +30,12 @@ class StoredTiles:
             ranges.append((i, slice(start if self.symmetric else 0, m)))
         sizes = [batch.numel() * (i.stop - i.start) * (j.stop - j.start) for i, j in ranges]
         # One buffer: panels alone are below what a workspace counts.
-        numbers = workspace.empty((sum(sizes),), dtype, problem.device)
+        numbers = workspace.empty((sum(sizes),), torch.float32, problem.device)
         self.panels: list[tuple[slice, slice, Tensor]] = []
         for (i, j), part in zip(ranges, numbers.split(sizes) if sizes else (), strict=True):
             panel = problem.between(problem.rows.part(i.start, i.stop), problem.right.part(j.start, j.stop))
             tile = part.view(*batch, i.stop - i.start, j.stop - j.start)
-            tile.copy_(backend.block(panel, dtype=dtype, workspace=workspace))
+            tile.copy_(backend.block(panel, dtype=torch.float32, workspace=workspace))
             self.panels.append((i, j, tile))
 
     @profiled("pairwise products")

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from flashgp.foundations.profile import MachineProfile
-from flashgp.foundations.quantities import readable_bytes
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import DTYPES, Candidate
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
 from flashgp.planner.problem import ConditioningProblem
-from flashgp.planner.products import STORED_ROWS, product_prices, stored_bytes
+from flashgp.planner.products import product_prices, stored_bytes
 
 PASSES = 100  # over the pairs: assumed of an iterative solve, since the spectrum is not known beforehand
 VECTORS = 6  # n x t in float64: right-hand sides, values, residuals, directions and two products
@@ -83,15 +82,10 @@ def iterative_plans(priced: Priced, device: torch.device, available: int) -> lis
         rank, peak = preconditioned(
             priced, price.peak_bytes + kept, problem.columns, available, RANK_BUFFERS + problem.factors - 1
         )
-        tiles = stored_bytes(n, torch.float64) + 8 * n * min(n, STORED_ROWS)  # and a panel while it is made
-        # A group keeps none: that they pay is decided by a clock, of which every rank has its own.
-        fit = problem.ranks == 1 and peak + tiles <= available
-        notes = (f"{readable_bytes(tiles)} of the peak are for solves that float32 products lead nowhere",)
         making = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64
         preparing = making / problem.ranks + 40 * rates.call_seconds
         seconds = problem.factors * (price.seconds + preparing)
-        plan = _plan(priced, device, price.route, price.backend, peak + fit * tiles, seconds)
-        plans.append(replace(plan, rank=rank, notes=notes if fit else ()))
+        plans.append(replace(_plan(priced, device, price.route, price.backend, peak, seconds), rank=rank))
     return plans
 
 

@@ -123,7 +123,6 @@ class SolveSettings:
         followed_share: of the digits that the recurrence claims, which must be true with float32 products.
         divergence: times the first residual, which ends a solve.
         narrow_share: of the columns that must have converged before the block is made smaller.
-        float64_patience: float64 products in a row, after which K is kept for more of them: what making it costs.
         corrected_excess: times the goal, up to which a bound is sharpened by a solve for the error, (M-123).
         norm_rows: rows that the lower bound of |A| is from, where a solve that stagnated may be at rounding.
         roundings: of the value, of A and of their product, in rounding units of float64: what counts as that.
@@ -145,7 +144,6 @@ class SolveSettings:
     followed_share: float = 1.0 / 3.0
     divergence: float = 1e6
     narrow_share: float = 0.25
-    float64_patience: int = 4
     corrected_excess: float = 1e4
     norm_rows: int = 8
     roundings: float = 4.0

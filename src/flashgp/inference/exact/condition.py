@@ -51,7 +51,6 @@ from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
 from flashgp.processes.agreement import largest, smallest
 from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
-from flashgp.solvers.settings import DEFAULTS
 
 
 @outside_inference_mode
@@ -295,14 +294,11 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         )
         solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor, tiles=job.tiles)
         stopping = mean_goal(solves.system, job.solve.tolerance)
-        # Float64 tiles are kept where a clock says that they pay: every rank of a group has its own.
-        patience = DEFAULTS.float64_patience if factor is None and job.solve.group.size == 1 else 0
-        with solves.system.keeping_float64(patience):
-            if factor is not None and job.solve.group.size > 1:  # some corrections, which every rank makes by itself
-                untimed = replace(limits, deadline=NO_DEADLINE)
-                solution = solves.solve(job.residual, stopping.goal, limits=untimed)
-            else:
-                solution = _solve_in_time(job, solves, stopping, limits, asked)
+        if factor is not None and job.solve.group.size > 1:  # some corrections, which every rank makes by itself
+            untimed = replace(limits, deadline=NO_DEADLINE)
+            solution = solves.solve(job.residual, stopping.goal, limits=untimed)
+        else:
+            solution = _solve_in_time(job, solves, stopping, limits, asked)
     except (MemoryBudgetError, NotPositiveDefiniteError) as error:
         price = _float64_factor(plan)
         if price is None:
