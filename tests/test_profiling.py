@@ -16,7 +16,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations import profile_ranges as ranges
 from flashgp.foundations.profile_ranges import ProfileRange, profile_range, recording
-from flashgp.profiling import Profile, attributed, take_profile
+from flashgp.profiling import Profile, attributed, take_profile, union_seconds
 from test_cli import HEAD, columns, run, write
 
 F64 = torch.float64
@@ -213,3 +213,8 @@ def test_help_names_the_commands() -> None:
     text = run("profile", "--help").output
     assert all(word in text for word in ("fit", "predict", "update", "--trace", "--coarse"))
     assert "--kernel" in run("profile", "fit", "--help").output
+
+
+def test_seconds_of_spans_that_overlap_count_once() -> None:
+    assert union_seconds([(3.0, 5.0), (0.0, 1.0), (0.5, 2.0)]) == 4.0
+    assert union_seconds([]) == 0.0

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from flashgp.bench.clocks import synchronise, torch_profile, union_seconds
+from flashgp.bench.clocks import synchronise
 from flashgp.bench.results import format_seconds, text_table
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.profile_ranges import KINDS, Kind, ProfileRange, recording
@@ -29,6 +29,7 @@ OTHER, IDLE = "other", "idle"
 _OPERATIONS = 10  # shown
 _SECOND = 1_000_000_000  # nanoseconds
 _MICROSECOND = 1e-6
+_KINETO_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,24 @@ def attributed(ranges: Iterable[ProfileRange], thread: int) -> tuple[dict[Kind, 
 
 @contextmanager
 def _torch_profile(wanted: bool) -> Iterator[Any]:
+    """A profile of the block, of all activities that the machine offers, where it is wanted.
+
+    Kineto logs each start and stop on standard error. Its log level is read from the environment when the first profile
+    of a process begins, so the variable is set for the block, unless the user has set it.
+    Raises: RuntimeError, of torch, where a profile is being taken already.
+    """
     if not wanted:
         yield None
         return
-    with torch_profile() as taken:
-        yield taken
+    ours = _KINETO_LEVEL not in os.environ
+    if ours:
+        os.environ[_KINETO_LEVEL] = "99"
+    try:
+        with torch.profiler.profile(acc_events=True) as taken:
+            yield taken
+    finally:
+        if ours:
+            os.environ.pop(_KINETO_LEVEL, None)
 
 
 def _longest(taken: Any) -> tuple[Operation, ...]:
@@ -206,3 +220,12 @@ def _write_trace(taken: Any, path: str | os.PathLike[str]) -> None:
         taken.export_chrome_trace(os.fspath(made))
         with made.open("rb") as source, replacing(path) as file:
             shutil.copyfileobj(source, file)
+
+
+def union_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end)."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

@@ -533,7 +533,7 @@ def test_how_late_is_too_late(calls: list[float], late: list[float], refused: bo
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a stream of its own, and there is no CUDA")
-def test_work_on_another_stream_is_waited_for_and_flagged() -> None:
+def test_work_on_another_stream_is_waited_for() -> None:
     x = torch.randn(4096, 4096, device="cuda")
     side = torch.cuda.Stream()
 
@@ -554,8 +554,5 @@ def test_work_on_another_stream_is_waited_for_and_flagged() -> None:
         (x,),
         reference=lambda x: x.double() @ x.double(),
         tolerance=1e-2,
-        clocks=["events"],
     )
     assert found["aside"].seconds == pytest.approx(found["here"].seconds, rel=0.5)
-    assert "another stream" in found["aside"].disagreements["events"]
-    assert found["here"].disagreements == {}

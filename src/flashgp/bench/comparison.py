@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flashgp.bench.answers import Tensors, answer_error, answer_tensors, changed, distances, read
-from flashgp.bench.clocks import Clock, Clocks, WallClock, clocks_named
+from flashgp.bench.clocks import Clock, WallClock
 from flashgp.bench.inputs import LEVELS, Feed, InputSource, Perturb, calibrate, call
 from flashgp.bench.memory import PeakMeter
 from flashgp.bench.records import environment
@@ -23,17 +23,9 @@ from flashgp.bench.results import Candidate, Comparison, Run, format_seconds
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
 
-OTHER_RUNS = 3  # of each candidate under each further clock: they confirm, they do not decide
 APART = 2.0  # two answers within one tolerance of truths so many tolerances apart cannot be taken for each other
-AGREEMENT = 3.0  # clocks agree if neither says more than so many times what the other says,
-GRACE_SECONDS = 1e-4  # with this and its own overhead on top
 _LATE_SECONDS = 2e-4  # of reading that is no work yet: small answers in cold caches take up to 60 µs longer at first
 _LATE_SHARE = 0.1  # of the timed call, likewise
-# Why a clock may say much less than the one that decides.
-_LESS = {
-    "profiler": "the time passes outside PyTorch's operations: in Python, in code compiled by others, or waiting",
-    "events": "the work is the host's, or is queued on another stream than the current one",
-}
 
 
 def compare(
@@ -47,7 +39,6 @@ def compare(
     seed: int = 0,
     perturb: Perturb = True,
     clock: Clock | None = None,
-    clocks: Clocks = (),
 ) -> Comparison:
     """Time candidates that compute the same thing, side by side, and refuse those that do not.
 
@@ -68,12 +59,9 @@ def compare(
         perturb: True, see `inputs`; a function `(inputs, generator) -> inputs` for inputs whose structure the
             built-in variation would break; False turns it off, and then a remembered answer can win.
         clock: the one that decides; None: the synchronised wall clock.
-        clocks: others beside it, each with three runs of its own: 'events' (of the accelerator), 'profiler', a Clock,
-            or 'all' for every one that this machine offers. Where they disagree, the result says so.
     Returns: a Comparison, with one Candidate for each name, in the order given.
-    Raises: DomainError for unusable arguments, a reference that is not finite, or inputs that do not move it;
-        BackendUnavailableError for a clock that this machine does not offer. Whatever the reference raises is passed
-        on; what a candidate raises is the reason of its refusal.
+    Raises: DomainError for unusable arguments, a reference that is not finite, or inputs that do not move it. Whatever
+        the reference raises is passed on; what a candidate raises is the reason of its refusal.
     Cost: one call of the reference for each of a candidate, and a few to choose the steps; copies of the inputs and of
         two reference answers for each candidate.
 
@@ -95,7 +83,6 @@ def compare(
     elif perturb is False:
         notes.append("inputs were the same in every run: a remembered answer would not be noticed")
     clock = WallClock() if clock is None else clock
-    others = [other for other in clocks_named(clocks) if other.name != clock.name]
     order = random.Random(seed)
     cuda = any(leaf.device.type == "cuda" for leaf in source.leaves)
     meter = PeakMeter(cuda=cuda, collect=False)  # the clock holds the collector off
@@ -107,12 +94,7 @@ def compare(
         order.shuffle(entrants)
         for entrant in entrants:
             entrant.run(clock, meter, entrant.runs)
-    for other in others:
-        for _ in range(OTHER_RUNS):
-            order.shuffle(entrants)
-            for entrant in entrants:
-                entrant.run(other, meter, entrant.other_runs.setdefault(other.name, []))
-    results = {entrant.name: entrant.result(clock.name) for entrant in entrants}
+    results = {entrant.name: entrant.result() for entrant in entrants}
     settings = {
         "inputs": source.describe(),
         "dtype": sorted({str(leaf.base.dtype).removeprefix("torch.") for leaf in source.leaves if leaf.floating}),
@@ -122,7 +104,6 @@ def compare(
         "seed": seed,
         "perturb": perturb if isinstance(perturb, bool) else "function",
         "clock": clock.name,
-        "clocks": [other.name for other in others],
         "memory_method": meter.method,
     }
     return Comparison(tuple(results[name] for name in candidates), settings, environment(), tuple(notes))
@@ -140,8 +121,6 @@ class _Entrant:
         self._reason: str | None = None
         self.runs: list[Run] = []
         self.warmup_runs: list[Run] = []
-        self.other_runs: dict[str, list[Run]] = {}
-        self._overhead: dict[str, float] = {}  # of the last run, by the clock's name
         self._calls: list[float] = []
         self._late: list[float] = []
         self._kept: list[Tensors] = []  # what one that remembers would have: the first answer, the previous one
@@ -179,12 +158,11 @@ class _Entrant:
             runs.append(Run(seconds, meter.peak_bytes, error_found))
             self._calls.append(seconds)
             self._late.append(late)
-            self._overhead[clock.name] = getattr(clock, "overhead_seconds", 0.0)
             apart = [max(distances(kept, truth), default=0.0) > APART * self._tolerance for kept in self._kept]
             self._apart = [a or b for a, b in zip(self._apart, apart, strict=True)] if apart else self._apart
             self._kept = [*self._kept[:1], truth] if self._kept else [truth, truth]
 
-    def result(self, decides: str) -> Candidate:
+    def result(self) -> Candidate:
         """Accepted, or refused also for what only all runs together show."""
         reason = self._reason or late_reason(self._calls, self._late)
         several = len(self.runs) + len(self.warmup_runs) > 1
@@ -196,18 +174,9 @@ class _Entrant:
         warmup_seconds = sum(run.seconds for run in self.warmup_runs) if self.warmup_runs else None
         if reason is not None:
             return Candidate(self.name, False, reason, warmup_seconds=warmup_seconds, runs=tuple(self.runs))
-        others = {name: tuple(run.seconds for run in runs) for name, runs in self.other_runs.items()}
         times = [run.seconds for run in self.runs]
         seconds = statistics.median(times)
         quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [seconds] * 3
-        disagreements = {}
-        for name, beside in others.items():
-            # Work that a clock does not count is missing in every run: more is only believed if all runs say so.
-            middle = statistics.median(beside)
-            other = middle if middle <= seconds else max(seconds, min(beside))
-            line = disagreement(decides, seconds, name, other, self._overhead[name])
-            if line is not None:
-                disagreements[name] = line
         return Candidate(
             name=self.name,
             accepted=True,
@@ -218,8 +187,6 @@ class _Entrant:
             error=max(run.error for run in self.runs),
             warmup_seconds=warmup_seconds,
             runs=tuple(self.runs),
-            clock_times=others,
-            disagreements=disagreements,
         )
 
 
@@ -237,23 +204,6 @@ def late_reason(calls: Sequence[float], late: Sequence[float]) -> str | None:
         f"computed its answer after the clock had stopped: the call took {format_seconds(call_seconds)}, reading its "
         f"result {format_seconds(work)} more; synchronise, or compute the numbers, inside the call"
     )
-
-
-def disagreement(decides: str, seconds: float, other: str, other_seconds: float, overhead: float = 0.0) -> str | None:
-    """Why two clocks contradict each other about the same work, or None if they agree.
-
-    Args:
-        decides, seconds: name of the clock whose time is reported, and that time.
-        other, other_seconds: the same of the clock beside it.
-        overhead: the error that measuring by the other clock may have added, seconds.
-    """
-    grace = GRACE_SECONDS + overhead
-    times = f"{other} clock {format_seconds(other_seconds)}, {decides} clock {format_seconds(seconds)}"
-    if other_seconds > AGREEMENT * (seconds + grace):
-        return f"{times}: work went on while the {decides} clock did not count it"
-    if seconds > AGREEMENT * (other_seconds + grace):
-        return f"{times}: {_LESS.get(other, f'the {other} clock did not see all of the work')}"
-    return None
 
 
 def _levels(order: random.Random) -> Iterator[int]:

@@ -3,9 +3,8 @@
 Also how cells of tables look: three digits of seconds and ratios, two of errors, a dash for None.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flashgp.foundations.quantities import readable_bytes
@@ -33,8 +32,6 @@ class Candidate:
         error: the largest of the runs, relative (see `answers`).
         warmup_seconds: all warm-up calls together.
         runs: the timed runs in the order they were made, also those before a refusal.
-        clock_times: seconds of each run under every other clock, by its name; these runs are not among `runs`.
-        disagreements: how another clock contradicts the one that decides, a line by its name.
     """
 
     name: str
@@ -46,13 +43,6 @@ class Candidate:
     error: float | None = None
     warmup_seconds: float | None = None
     runs: tuple[Run, ...] = ()
-    clock_times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    disagreements: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def clock_seconds(self) -> dict[str, float]:
-        """The median under every other clock, by its name; empty if the candidate was refused."""
-        return {name: statistics.median(times) for name, times in self.clock_times.items()}
 
     @property
     def verdict(self) -> str:
@@ -97,23 +87,18 @@ class Comparison:
         return {
             **self.environment,
             **self.settings,
-            "candidates": [
-                {**vars(one), "clock_seconds": one.clock_seconds, "runs": [vars(run) for run in one.runs]}
-                for one in self.candidates
-            ],
+            "candidates": [{**vars(one), "runs": [vars(run) for run in one.runs]} for one in self.candidates],
             "notes": self.notes,
         }
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Head and rows as text, the fastest candidate first; a `!` marks a clock that disagrees."""
-        others = self.settings["clocks"]
-        head = ("candidate", "median", "spread", *others, "relative", "peak memory", "error", "warm-up", "verdict")
-        rows = [
+        """Head and rows as text, the fastest candidate first."""
+        head = ("candidate", "median", "spread", "relative", "peak memory", "error", "warm-up", "verdict")
+        rows: list[tuple[str, ...]] = [
             (
                 one.name,
                 format_seconds(one.seconds),
                 format_seconds(one.spread),
-                *(format_seconds(one.clock_seconds.get(c)) + (" !" if c in one.disagreements else "") for c in others),
                 format_ratio(self.ratio(one)),
                 "-" if one.peak_bytes is None else readable_bytes(one.peak_bytes),
                 format_error(one.error),
@@ -125,15 +110,12 @@ class Comparison:
         return head, rows
 
     def remarks(self) -> list[str]:
-        """What the table does not say: how it was measured, which clocks disagree, notes."""
-        beside = " and ".join(self.settings["clocks"])
+        """What the table does not say: how it was measured, and notes."""
         how = (
             f"{self.settings['repeats']} interleaved runs, tolerance {self.settings['tolerance']:.1e}, "
-            f"{self.settings['clock']} clock{f' beside {beside}' if beside else ''}, "
-            f"memory by {self.settings['memory_method']}"
+            f"{self.settings['clock']} clock, memory by {self.settings['memory_method']}"
         )
-        flags = [f"! {one.name}: {line}" for one in self.candidates for line in one.disagreements.values()]
-        return [how, *flags, *(f"note: {note}" for note in self.notes)]
+        return [how, *(f"note: {note}" for note in self.notes)]
 
     def __str__(self) -> str:
         return "\n".join([text_table(*self.table()), *self.remarks()])

@@ -43,7 +43,6 @@ class Options:
     dtypes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     repeats: int = 5
-    clocks: str | tuple[str, ...] = "all"
     peers: bool = True  # whether other libraries that are installed take part
     seed: int = 0
     progress: Callable[[str], None] = lambda line: None  # called before each comparison
@@ -113,8 +112,6 @@ class Finding:
                 "error": one.error,
                 "peak_bytes": one.peak_bytes,
                 "verdict": one.verdict,
-                **{f"{clock}_seconds": seconds for clock, seconds in one.clock_seconds.items()},
-                "disagreements": one.disagreements,
             }
             for one in (*self.comparison.candidates, *self.unevaluated)
         ]
@@ -220,7 +217,6 @@ def compared(problem: Problem, options: Options) -> Finding:
         repeats=options.repeats,
         seed=options.seed,
         perturb=problem.perturb,
-        clocks=options.clocks,
     )
     built = []
     for name, (_, make) in problem.unevaluated.items():

@@ -427,12 +427,6 @@ class BenchOptions:
         str, typer.Option("--device", help="cpu, cuda, or auto for every device there is; several with commas.")
     ] = "auto"
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed runs of each candidate.")] = 5
-    clocks: Annotated[
-        str,
-        typer.Option(
-            "--clocks", help="Beside the wall clock: events (of a GPU), profiler, none, or all that there are."
-        ),
-    ] = "all"
     peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Whether peers that are installed take part.")] = (
         True
     )
