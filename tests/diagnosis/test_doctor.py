@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -18,12 +17,11 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.diagnosis import Diagnosis, Finding, accelerators, installation, processor
-from flashgp.diagnosis.accelerators import nvidia_devices
+from flashgp.diagnosis import Diagnosis, Finding, installation, machine
 from flashgp.diagnosis.examination import CHECKS, examine
+from flashgp.diagnosis.machine import nvidia_devices
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import forget_profiles, machine_key
-from flashgp.foundations.quantities import readable_seconds
 from machine_root import MachineRoot
 
 GIB = 2**30
@@ -37,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineRoo
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*processor._THREADS, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+    for name in (*machine._THREADS, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -115,9 +113,9 @@ def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     found = fgp.doctor()
     failed = [one for one in found.findings if "could not be looked at" in one.found]
-    assert {one.topic for one in failed} == {"accelerator", "packages"}
-    assert "`nvidia-smi` does not list the devices" in failed[0].found
-    assert "driver version is insufficient" in failed[1].found
+    assert {one.topic for one in failed} == {"accelerator", "versions"}
+    assert any("`nvidia-smi` does not list the devices" in one.found for one in failed)
+    assert any("driver version is insufficient" in one.found for one in failed)
 
 
 def test_without_proc_and_sys(root: MachineRoot) -> None:
@@ -190,50 +188,24 @@ def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
     monkeypatch.setattr(metadata, "version", version)
 
 
-def test_what_a_missing_package_costs_is_the_planners_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, d, t = installation.PROBLEM
-    wanted = {
-        engine: n * n / (BUILT_IN.product_rate(engine, "cpu", torch.float32, True, d, t) or 0.0)
-        + BUILT_IN.cpu.call_seconds
-        for engine in ("cpu", "torch")
-    }
-    assert installation.product_seconds("cpu") == pytest.approx(wanted)
-    without(monkeypatch, "numba", "pyarrow")
-    found = {one.found.split()[0]: one for one in installation.package_findings()}
-    numba = found["numba"]
-    assert numba.severity == "warning"
-    assert numba.advice == "pip install numba"
-    assert numba.values["seconds"] == pytest.approx(wanted["cpu"])
-    assert numba.values["seconds_without"] == pytest.approx(wanted["torch"])
-    slow, quick = readable_seconds(wanted["torch"]), readable_seconds(wanted["cpu"])
-    assert f"K V of n=20,000, d=8, t=1 in float32 takes about {slow} instead of {quick}" in numba.found
-    assert "(built-in rates)" in numba.found
-    assert (found["pyarrow"].severity, found["pyarrow"].advice) == ("note", "pip install 'flashgp[table]'")
-    assert "Parquet" in found["pyarrow"].found
-
-
-def triton() -> Finding:
-    return next(one for one in installation.package_findings() if one.found.startswith("triton"))
+def test_missing_packages_say_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "scipy", "numba", "pyarrow", "triton")
+    versions, *missing = installation.package_findings()
+    assert "scipy" not in versions.values
+    assert [(one.found.split()[0], one.severity, one.advice) for one in missing] == [
+        ("scipy", "warning", "pip install scipy"),
+        ("numba", "warning", "pip install numba"),
+        ("pyarrow", "note", "pip install 'flashgp[table]'"),
+    ]
+    assert "Parquet" in missing[2].found
 
 
 def test_triton_counts_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "triton")
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "nothing uses it" in triton().found
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    finding = triton()
-    assert finding.values["device"] == "cuda"
-    assert finding.values["seconds"] < finding.values["seconds_without"]
-    assert finding.found.startswith("triton is not installed: K V of n=20,000")
-    assert finding.severity == "warning"
-
-
-def test_a_required_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "scipy")
-    versions, missing = installation.version_findings()
-    assert "scipy" not in versions.values
-    assert (missing.severity, missing.advice) == ("warning", "pip install scipy")
+    for devices in (0, 1):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=devices: count)
+        assert any(one.found.startswith("triton is not") for one in installation.package_findings()) == bool(devices)
 
 
 # -- processor, cores, memory ------------------------------------------------------------------------------------------
@@ -247,7 +219,7 @@ def test_cores_by_affinity_quota_and_launcher(root: MachineRoot, monkeypatch: py
     root.write("proc/self/cgroup", "0::/\n")
     root.write("sys/fs/cgroup/cpu.max", "250000 100000\n")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    cores = only(processor.core_findings())
+    cores = only(machine.core_findings())
     assert cores.found.endswith(
         "3 of 8 cores can be used: affinity 0-7, and a control group grants 2.5 cores' worth of time; LOCAL_RANK 1"
     )
@@ -256,7 +228,7 @@ def test_cores_by_affinity_quota_and_launcher(root: MachineRoot, monkeypatch: py
 
 def test_memory_within_the_limit(root: MachineRoot) -> None:
     root.memory(8 * GIB, 16 * GIB)
-    found = only(processor.memory_findings())
+    found = only(machine.memory_findings())
     assert found.severity == "ok"
     assert found.values["plan_bytes"] == pytest.approx(0.8 * 8 * GIB)
     assert (
@@ -265,7 +237,7 @@ def test_memory_within_the_limit(root: MachineRoot) -> None:
     root.write("proc/self/cgroup", "0::/\n")
     root.write("sys/fs/cgroup/memory.max", f"{512 * 2**20}\n")
     root.write("sys/fs/cgroup/memory.current", f"{112 * 2**20}\n")
-    found = only(processor.memory_findings())
+    found = only(machine.memory_findings())
     assert (found.severity, found.values["limit_bytes"]) == ("note", 512 * 2**20)
     assert "400.0 MiB free of 16.0 GiB, within a limit of 512.0 MiB" in found.found
 
@@ -283,7 +255,7 @@ def test_too_many_and_too_few_threads(root: MachineRoot, monkeypatch: pytest.Mon
 
     def with_threads(count: int) -> list[Finding]:
         monkeypatch.setattr(torch, "get_num_threads", lambda: count)
-        return list(processor.thread_findings())
+        return list(machine.thread_findings())
 
     assert [one.severity for one in with_threads(4)] == ["ok"]
     assert [one.severity for one in with_threads(8)] == ["ok"], "of 8 logical cores"
@@ -304,17 +276,17 @@ def test_processes_of_a_launcher_that_share_their_cores(root: MachineRoot, monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    shared = only(processor.thread_findings())
+    shared = only(machine.thread_findings())
     assert shared.advice.startswith("set OMP_NUM_THREADS=2, or give each process cores of its own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5}, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert only(processor.thread_findings()).severity == "ok", "each has its own"
+    assert only(machine.thread_findings()).severity == "ok", "each has its own"
 
 
 def test_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("NUMBA_NUM_THREADS", "5")
-    found = next(iter(processor.thread_findings()))
+    found = next(iter(machine.thread_findings()))
     assert "OMP_NUM_THREADS=3" in found.found
     assert found.values["environment"] == {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "5"}
 
@@ -328,7 +300,7 @@ def driven(monkeypatch: pytest.MonkeyPatch, folder: Path, listed: str, built: st
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/bin{os.pathsep}/usr/bin")
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    return list(accelerators.accelerator_findings())
+    return list(machine.accelerator_findings())
 
 
 H100 = "NVIDIA H100, 81920 MiB\\n"
@@ -342,8 +314,7 @@ def test_a_device_and_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_device_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = only(driven(monkeypatch, tmp_path, H100, None))
     assert found.severity == "warning"
-    assert found.values["seconds"] < found.values["seconds_without"]
-    assert "built without CUDA: K V of n=20,000" in found.found
+    assert found.found.endswith("is built without CUDA")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hidden = only(driven(monkeypatch, tmp_path, H100, "13.0", visible=0))
     assert (hidden.severity, hidden.advice[:26]) == ("note", "unset CUDA_VISIBLE_DEVICES")
@@ -354,7 +325,7 @@ def test_a_device_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert only(accelerators.accelerator_findings()).found.startswith("none: no NVIDIA driver is installed")
+    assert only(machine.accelerator_findings()).found.startswith("none: no NVIDIA driver is installed")
     found = only(driven(monkeypatch, tmp_path, "", "13.0"))
     assert "an NVIDIA driver, and no device (torch is built for CUDA 13.0)" in found.found
 
@@ -375,10 +346,10 @@ def test_the_drivers_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_float32_products_in_less_than_float32_are_named(precision: str) -> None:
     before = torch.get_float32_matmul_precision()
-    assert only(accelerators.precision_findings()).severity == "ok"
+    assert only(machine.precision_findings()).severity == "ok"
     try:
         torch.set_float32_matmul_precision(precision)
-        found = only(accelerators.precision_findings())
+        found = only(machine.precision_findings())
     finally:
         torch.set_float32_matmul_precision(before)
     assert found.severity == "warning"
@@ -390,7 +361,7 @@ def test_newer_flags_of_torch_that_disagree_with_the_older_one() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        found = only(accelerators.precision_findings())
+        found = only(machine.precision_findings())
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
     assert (found.severity, found.values["float32_matmul"]) == ("warning", "mixed")
@@ -455,21 +426,15 @@ def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not path.exists()
     path.mkdir(parents=True)
     path.chmod(0o700)
-    (path / "a.py").write_text("12345")
-    found = only(installation.cache_findings())
-    assert found.found == f"{path}: yours alone, can be written to, 1 file of 5 B"
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 2**20})())
-    assert "5.0 MiB left" in list(installation.cache_findings())[1].found
+    assert only(installation.cache_findings()).found == f"{path} is there"
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)
         denied = only(installation.cache_findings())
-    assert (denied.severity, denied.values["writable"]) == ("warning", False)
+    assert (denied.severity, denied.values["usable"]) == ("warning", False)
     if hasattr(os, "getuid"):
-        path.chmod(0o755)
-        assert "others may read it" in next(iter(installation.cache_findings())).found
         path.chmod(path.stat().st_mode | stat.S_IWOTH)
         foreign = only(installation.cache_findings())
-        assert (foreign.severity, foreign.values["owner_only"]) == ("warning", False)
+        assert (foreign.severity, foreign.values["usable"]) == ("warning", False)
         assert "others may write to it" in foreign.found
 
     without_a_home(monkeypatch)

@@ -8,27 +8,27 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from flashgp.diagnosis.accelerators import accelerator_findings, precision_findings
 from flashgp.diagnosis.findings import Diagnosis, Finding
-from flashgp.diagnosis.installation import cache_findings, package_findings, profile_findings, version_findings
-from flashgp.diagnosis.processor import (
+from flashgp.diagnosis.installation import cache_findings, package_findings, profile_findings
+from flashgp.diagnosis.machine import (
+    accelerator_findings,
     core_findings,
     memory_findings,
+    precision_findings,
+    rank_findings,
     thread_findings,
 )
-from flashgp.diagnosis.ranks import rank_findings
 from flashgp.processes.group import Group
 
 Check = Callable[[], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {
-    "versions": version_findings,
+    "versions": package_findings,
     "cores": core_findings,
     "threads": thread_findings,
     "memory": memory_findings,
     "accelerator": accelerator_findings,
     "precision": precision_findings,
-    "packages": package_findings,
     "profile": profile_findings,
     "cache": cache_findings,
 }
