@@ -18,7 +18,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.bench import write_record
-from flashgp.foundations.accelerator import accelerator
+from flashgp.foundations.machine import accelerator
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import CHOICE, current_profile, keep_profile, machine_key
 

@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 import flashgp as fgp
 from flashgp.cli.application import application
 from flashgp.foundations import profile_store
-from flashgp.foundations.accelerator import ask_again, using_accelerator
 from flashgp.foundations.errors import FlashGPWarning
-from flashgp.foundations.operations import OperationTime
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.machine import ask_again, using_accelerator
+from flashgp.foundations.profile import BUILT_IN, MachineProfile, OperationTime
 from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, profile_path
 
 

@@ -401,8 +401,7 @@ def test_streams_without_steps_say_so() -> None:
 def machine(seconds: float) -> Any:
     from dataclasses import replace
 
-    from flashgp.foundations.operations import OperationTime
-    from flashgp.foundations.profile import BUILT_IN
+    from flashgp.foundations.profile import BUILT_IN, OperationTime
 
     def times(factor: float) -> tuple[Any, ...]:
         return tuple(OperationTime("cholesky", "float64", n, factor * n**2) for n in (256, 16, 64))

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from flashgp.foundations.accelerator import accelerator, ask_again, give_up_accelerator, using_accelerator
+from flashgp.foundations.machine import accelerator, ask_again, give_up_accelerator, using_accelerator
 
 
 def test_the_system_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

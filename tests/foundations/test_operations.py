@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops, seconds_at
-from flashgp.foundations.profile import BUILT_IN
+from flashgp.foundations.profile import BUILT_IN, OPERATIONS, OperationTime, operation_flops, seconds_at
 
 
 def test_a_power_law_is_met_between_orders() -> None:

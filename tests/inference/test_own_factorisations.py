@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.machine import using_accelerator
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.predict.growing_draws import GrowingDraws
 from flashgp.inference.training.fisher_scoring import fisher_information

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.errors import (
     BackendUnavailableError,
     ConvergenceError,
@@ -16,6 +15,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.machine import using_accelerator
 from linalg.test_routing import CALLS, definite, matrix, tensors
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.linalg import LinAlgError
 
 from flashgp import linalg
-from flashgp.foundations.accelerator import accelerator, using_accelerator
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import (
     BackendUnavailableError,
@@ -22,6 +21,7 @@ from flashgp.foundations.errors import (
     NotPositiveDefiniteError,
     ShapeError,
 )
+from flashgp.foundations.machine import accelerator, using_accelerator
 from flashgp.foundations.profile import BUILT_IN, Crossover, MachineProfile
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.linalg import routing

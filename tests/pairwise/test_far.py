@@ -11,8 +11,7 @@ from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.near import boxes as boxes_module
 from flashgp.pairwise.near.boxes import boxes_of, covariance_bound
-from flashgp.pairwise.near.far import FarTiles, far_tiles
-from flashgp.pairwise.near.ordering import spatial_order
+from flashgp.pairwise.near.far import FarTiles, far_tiles, spatial_order
 from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles

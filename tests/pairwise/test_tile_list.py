@@ -5,7 +5,7 @@ import tracemalloc
 import numpy
 import pytest
 
-from flashgp.pairwise.cpu.tile_list import LISTED, EveryTile, every_tile
+from flashgp.pairwise.near.tile_lists import LISTED, EveryTile, every_tile
 
 
 def listed(rows: int, cols: int, symmetric: bool) -> numpy.ndarray:

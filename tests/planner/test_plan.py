@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.accelerator import using_accelerator
-from flashgp.foundations.machine import parse_bytes
+from flashgp.foundations.machine import parse_bytes, using_accelerator
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.foundations.quantities import readable_seconds

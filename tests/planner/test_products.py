@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.machine import accelerator
 from flashgp.foundations.profile import BUILT_IN, PairRate
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.torch.tiles import tile_rows

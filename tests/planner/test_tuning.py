@@ -15,11 +15,10 @@ import torch
 import flashgp as fgp
 from flashgp.diagnosis.installation import profile_findings
 from flashgp.foundations import profile_store
-from flashgp.foundations.accelerator import using_accelerator
 from flashgp.foundations.contention import CoreTimes, reachable_cores
 from flashgp.foundations.errors import DomainError, FlashGPWarning, MeasurementDisturbedError
-from flashgp.foundations.operations import OperationTime
-from flashgp.foundations.profile import BUILT_IN, MachineProfile
+from flashgp.foundations.machine import using_accelerator
+from flashgp.foundations.profile import BUILT_IN, MachineProfile, OperationTime
 from flashgp.foundations.profile_store import current_profile, machine_key, profile_path
 from flashgp.linalg.measuring import DenseSettings, measured_curve
 from flashgp.pairwise.torch.tiles import TorchTiles

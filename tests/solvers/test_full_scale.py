@@ -40,12 +40,12 @@ from flashgp.solvers.preconditioners.candidate import (
 from flashgp.solvers.preconditioners.full_scale import (
     FullScale,
     making_bytes,
+    whitening,
 )
 from flashgp.solvers.preconditioners.low_rank import LowRank
 from flashgp.solvers.preconditioners.near_rows import blocks_of_near_rows, nearest_earlier_rows
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
-from flashgp.solvers.preconditioners.whitening import whitening
 from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, FullScaleSettings, LowRankSettings, SolveSettings
 from solvers.dense_system import F64, DenseSystem, energy_error, matern, normal, points
 

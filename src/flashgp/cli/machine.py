@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from flashgp import plots
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.operations import OPERATIONS
-from flashgp.foundations.profile import MachineProfile
+from flashgp.foundations.machine import accelerator
+from flashgp.foundations.profile import OPERATIONS, MachineProfile
 from flashgp.foundations.profile_store import (
     current_profile,
     profile_in,
@@ -164,10 +163,9 @@ def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
             if stage is not None:
                 stage(line, 0.0)
 
-        clocks = tuple(clock for clock in listed(options.clocks) if clock != "none")
         asked = Options(
             sizes=options.rows, dtypes=listed(options.dtypes), devices=listed(options.device),
-            repeats=options.repeats, clocks="all" if options.clocks == "all" else clocks, peers=options.peers,
+            repeats=options.repeats, peers=options.peers,
             seed=options.seed, progress=progress,
         )  # fmt: skip
         with redirect_stdout(sys.stderr):  # what other libraries print must not get between the results

@@ -96,12 +96,13 @@ def profile_findings() -> Iterator[Finding]:
         machine = f"{counted(profile.cores, 'core')}, {counted(profile.threads, 'thread')}"
         yield Finding("profile", f"measured on this machine with {machine}; {where}", values=values)
         if doubts := profile.doubts():
-            text, advice = "; ".join(doubts), f"run `{tune_command()}` again while nothing else runs"
-            yield Finding("profile", f"rates that other work must have disturbed: {text}", "warning", advice)
+            text = f"rates that other work must have disturbed: {'; '.join(doubts)}"
+            advice = f"run `{tune_command()}` again while nothing else runs"
+            yield Finding("profile", text, "warning", advice, {"doubts": doubts})
         if gone := unused_accelerator(profile, torch.cuda.device_count() > 0):  # which initialises nothing
             advice = "make the accelerator visible again (driver, CUDA_VISIBLE_DEVICES), or run "
             advice += f"`{tune_command()}` if it is gone for good"
-            yield Finding("profile", gone, "warning", advice)
+            yield Finding("profile", gone, "warning", advice, {"accelerator": profile.accelerator_name})
     if problem := _unwritable(path.parent):
         text, advice = f"{path.parent} cannot keep a profile: {problem}", "make it writable, or name another folder in"
         yield Finding("profile", text, "note", f"{advice} {CHOICE}", {"path": str(path.parent)})

@@ -74,3 +74,19 @@ def _after_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after_in_child)
+
+
+# -- a lock that forks find open ---------------------------------------------------------------------------------------
+class SharedLock:
+    """`with lock.held:` is one thread's at a time, and that thread's again inside.
+
+    A child of a fork has only the thread that forked: no other will let go of what it held.
+    """
+
+    def __init__(self) -> None:
+        self._open()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._open)
+
+    def _open(self) -> None:
+        self.held = threading.RLock()

@@ -7,6 +7,7 @@ guesses for two CPU cores and a mid-range accelerator; a plan says which profile
 import functools
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -14,13 +15,53 @@ import torch
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_dataclass
-from flashgp.foundations.operations import OperationTime, operation_flops, seconds_at
 
 SCHEMA = 5  # of the JSON; a file of another number is not read
 FAR = 100.0  # times slower than the built-in rate of two cores: slower than processors are, so something disturbed it
 DIP = 3.0  # times slower than at the sizes beside it: rates bend with size, but do not dip
 # What a covariance costs besides its d features and t right-hand sides, in multiply-adds: the profile, eq. (M-58).
 PROFILE_WORK = 16.0
+
+
+OPERATIONS = ("gemm", "cholesky")  # (n x n)(n x n), and the factor of n x n
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """One measurement: seconds of an operation on a device that the profile names, the result complete.
+
+    Fields: operation, one of OPERATIONS; dtype as text; order, n.
+    """
+
+    operation: str
+    dtype: str
+    order: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if self.operation not in OPERATIONS:
+            raise DomainError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {self.operation!r}")
+
+
+def operation_flops(operation: str, order: float) -> float:
+    """Floating-point operations, to leading order. Source: Golub & Van Loan (2013), sections 1.1 and 4.2."""
+    return 2 * order**3 if operation == "gemm" else order**3 / 3
+
+
+def seconds_at(known: Sequence[tuple[int, float]], order: float) -> float:
+    """Seconds at an order from (order, seconds) in increasing order: log-log linear between measured orders.
+
+    Exact for any power law, and it follows the bend from latency to arithmetic; above the largest order the rate of
+    arithmetic stays what it was there, below the smallest the seconds do."""
+    (first, least), (last, most) = known[0], known[-1]
+    if order <= first:
+        return least
+    if order >= last:
+        return most * (order / last) ** 3
+    place = bisect_right(known, order, key=lambda one: one[0])
+    (x0, s0), (x1, s1) = known[place - 1], known[place]
+    share = math.log(order / x0) / math.log(x1 / x0)
+    return s0 * (s1 / s0) ** share
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
+from flashgp.foundations.machine import accelerator
 from flashgp.foundations.profile import MachineProfile
 from flashgp.inference.prior import Prior
 from flashgp.pairwise.program.program import program_of

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.operations import OperationTime, operation_flops
-from flashgp.foundations.profile import Crossover
+from flashgp.foundations.profile import Crossover, OperationTime, operation_flops
 
 from .dense import cholesky, eigh, qr, solve_triangular
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from flashgp.foundations.accelerator import accelerator, give_up_accelerator
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, FlashGPError, warn
+from flashgp.foundations.machine import accelerator, give_up_accelerator
 from flashgp.foundations.profile_store import current_profile
 
 DEVICES = ("auto", "cpu", "cuda")

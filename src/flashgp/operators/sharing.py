@@ -15,8 +15,7 @@ from torch import Tensor
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.backend import PairGradient
 from flashgp.pairwise.cpu.layout import BLOCK
-from flashgp.pairwise.cpu.tile_list import EveryTile
-from flashgp.pairwise.near.tile_lists import NearTiles
+from flashgp.pairwise.near.tile_lists import EveryTile, NearTiles
 from flashgp.processes.group import Group
 
 MULTIPLE = 16  # of rows of a tile: what compiled loops take at once

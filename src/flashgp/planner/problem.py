@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Form
-from flashgp.foundations.machine import available_bytes, parse_bytes
+from flashgp.foundations.machine import accelerator, available_bytes, parse_bytes
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import current_profile, tune_command, unused_accelerator, unused_profile
 from flashgp.pairwise.program.program import program_of

@@ -15,11 +15,19 @@ from typing import Any
 
 import torch
 
-from flashgp.foundations.accelerator import accelerator
 from flashgp.foundations.contention import CoreTimes, reachable_cores
 from flashgp.foundations.errors import DomainError, MeasurementDisturbedError
-from flashgp.foundations.operations import OPERATIONS, OperationTime, operation_flops
-from flashgp.foundations.profile import BUILT_IN, Crossover, DeviceRates, MachineProfile, PairRate
+from flashgp.foundations.machine import accelerator
+from flashgp.foundations.profile import (
+    BUILT_IN,
+    OPERATIONS,
+    Crossover,
+    DeviceRates,
+    MachineProfile,
+    OperationTime,
+    PairRate,
+    operation_flops,
+)
 from flashgp.foundations.profile_store import (
     current_profile,
     keep_profile,

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.operations import OPERATIONS, operation_flops
-from flashgp.foundations.profile import MachineProfile, curves_of
+from flashgp.foundations.profile import OPERATIONS, MachineProfile, curves_of, operation_flops
 
 from .axes import COLOURS, GREY, INK, empty, legend, new_axes, plain, style
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import torch
 from sklearn.utils.validation import check_array, check_consistent_length, validate_data
 
+from flashgp.foundations.checks import first_inexact
 from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.exact_integers import first_inexact
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import repeated
 from flashgp.table.columns import checked_names

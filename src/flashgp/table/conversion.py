@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..foundations.checks import LARGEST_EXACT, first_inexact
 from ..foundations.errors import BackendUnavailableError, ShapeError
-from ..foundations.exact_integers import LARGEST_EXACT, first_inexact
 from .columns import Column, Doubt, Kind, Table, checked_names, quoted
 from .dates import clock_hours, read_dates
 from .numbers import DECIMAL_COMMA, before_percent, has_names, may_be_codes, without_thousands

@@ -36,8 +36,8 @@ from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.direct.strided import solve_triangle_, update_triangle
 from flashgp.solvers.group_space import GroupSpace
+from flashgp.solvers.preconditioners.full_scale import Whitening, whitening
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, dealt_blocks
-from flashgp.solvers.preconditioners.whitening import Whitening, whitening
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps

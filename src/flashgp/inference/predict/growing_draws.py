@@ -19,7 +19,7 @@ from flashgp import linalg
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows, broadcast_batch
-from flashgp.foundations.locks import SharedLock
+from flashgp.foundations.lazy_import import SharedLock
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.prior import Prior
 from flashgp.operators.covariance import CovarianceOperator

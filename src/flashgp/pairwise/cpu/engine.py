@@ -28,7 +28,7 @@ from flashgp.pairwise.cpu.layout import (
     packed_columns,
 )
 from flashgp.pairwise.cpu.pool import run_together, workers
-from flashgp.pairwise.cpu.tile_list import EveryTile, every_tile
+from flashgp.pairwise.near.tile_lists import EveryTile, every_tile
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.families import indexed
 from flashgp.pairwise.program.source_cache import warn_not_kept

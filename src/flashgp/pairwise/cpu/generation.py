@@ -34,11 +34,10 @@ def compiled(form: Form, layout: tuple[Statistic, ...], dtype: torch.dtype) -> M
 
 @functools.lru_cache(maxsize=512)
 def _compiled(form: Form, layout: tuple[Statistic, ...], dtype: str) -> ModuleType:
-    from flashgp.pairwise.cpu import identity
-    from flashgp.pairwise.program.source_cache import import_generated
+    from flashgp.pairwise.program.source_cache import compiled_identity, import_generated
 
     with no_forks():  # the identity imports numba
-        return import_generated(generated_source(form, layout, dtype), identity.of_this_library())
+        return import_generated(generated_source(form, layout, dtype), compiled_identity())
 
 
 def generated_source(form: Form, layout: tuple[Statistic, ...], dtype: str) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -128,3 +129,17 @@ def _write(path: Path, text: str) -> None:
     except OSError:
         pass
     write_whole(path, data, mode=0o600)
+
+
+# -- what compiled code depends on besides its own text ----------------------------------------------------------------
+@functools.lru_cache(maxsize=1)
+def compiled_identity() -> str:
+    """The library's own compiled functions, numba, LLVM, NumPy and Python, as one text."""
+    import llvmlite
+    import numba
+    import numpy
+
+    here = Path(__file__).parents[1] / "cpu"
+    own = b"".join((here / name).read_bytes() for name in ("arithmetic.py", "sweeps.py", "pulls.py"))
+    versions = (numba.__version__, llvmlite.__version__, numpy.__version__, platform.python_version())
+    return " ".join((hashlib.sha256(own).hexdigest(), *versions))

@@ -20,12 +20,11 @@ log = logging.getLogger("flashgp.online")
 
 def _load() -> Update:
     """Raises: ImportError without numba."""
-    from flashgp.pairwise.cpu import identity
-    from flashgp.pairwise.program.source_cache import import_generated
+    from flashgp.pairwise.program.source_cache import compiled_identity, import_generated
 
     # Imported from the owner-only cache directory: numba keeps what it compiled beside the file, not in the package.
     source = Path(__file__).with_name("rotation_loops.py").read_text(encoding="utf-8")
-    loops: Update = import_generated(source, identity.of_this_library()).compiled_update()
+    loops: Update = import_generated(source, compiled_identity()).compiled_update()
     return loops
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, DomainError, MemoryBudgetError
 from flashgp.foundations.events import EventKind, Obstacle, StopReason
-from flashgp.foundations.locks import SharedLock
+from flashgp.foundations.lazy_import import SharedLock
 from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.workspace import ran_out_of_memory
