@@ -36,7 +36,9 @@ def core_findings() -> Iterator[Finding]:
     text += f": affinity {core_text(own)}" if own else ": this system tells no affinity"
     text += "" if quota is None else f", and a control group grants {quota:.3g} cores' worth of time"
     text += "".join(f"; {part}" for part in (launcher_text(), *placement_events()) if part)
-    yield Finding("cores", text, values={"usable": usable_cores(), "of_machine": total, "quota": quota})
+    affinity = sorted(own) if own else None
+    values = {"usable": usable_cores(), "affinity": affinity, "of_machine": total, "quota": quota}
+    yield Finding("cores", text, values=values)
 
 
 def thread_findings() -> Iterator[Finding]:
@@ -176,7 +178,10 @@ def rank_findings(group: Group) -> Iterator[Finding]:
     on = "one machine" if len(hosts) == 1 else f"{len(hosts)} machines"
     names = ", ".join(f"{backend} for {device}" for device, backend in group.backends.items())
     text = f"{group.size} on {on}: {names}; devices {', '.join(dict.fromkeys(devices))}"
-    yield Finding("ranks", text, values={"size": group.size, "machines": len(hosts), "devices": devices})
+    values: dict[str, Any] = {
+        "size": group.size, "machines": len(hosts), "backends": group.backends, "devices": devices,
+    }  # fmt: skip
+    yield Finding("ranks", text, values=values)
     for host, count in hosts.items():
         ranks = [(rank, one) for rank, one in enumerate(every) if one["host"] == host]
         threads, cores = sum(one["threads"] for _, one in ranks), {core for _, one in ranks for core in one["cores"]}
