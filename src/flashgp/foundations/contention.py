@@ -1,4 +1,4 @@
-"""How many of its cores a process can count on: those that nobody else keeps busy.
+"""Free cores of a process: those that no other process keeps busy.
 
 OpenMP's threads wait for each other at the end of every operation. Where another process has one of the cores, each of
 them waits for the scheduler, spinning: two threads beside one busy core take several times as long as one thread.
@@ -25,7 +25,7 @@ class CoreTimes(NamedTuple):
 
     @classmethod
     def now(cls) -> "CoreTimes":
-        """Of the cores of this process's affinity; time taken by other virtual machines counts as busy.
+        """Reading of the cores of this process's affinity; time taken by other virtual machines counts as busy.
 
         Where the system does not say (a sandbox without /proc/stat), nothing was busy.
         """

@@ -26,7 +26,7 @@ Autocast = dict[str, torch.dtype]  # the dtype of each device where it is on
 
 
 class _Outside(threading.local):
-    """Of each thread: the autocast that was on when it came through a door of `autocast_disabled`."""
+    """Autocast of each thread as it was when the thread entered `autocast_disabled`."""
 
     autocast: Autocast | None = None
 
@@ -60,7 +60,7 @@ def callers_autocast() -> Iterator[None]:
 
 
 class _Evaluated:
-    """Of the modules that calls of any thread have in evaluation mode: how many calls, and whether it was training."""
+    """Modules that calls of any thread have in evaluation mode: number of calls, and the mode before."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

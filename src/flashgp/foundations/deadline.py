@@ -53,7 +53,7 @@ class Deadline:
 
     @property
     def own(self) -> "Deadline":
-        """The same, asked by this process alone; what asks it must not decide for others (processes/agreement.py)."""
+        """The deadline of this process alone; what asks it must not decide for others (processes/agreement.py)."""
         return self
 
     @property
@@ -62,7 +62,7 @@ class Deadline:
         return self.end - self.clock()
 
     def passed(self, seconds: float = 0.0) -> bool:
-        """Whether the time is up, now or in so many seconds; never without a limit, in infinitely many either."""
+        """True if the time is up, now or in so many seconds; never without a limit, in infinitely many either."""
         return self.end != math.inf and self.left <= seconds
 
     def before(self, seconds: float) -> "Deadline":

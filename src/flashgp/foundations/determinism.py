@@ -1,4 +1,4 @@
-"""What `deterministic=True` means: the same seed gives the same bits on one machine, whatever its number of threads.
+"""Meaning of `deterministic=True`: the same seed gives the same bits on one machine, whatever its number of threads.
 
 A sum depends on how it is split, and work is split by the number of threads; a route may depend on a clock. So within
 `deterministically`, in the thread that entered it:
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class _Here(threading.local):
-    """Of each thread: whether it is inside."""
+    """State of each thread: True inside `deterministically`."""
 
     inside = False
 
@@ -42,7 +42,7 @@ _here = _Here()
 
 
 def is_deterministic() -> bool:
-    """Whether the calling thread is within `deterministically`."""
+    """True if the calling thread is within `deterministically`."""
     return _here.inside
 
 

@@ -35,7 +35,7 @@ class StopReason(StrEnum):
 
     @property
     def another_method_may_help(self) -> bool:
-        """Whether the method, not the caller or the time, ended it."""
+        """True if the method, not the caller or the time, ended it."""
         return self in (StopReason.STAGNATED, StopReason.DIVERGED, StopReason.ITERATIONS)
 
 
@@ -56,7 +56,7 @@ _STOPPED = {
 
 
 class Obstacle(StrEnum):
-    """What kept an iterative solver from going on as it did; its value continues a sentence."""
+    """Reason why an iterative solver changed its way; its value continues a sentence."""
 
     GROWING = "the residual grows"
     NOT_HALVED = "the residual has not halved within the window"
@@ -491,7 +491,7 @@ class Event:
         return str(self.fields.get("stage", ""))
 
     def during(self, stage: str) -> "Event":
-        """The same as part of a stage, such as an update."""
+        """This event as part of a stage, such as an update."""
         return Event(self._kind, **{**self.fields, "stage": stage})
 
     def __eq__(self, other: object) -> bool:
@@ -525,7 +525,7 @@ class Event:
 
 
 def of_kind(events: Iterable[Event], kind: EventKind) -> list[Event]:
-    """Those of one kind."""
+    """The events of one kind."""
     return [event for event in events if event.kind is kind]
 
 

@@ -33,7 +33,7 @@ class Symbol:
 
     @property
     def pairwise(self) -> bool:
-        """Whether its value differs between pairs of rows (everything but a parameter)."""
+        """True if its value differs between pairs of rows (everything but a parameter)."""
         return self.kind != "parameter"
 
 
@@ -122,7 +122,7 @@ class Expression:
 
     @property
     def pairwise(self) -> bool:
-        """Whether the value differs between pairs of rows."""
+        """True if the value differs between pairs of rows."""
         return any(symbol.pairwise for symbol in self.symbols)
 
     @property
@@ -138,7 +138,7 @@ class Expression:
         return None
 
     def singular_at_zero(self) -> bool:
-        """Whether a negative power of a distance is left: the value at zero distance is then defined as 0."""
+        """True if a negative power of a distance is left: the value at zero distance is then defined as 0."""
         for factors, _ in self.terms:
             for atom, power in factors:
                 if isinstance(atom, Symbol) and atom.kind == "distance" and power < 0:
@@ -215,7 +215,7 @@ class Expression:
         return _derivative(self, symbol)
 
     def renamed(self, rename: Mapping[Symbol, Symbol]) -> "Expression":
-        """The same expression over other symbols."""
+        """This expression over other symbols."""
         if not self.symbols & rename.keys():
             return self
         total = number(0)

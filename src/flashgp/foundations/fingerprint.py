@@ -128,7 +128,7 @@ class _Walk:
         return None
 
     def parts(self, value: Any) -> tuple[Any, ...]:
-        """What an object is made of."""
+        """The parts of an object."""
         if isinstance(value, nn.Module | types.FunctionType):
             for original in ("_orig_mod", "_torchdynamo_orig_callable"):  # of torch.compile
                 value = getattr(value, original, value)
@@ -174,7 +174,7 @@ class _Walk:
         return "function", own, self.fields(known), self.fields(said)
 
     def read(self, known: Mapping[str, Any], names: frozenset[str], within: frozenset[str]) -> dict[str, Any]:
-        """What code with these names reads of a namespace, and of modules of the user's in it."""
+        """Values that code with these names reads of a namespace, and of modules of the user's in it."""
         found = {}
         for name in sorted((names & known.keys()) - _OF_MODULE):
             value = known[name]
@@ -195,7 +195,7 @@ class _Walk:
         return found
 
     def object(self, value: Any) -> tuple[Any, ...]:
-        """What pickle stores of it, without what is computed on demand or says nothing."""
+        """Stored state of an object, as pickle has it, without what is computed on demand or says nothing."""
         if isinstance(value, _InverseTransform):  # which does not store what it is the inverse of
             return "inverse", value.inv
         kind = type(value)
@@ -254,7 +254,7 @@ def _code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _is_found(value: type | types.FunctionType) -> bool:
-    """Whether a library calls it by its name."""
+    """True if a library calls it by its name."""
     if not _is_library(value.__module__):
         return False
     found: Any = sys.modules.get(value.__module__)
@@ -264,7 +264,7 @@ def _is_found(value: type | types.FunctionType) -> bool:
 
 
 def _is_library(module: str | None) -> bool:
-    """Whether a module is of the standard library or an installed package."""
+    """True for a module of the standard library or an installed package."""
     top = (module or "").split(".")[0]
     if top in _NAMED or not top or top == "__main__":
         return top in _NAMED

@@ -36,7 +36,7 @@ class Form:
 
     @property
     def fusable(self) -> bool:
-        """Whether generated code can evaluate it: no statistic is a Python function."""
+        """True if generated code can evaluate it: no statistic is a Python function."""
         return not self.pair_functions
 
     @property
@@ -87,7 +87,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Rows:
-    """What a set of n points contributes to a form.
+    """Contribution of n points to a form.
 
     Fields: features, one tensor per statistic, (*batch, n, d_i) floating or, for a match, (*batch, n) int64 codes;
     scalars, one (*batch, n) tensor per row scalar; count, the number n of rows; batch and place, the batch shape and
@@ -151,7 +151,7 @@ class Rows:
         return self.features + self.scalars
 
     def rebuilt(self, tensors: Sequence[Tensor]) -> "Rows":
-        """The same rows with other tensors, in the order of `tensors`."""
+        """These rows with other tensors, in the order of `tensors`."""
         split = len(self.features)
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), self.count, self.batch, self.place)
 

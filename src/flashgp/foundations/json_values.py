@@ -101,7 +101,7 @@ def number_json(value: float) -> float | str:
 
 
 def json_number(value: object, where: str) -> float:
-    """What `number_json` wrote, as a float."""
+    """The float that `number_json` wrote."""
     if value in ("inf", "-inf", "nan") or (isinstance(value, int | float) and not isinstance(value, bool)):
         return float(value)
     raise refused(where, "a number", value)

@@ -35,7 +35,7 @@ def lazy_import(module: str) -> None:
 
 @functools.cache
 def load_autograd() -> None:
-    """What torch imports at a process's first gradient, SymPy among it: half a second, before gradients are timed."""
+    """Load what torch imports at a process's first gradient, SymPy among it: half a second, before one is timed."""
     import torch
 
     with no_forks(), torch.inference_mode(False), torch.enable_grad():
@@ -44,7 +44,7 @@ def load_autograd() -> None:
 
 
 def _numba_lock() -> Any:
-    """What numba holds while it compiles, for whoever asked it to; None before it is imported."""
+    """The lock that numba holds while it compiles; None before it is imported."""
     module = sys.modules.get("numba.core.compiler_lock")
     return getattr(module, "global_compiler_lock", None)
 

@@ -1,4 +1,4 @@
-"""What this machine has: memory that is free now, control groups, the user's folders; amounts of memory as text."""
+"""Resources of this machine: memory that is free now, control groups, the user's folders; amounts of memory as text."""
 
 import contextlib
 import math

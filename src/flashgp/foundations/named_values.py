@@ -1,4 +1,4 @@
-"""What a kernel, mean, likelihood or GP is made of, by name, as scikit-learn's searches set it: kernel__lengthscale.
+"""Values of a kernel, mean, likelihood or GP by name, as scikit-learn's searches set it: kernel__lengthscale.
 
 Names are those of constructors, whose arguments are attributes of the same names, as scikit-learn has it; parts of sums
 and products are kernels__0, kernels__1. Values are set where they are. The structure of a kernel is not: another
@@ -21,7 +21,7 @@ class NamedValues(nn.Module):
     """Something made of Parameters, parts and options, by name."""
 
     def arguments(self) -> dict[str, Any]:
-        """What its constructor was given, and Parameters and parts that it made itself; those of a sum as a tuple."""
+        """Arguments of its constructor, and Parameters and parts that it made itself; those of a sum as a tuple."""
         found = {name: getattr(self, name) for name in _arguments(type(self)) if self._keeps(name)}
         found |= {name: part for name, part in self.named_children() if isinstance(part, Parameter | NamedValues)}
         return {name: tuple(value) if isinstance(value, nn.ModuleList) else value for name, value in found.items()}
@@ -90,7 +90,7 @@ class NamedValues(nn.Module):
             self._become(arguments | anew, anew)
 
     def _become(self, arguments: dict[str, Any], anew: dict[str, Any]) -> None:
-        """What the constructor makes of its arguments, some of which are new."""
+        """Take the values of an object that the constructor makes of these arguments, some of which are new."""
         kind, changed = type(self).__name__, next(iter(anew))
         way = self._to_write()
         if way:
@@ -113,14 +113,14 @@ class NamedValues(nn.Module):
         self.__setstate__(vars(made) | of_torch)
 
     def _may_become(self, made: Self) -> bool:
-        """Whether one that was made of other values differs in these alone."""
+        """True if an object made of other values differs in these alone."""
         return True
 
     def _keeps(self, name: str) -> bool:
         return hasattr(self, name) and not inspect.ismethod(getattr(self, name))
 
     def _to_write(self) -> str:
-        """What a constructor lacks, from which another one like this cannot be made; empty for nothing."""
+        """Change of a constructor, in words, by which it could make another object like this; empty where it can."""
         names, constructor = _arguments(type(self)), f"{type(self).__name__}.__init__"
         lost = [name for name in names if not self._keeps(name)]
         held = (*self.named_children(), *self.named_parameters(recurse=False))
@@ -143,7 +143,7 @@ class NamedValues(nn.Module):
 
 
 def _arguments(kind: type) -> tuple[str, ...]:
-    """Those of a constructor by name; of one with **keywords, which it hands on, those of the next one too."""
+    """Arguments of a constructor by name; of one with **keywords, which it hands on, those of the next one too."""
     names: dict[str, None] = {}
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         if "__init__" in vars(base):

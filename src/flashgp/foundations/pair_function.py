@@ -35,12 +35,12 @@ class PairFunction:
     tiled: str = field(default="", compare=False)
 
     def moved(self, parameters: int) -> "PairFunction":
-        """The same function in a form whose theta has that many entries in front."""
+        """This function in a form whose theta has that many entries in front."""
         return replace(self, first=self.first + parameters)
 
     @property
     def theta_count(self) -> int:
-        """How many entries of theta it takes."""
+        """Number of entries of theta that it takes."""
         return sum(torch.Size(shape).numel() for shape in self.shapes)
 
     def flat(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ class PairFunction:
         return (2, 2, *map(len, self.shapes))
 
     def numbers(self, columns: int) -> int:
-        """How many numbers one evaluation makes on the way: what a pair costs in memory."""
+        """Number of intermediate numbers of one evaluation: the memory of a pair."""
         return _numbers(self.function, self.names, self.shapes, columns)
 
 

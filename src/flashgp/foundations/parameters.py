@@ -208,17 +208,17 @@ class Parameter(nn.Module):
 
     @property
     def trainable(self) -> bool:
-        """Whether optimisers may change it; also while a posterior holds it still."""
+        """True if optimisers may change it; also while a posterior holds it still."""
         return self.raw.requires_grad or self.held
 
     @property
     def constrained_by_user(self) -> bool:
-        """Whether its domain was given with it, and is not that of the place it is used in."""
+        """True if its domain was given with it, and is not that of the place it is used in."""
         return self._constrained_by_user
 
     @property
     def varies(self) -> bool:
-        """Whether it is trainable, or stands here for a value that was given (theta=), whoever follows that."""
+        """True if it is trainable, or stands here for a value that was given (theta=), whoever follows that."""
         return self.trainable or not isinstance(self.raw, nn.Parameter)
 
     def hold(self) -> None:
@@ -391,7 +391,7 @@ def number_tensor(value: Any, name: str) -> Tensor:
 
 
 def dimensions_of(value: "float | Tensor | Parameter", name: str) -> int:
-    """How many dimensions a numeric argument has. Raises: DomainError for what is no number, tensor or Parameter."""
+    """Number of dimensions of a numeric argument. Raises: DomainError for what is no number, tensor or Parameter."""
     if isinstance(value, Parameter):
         return value.raw.dim()
     try:

@@ -22,7 +22,7 @@ def own_cores() -> frozenset[int] | None:
 
 
 def usable_cores() -> int:
-    """How many cores' worth of time the process can use: those of its affinity, or its quota rounded up if less."""
+    """Cores that the process can use: those of its affinity, or its quota rounded up if less."""
     own = own_cores()
     count = len(own) if own else os.cpu_count() or 1
     quota = core_quota()

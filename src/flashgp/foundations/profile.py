@@ -66,7 +66,7 @@ def seconds_at(known: Sequence[tuple[int, float]], order: float) -> float:
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """What one processor or accelerator does per second, with all threads that torch uses.
+    """Rates per second of one processor or accelerator, with all threads that torch uses.
 
     Fields: gemm and cholesky in flops per second by dtype (n^3 / 3 flops for a factor) at large sizes; copy_bytes,
     bytes read and written; exp, float32 exponentials in cache; block_pairs, float64 covariances of a dense symmetric

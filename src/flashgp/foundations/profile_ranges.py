@@ -34,7 +34,7 @@ class ProfileRange:
 
 @dataclass
 class Record:
-    """What was recorded. Fields: ranges, by when they ended; cpu_nanoseconds, processor time that the recording
+    """A recording. Fields: ranges, by when they ended; cpu_nanoseconds, processor time that the recording
     thread spent in its outermost ones; thread, that one."""
 
     ranges: list[ProfileRange] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Record:
 
 
 class _Open(threading.local):
-    """Of each thread: the kinds that are open, outermost first."""
+    """Open kinds of each thread, outermost first."""
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []

@@ -75,7 +75,7 @@ def _folder() -> Path:
 
 
 def current_profile() -> MachineProfile:
-    """What plans use by default: the profile measured on this machine if there is one, else the built-in one.
+    """The default profile of plans: the profile measured on this machine if there is one, else the built-in one.
 
     Read once per process; the environment variable FLASHGP_PROFILE=built-in keeps measured ones out, and so does
     `deterministic=True` while it runs.
@@ -153,7 +153,7 @@ def keep_profile(profile: MachineProfile) -> bool:
 
 
 def unused_accelerator(profile: MachineProfile, there: bool) -> str:
-    """What to say of rates that a profile has for an accelerator while none is there; empty without such rates."""
+    """Message about rates of an accelerator in a profile while none is there; empty without such rates."""
     if there or not profile.accelerator_name:
         return ""
     return f"this process has no accelerator: the profile's rates of {profile.accelerator_name} are not used"
@@ -182,7 +182,7 @@ def _look_at_others(folder: Path) -> None:
 
 
 def unused_profile() -> str:
-    """What to say where the profile kept of this machine is of other threads or cores; empty otherwise."""
+    """Message where the profile kept of this machine is of other threads or cores; empty otherwise."""
     return "" if os.environ.get(CHOICE) == "built-in" else _unused.get(machine_key(), "")
 
 

@@ -1,4 +1,4 @@
-"""How many threads torch's operations take: fewer, for the thread that asks and while it asks, and for nobody else.
+"""Number of threads of torch's operations: fewer, for the thread that asks, while it asks, and for no other.
 
 What torch calls its number of threads is several counts. OpenMP's belongs to the calling thread. So does MKL's, which
 `torch.set_num_threads` has set beside it, and which then wins. A third one, torch's own, only says what a thread that
@@ -57,7 +57,7 @@ def _mkl(others: list[str]) -> Callable[[int], int] | None:
 
 
 def counts_are_own() -> bool:
-    """Whether one thread's count can be set without a trace in any other."""
+    """True if one thread's count can be set without a trace in any other."""
     return _controllers() is not None
 
 
@@ -89,7 +89,7 @@ class fewer_threads:  # noqa: N801 - used like contextlib's
 
 
 class single_thread(fewer_threads):  # noqa: N801
-    """The same with one thread."""
+    """`fewer_threads` with one thread."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -11,7 +11,7 @@ from flashgp.foundations.errors import DomainError
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp) holds the tensor, so that its numbers cannot be looked at."""
+    """True if a transform of torch.func (vmap, grad, jvp) holds the tensor, so that its numbers cannot be looked at."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -28,24 +28,24 @@ def refuse_transformed(call: str, way: str, *values: Any) -> None:
 
 
 def is_followed(tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd, or a transform of torch.func, follows any of them."""
+    """True if autograd, or a transform of torch.func, follows any of them."""
     return any(is_transformed(t) for t in tensors) or (
         torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     )
 
 
 def has_tangent(tensors: Sequence[Tensor]) -> bool:
-    """Whether any of them carries a tangent of forward mode."""
+    """True if any of them carries a tangent of forward mode."""
     return any(t.is_floating_point() and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def in_forward_mode() -> bool:
-    """Whether tensors may carry tangents here."""
+    """True if tensors may carry tangents here."""
     return forward_ad._current_level >= 0
 
 
 def same_numbers(one: Tensor, two: Tensor) -> bool:
-    """Whether two tensors are one, or two views of the same numbers that no derivative tells apart."""
+    """True if two tensors are one, or two views of the same numbers that no derivative tells apart."""
     if one is two:
         return True
     if one.shape != two.shape or one.stride() != two.stride() or one.dtype != two.dtype or one.device != two.device:

@@ -87,7 +87,7 @@ def usual_names_refused(function: Callable[Arguments, Result]) -> Callable[Argum
 
 
 def _way(unknown: str, taken: list[str], made: Any) -> str:
-    """What to do in place of an unknown argument. Args: made, the object whose constructor it is; None for a call."""
+    """Advice in place of an unknown argument. Args: made, the object whose constructor it is; None for a call."""
     meant = next((name for name in USUAL.get(unknown, ()) if name in taken and _means(unknown, name, made)), None)
     square = ", its square" if unknown in _DEVIATIONS else ""
     if meant is None:
@@ -112,7 +112,7 @@ def _way(unknown: str, taken: list[str], made: Any) -> str:
 
 
 def _means(unknown: str, name: str, made: Any) -> bool:
-    """Whether an argument of this name is what an object calls so: of each column, or of the output."""
+    """True if an argument of this name is what an object calls so: of each column, or of the output."""
     if unknown in _EACH_COLUMN:
         return name in getattr(made, "per_column", ())
     return name != "variance" or getattr(made, "roles", {}).get(name) != "slope_variance"

@@ -31,7 +31,7 @@ _EXHAUSTED = ("can't allocate memory", "not enough memory")
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: ours, Python's, or torch's."""
+    """True if an error says that memory ran out: ours, Python's, or torch's."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _EXHAUSTED)
@@ -151,7 +151,7 @@ class Workspace:
 
     @property
     def backend(self) -> str:
-        """What worked here, as a report names it."""
+        """Name in a report of the backend that worked here."""
         return " and ".join(self.backends)
 
     def _admit(self, size: int) -> None:

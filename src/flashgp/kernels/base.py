@@ -70,7 +70,7 @@ class Kernel(NamedValues, ABC):
 
     @abstractmethod
     def rows(self, x: Tensor) -> Rows:
-        """What the points x, shape (*batch, n, d), contribute: features of shape (*batch, n, d'), float64."""
+        """Contribution of the points x, shape (*batch, n, d): features of shape (*batch, n, d'), float64."""
 
     @abstractmethod
     def theta(self) -> tuple[Tensor, ...]:
@@ -101,7 +101,7 @@ class Kernel(NamedValues, ABC):
     # -- random features ----------------------------------------------------------------------------------------
     @property
     def has_features(self) -> bool:
-        """Whether `features` gives any: every part has them."""
+        """True if every part has features."""
         return all(part.has_features for part in self.parts)
 
     def features(self, count: int, generator: torch.Generator) -> RandomFeatures | None:
@@ -304,7 +304,7 @@ class Leaf(Kernel):
 
     @property
     def parameter_count(self) -> int:
-        """How many scalars the profile takes as `parameter(i)`."""
+        """Number of scalars that the profile takes as `parameter(i)`."""
         return len(self._profile_parameters())
 
     def options(self) -> dict[str, Any]:

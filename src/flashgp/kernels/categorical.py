@@ -17,7 +17,7 @@ from flashgp.kernels.random_features import Draw, Term
 
 
 def _hidden(x: Tensor) -> bool:
-    """Whether a vmap of torch.func holds points, at any level: their values cannot be looked at."""
+    """True if a vmap of torch.func holds the points, at any level: their values cannot be looked at."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):

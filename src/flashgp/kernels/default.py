@@ -61,7 +61,7 @@ class TableKernel:
         return kernel + Linear(0.5 / len(real), dims) if linear else kernel
 
     def words(self, columns: int, codes: Sequence[int] = ()) -> str:
-        """What `build` gives, in words."""
+        """The covariance function of `build`, in words."""
         real = f"{self.base} (a lengthscale per numeric column)" if len(codes) < columns else ""
         kernel = " times ".join(filter(None, (real, "Categorical (a lengthscale per column)" if codes else "")))
         return f"{kernel} plus Linear" if self.linear and real else kernel

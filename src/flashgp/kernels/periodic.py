@@ -74,7 +74,7 @@ class Periodic(Leaf):
         return [numpy.concatenate([cosine, sine], axis=1)], pull
 
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
-        """Those of the squared exponential on the circle, eq. (M-91)."""
+        """Terms of the squared exponential on the circle, eq. (M-91)."""
         return [fourier(self.rows(x).features[0], draw)]
 
 

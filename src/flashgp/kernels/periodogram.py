@@ -157,7 +157,7 @@ class SinusoidFits:
 
 
 def _even_fits(x: Tensor, weights: Tensor, degree: int, step: float, count: int) -> SinusoidFits:
-    """Of the frequencies step, 2 step, ..., count step."""
+    """Fits of the frequencies step, 2 step, ..., count step."""
     turns, middle = (x - x.min()) * step, 0.5 * (x.min() + x.max())
     return SinusoidFits(
         lambda values, times: _fourier_sums(turns * times, values, count),
@@ -221,7 +221,7 @@ def _top(power: Tensor, best: int) -> float:
 
 
 def _beside(x: Tensor, residual: Tensor, weights: Tensor, degree: int, frequencies: list[float]) -> Tensor:
-    """What a polynomial and sinusoids leave of a residual, by weighted least squares."""
+    """Residual of a weighted least-squares fit of a polynomial and sinusoids."""
     centred = x - 0.5 * (x.min() + x.max())
     angle = 2.0 * math.pi * centred[:, None] * torch.tensor(frequencies, dtype=torch.float64)
     powers = [(centred / centred.abs().max())[:, None] ** power for power in range(degree + 1)]

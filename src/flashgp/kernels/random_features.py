@@ -96,7 +96,7 @@ class Term:
 
     @property
     def random(self) -> bool:
-        """Whether it equals the covariance in expectation only."""
+        """True if it equals the covariance in expectation only."""
         return self.weights is not None or self.phases is not None
 
     def scaled(self, root: Float64[Tensor, "*batch 1 1"]) -> "Term":
@@ -218,7 +218,7 @@ def gamma_quantile(
 
 
 class HasTerms(Protocol):
-    """What random features need of a covariance function."""
+    """Requirements of random features on a covariance function."""
 
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
         """The covariance at points as a sum of terms with that randomness, eq. (M-92)."""
@@ -246,7 +246,7 @@ class RandomFeatures:
         return torch.cat([v.expand(*batch, *v.shape[-2:]) for v in values], dim=-1)
 
     def exact(self, x: Shaped[Tensor, "*points n d"]) -> bool:
-        """Whether psi(x) . psi(x') is k(x, x') itself for points of so many columns: every term has a finite rank."""
+        """True if psi(x) . psi(x') is k(x, x') itself for points of so many columns: every term has a finite rank."""
         return not any(term.random for term in self._terms(x[..., :0, :]))
 
     def _terms(self, x: Tensor) -> list[Term]:

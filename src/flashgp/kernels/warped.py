@@ -66,7 +66,7 @@ class Warped(Kernel):
         return self.kernel.feature_terms(self.features_of(x), draw)
 
     def features_of(self, x: Tensor) -> Tensor:
-        """What the module makes of points (*batch, n, d): (*batch, n, d'), float64."""
+        """Output of the module at points (*batch, n, d): (*batch, n, d'), float64."""
         x = active_columns(x, self.active_dims)
         own = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float64)
         if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""What inference asks of a likelihood and nothing else: sites, densities, distributions of new observations."""
+"""Interface of a likelihood to inference: sites, densities, distributions of new observations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -151,25 +151,25 @@ class Likelihood(NamedValues, ABC):
     # -- rows that a likelihood knows one by one; by default it knows nothing of them ------------------------------
     @property
     def rows_alike(self) -> bool:
-        """Whether it holds no numbers of single training rows."""
+        """True if it holds no numbers of single training rows."""
         return True
 
     @property
     def counts(self) -> Float64[Tensor, "n"] | None:
-        """How many observations each training row stands for; None for one each."""
+        """Number of observations of each training row; None for one each."""
         return None
 
     def rows(self, index: Tensor) -> "Likelihood":
-        """The same for some of the training rows; parameters are shared."""
+        """This likelihood for some of the training rows; parameters are shared."""
         return self
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Likelihood":
-        """The same for the rows of several, with a function that joins to what it knows of every row what others know;
+        """This likelihood for the rows of several, by a function that joins numbers of rows to those of the others;
         parameters are shared."""
         return self
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Likelihood":
-        """The same for `more` rows after the n there are. Raises: DomainError for row tensors that it does not know."""
+        """This likelihood for `more` rows after the n there are. Raises: DomainError for row tensors unknown to it."""
         for name, value in (("row_variance", row_variance), ("row_weight", row_weight)):
             if value is not None:
                 raise DomainError(f"`{name}` is of a Gaussian likelihood, got one for {self.name}; leave it out")
@@ -186,7 +186,7 @@ class Likelihood(NamedValues, ABC):
         return None
 
     def linear_noise(self) -> LinearNoise | None:
-        """How site variances depend on the one parameter, where sites are the observations; None where they are not."""
+        """Dependence of site variances on the one parameter, where sites are observations; None where they are not."""
         return None
 
     def scale_information(self, device: torch.device, outputs: int) -> Tensor | None:

@@ -109,7 +109,7 @@ class Gaussian(Likelihood):
         return weight
 
     def for_outputs(self, outputs: int | None) -> "Gaussian":
-        """The same with a noise variance for each output of a GP, unless they share one.
+        """A copy with a noise variance for each output of a GP, unless they share one.
 
         Raises: DomainError where it is one of another number of outputs, or where a tensor may mean outputs or a batch.
         """
@@ -143,7 +143,7 @@ class Gaussian(Likelihood):
         return self._with_noise(noise, None)
 
     def _with_noise(self, noise: Parameter, outputs: int | None) -> Self:
-        """The same, of its own class, with another parameter."""
+        """A copy, of its own class, with another parameter."""
         same = copy.copy(self)
         same._modules, same._buffers = {**self._modules, "noise_variance": noise}, {**self._buffers}
         same.outputs = outputs
@@ -186,7 +186,7 @@ class Gaussian(Likelihood):
         return noise.reshape(noise.shape[0], *between, *noise.shape[1:], 1)
 
     def rows(self, index: Int[Tensor, "some"]) -> "Gaussian":
-        """The same likelihood for some of the training rows; parameters are shared."""
+        """This likelihood for some of the training rows; parameters are shared."""
         return self._with_each(lambda values: values[..., index.to(values.device)])
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
@@ -203,7 +203,7 @@ class Gaussian(Likelihood):
         return Gaussian(self.noise_variance, row_variance, weight, outputs=self.outputs, shared=self.shared)
 
     def _with_each(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
-        """The same likelihood with a function of each tensor of rows; parameters are shared."""
+        """This likelihood with a function of each tensor of rows; parameters are shared."""
         other = self.with_rows()
         for name in ("row_variance", "row_weight"):
             values = getattr(self, name)
@@ -211,7 +211,7 @@ class Gaussian(Likelihood):
         return other
 
     def with_weights(self, row_weight: Any = None, weight_unit: Any = None) -> "Gaussian":
-        """The same with weights as a file has them: over their unit, or without one as they stand.
+        """A copy with the weights of a file: over their unit, or without one as they stand.
 
         Raises: DomainError, ShapeError for numbers that are no weights.
         """
@@ -227,7 +227,7 @@ class Gaussian(Likelihood):
         return self
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
-        """The same likelihood for `more` rows after the n there are; parameters are shared.
+        """This likelihood for `more` rows after the n there are; parameters are shared.
 
         Args: row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before;
             weights in the unit of those before, by default that of a typical one.

@@ -1,4 +1,4 @@
-"""What every plot shares: a figure outside global state, a quiet style, safe colours, and at most so many points.
+"""Common parts of plots: a figure outside global state, a quiet style, safe colours, and at most so many points.
 
 Colours are Okabe & Ito's (2008), told apart with any colour vision. Texts from data are never read as mathematics.
 """

@@ -1,4 +1,4 @@
-"""Which inputs matter: how much worse held-out rows are predicted without each, as bars with intervals."""
+"""Importance of inputs: how much worse held-out rows are predicted without each, as bars with intervals."""
 
 from typing import TYPE_CHECKING
 

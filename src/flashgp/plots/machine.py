@@ -62,7 +62,7 @@ def machine_rates(
 
 
 def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | None" = None) -> "Axes":
-    """What is not a factorisation: copies, exponentials, blocks of covariances and products K V, each as a multiple of
+    """Rates beside factorisations: copies, exponentials, blocks of covariances and products K V, each as a multiple of
     the first profile's, on the CPU.
 
     Args: as of `machine_rates`. Raises: BackendUnavailableError without matplotlib.

@@ -114,7 +114,7 @@ def predicted_observed(
 
 
 def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
-    """How often central intervals hold the observed value, against how often they should.
+    """Observed against nominal coverage of central intervals.
 
     Above the diagonal the intervals are too wide, below too narrow. The band is where a perfectly calibrated model
     would be in 95 of 100 samples of this many rows, level by level (normal approximation to the binomial).

@@ -1,4 +1,4 @@
-"""How a stream went: the error of predictions made before rows were learned, and how long each step took."""
+"""History of a stream: the error of predictions made before rows were learned, and how long each step took."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

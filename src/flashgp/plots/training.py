@@ -1,4 +1,4 @@
-"""How a fit went: each evaluation's distance to the best value found, run by run."""
+"""History of a fit: each evaluation's distance to the best value found, run by run."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any

@@ -75,7 +75,7 @@ def surveyed_over(
 
 @dataclass(frozen=True)
 class _Like:
-    """What rows are like on the ranks that have some. Fields: width; dtype and device of x; known, whether variances
+    """Layout of rows on the ranks that have some. Fields: width; dtype and device of x; known, whether variances
     come with them."""
 
     width: int
@@ -84,7 +84,7 @@ class _Like:
     known: bool
 
     def shapes(self, outputs: int | None) -> list[tuple[int, ...]]:
-        """Of x, y and variances, but for the rows."""
+        """Shapes of x, y and variances, but for the rows."""
         return [(self.width,), () if outputs is None else (outputs,), *([()] if self.known else [])]
 
 
@@ -117,7 +117,7 @@ def _gathered(group: Group, keys: Tensor, places: Tensor, rows: list[Tensor], si
 
 
 def _moments(group: Group, found: Shares, own: Moments | None, width: int, device: torch.device) -> Moments:
-    """Of all ranks' rows, (M-164). Args: found, rows of each."""
+    """Moments of the rows of all ranks, (M-164). Args: found, rows of each."""
     here = torch.empty(0, 2, width, dtype=F64, device=device)
     if own is not None:
         here = torch.stack([own.mean, own.squares]).unsqueeze(0)

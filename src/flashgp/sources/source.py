@@ -24,7 +24,7 @@ class RowSource(ABC):
 
     @property
     def length(self) -> int | None:
-        """How many rows it has, where that is known before they are read."""
+        """Number of rows, where it is known before they are read."""
         return None
 
     def dealt(self, group: Group) -> "RowSource":

@@ -26,7 +26,7 @@ CONSTANT_ROUNDINGS = 1e3  # of the mean, below which a spread is none
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of the columns of a table. Fields: count of its rows; mean (columns,); squares, sums of squared deviations.
+    """Moments of columns of a table. Fields: count of its rows; mean (columns,); squares, sums of squared deviations.
 
     Source: Chan, Golub & LeVeque (1983), Algorithms for computing the sample variance, eq. 2.1.
     """
@@ -37,12 +37,12 @@ class Moments:
 
     @classmethod
     def of(cls, table: Tensor) -> "Moments":
-        """Of some rows, (n, columns), n at least 1."""
+        """Moments of some rows, (n, columns), n at least 1."""
         mean = table.mean(0)
         return cls(len(table), mean, (table - mean).square().sum(0))
 
     def joined(self, other: "Moments") -> "Moments":
-        """Of the rows of both, (M-164)."""
+        """Moments of the rows of both, (M-164)."""
         count, apart = self.count + other.count, other.mean - self.mean
         mean = self.mean + apart * (other.count / count)
         squares = self.squares + other.squares + apart.square() * (self.count * other.count / count)
@@ -97,7 +97,7 @@ class Sampler:
 
     @property
     def rows(self) -> list[Tensor]:
-        """Those of the sample, in the order in which they were read. Raises: AssertionError before any row."""
+        """Rows of the sample, in the order in which they were read. Raises: AssertionError before any row."""
         assert self._rows is not None
         return _taken(self._rows, self._places.argsort())
 
@@ -162,7 +162,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What the first pass saw.
+    """Result of the first pass over rows.
 
     Fields: source; outputs, columns of y, None for one without an axis; count of rows; width, columns of x; dtype and
     device of x; checksum; x_moments and y_moments, of the columns; sample, some of the rows; cut, whether time ended
@@ -189,12 +189,12 @@ class Survey:
 
     @property
     def x(self) -> Tensor:
-        """Of the sample, (size, d)."""
+        """x of the sample, (size, d)."""
         return self.sample.x
 
     @property
     def y(self) -> Tensor:
-        """Of the sample, (size,) or (size, outputs)."""
+        """y of the sample, (size,) or (size, outputs)."""
         return self.sample.y
 
     def blocks(self, size: int, check: Callable[[], None] | None = None) -> Iterator[Block]:
@@ -267,7 +267,7 @@ def surveyed(
 
 
 def read_once(source: RowSource, outputs: int | None, sampler: Sampler, deadline: Deadline) -> Survey | None:
-    """The same with a sampler of one's own; None of no rows. Raises: ShapeError, DomainError."""
+    """Read rows once with a sampler of one's own; None of no rows. Raises: ShapeError, DomainError."""
     count, total, width, dtype, device = 0, 0, None, F64, torch.device("cpu")
     moments: tuple[Moments, Moments] | None = None
     cut = False

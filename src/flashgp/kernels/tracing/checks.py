@@ -1,4 +1,4 @@
-"""What is asked of a user's function of two points before it is believed: at random pairs and random parameters."""
+"""Checks of a user's function of two points at random pairs and random parameters, before its form is used."""
 
 import math
 from collections.abc import Mapping, Sequence

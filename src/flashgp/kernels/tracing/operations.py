@@ -1,4 +1,4 @@
-"""What each torch operation does to the values of `values`: differences, squares, products, norms, eq. (M-50).
+"""Effect of each torch operation on the values of `values`: differences, squares, products, norms, eq. (M-50).
 
 With u, v maps of one point and D u = u(x) - u(x'):
 

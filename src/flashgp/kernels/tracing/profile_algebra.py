@@ -46,7 +46,7 @@ def substituted(expression: Expression, by: Mapping[Symbol, Expression]) -> Expr
 
 
 def is_even(expression: Expression, symbol: Symbol) -> bool:
-    """Whether the sign of a symbol visibly does not matter."""
+    """True if the expression is visibly even in a symbol."""
     for factors, _ in expression.terms:
         for atom, exponent in factors:
             if isinstance(atom, Symbol):
@@ -61,7 +61,7 @@ def is_even(expression: Expression, symbol: Symbol) -> bool:
 
 
 def is_nonnegative(expression: Expression) -> bool:
-    """Whether an expression is visibly nowhere below zero."""
+    """True if an expression is visibly nowhere below zero."""
 
     def factor(atom: Atom, exponent: int) -> bool:
         if exponent % 2 == 0 or isinstance(atom, Surd):

@@ -1,4 +1,4 @@
-"""What the form of a traced function is made of: statistics, row scalars and parameters, and entries in terms of them.
+"""Parts of the form of a traced function: statistics, row scalars and parameters, and entries in terms of them.
 
 `operations.py` says what each torch operation does with these.
 """
@@ -148,7 +148,7 @@ class PairTerms:
         return self._element(Fixed(node) if side == "parameter" else Row(side, node), 0)
 
     def _sure(self, symbol: Symbol) -> bool:
-        """Whether it has a logarithm: a row scalar that is visibly positive, a parameter that is not negative."""
+        """True if it has a logarithm: a row scalar that is visibly positive, a parameter that is not negative."""
         if symbol.kind == "parameter":
             return self.is_positive(self.theta[symbol.index][0])
         return symbol.kind in ("left", "right") and self.is_positive(self.scalars[symbol.index][0], strictly=True)
@@ -171,7 +171,7 @@ class PairTerms:
         return side, node if coefficient == 1 else self.graph.call(aten.mul.Tensor, node, float(coefficient))
 
     def is_positive(self, node: Node, *, strictly: bool = False) -> bool:
-        """Whether a value is visibly not negative; strictly: not zero either."""
+        """True if a value is visibly not negative; strictly: not zero either."""
         if not node.of_point and not node.of_parameters:
             return bool((node.example > 0 if strictly else node.example >= 0).all())
         positive = functools.partial(self.is_positive, strictly=strictly)

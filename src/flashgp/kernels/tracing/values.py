@@ -1,4 +1,4 @@
-"""What an intermediate value of a covariance function of two points can be, while its form is looked for.
+"""Kinds of intermediate values of a covariance function of two points, while its form is looked for.
 
 Fixed       a function of the parameters alone
 Row         a function u of one of the two points
