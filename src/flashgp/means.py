@@ -115,7 +115,9 @@ class Linear(NamedValues):
 class OutputMean(nn.Module):
     """One output of a module that serves several.
 
-    Args: module, a mean of so many `outputs`; index, of the output.
+    Args:
+        module: a mean of so many `outputs`.
+        index: of the output.
     """
 
     def __init__(self, module: nn.Module, outputs: int, index: int) -> None:

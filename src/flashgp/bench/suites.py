@@ -143,7 +143,10 @@ def smooth_data(n: int, d: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tens
 class GPyTorchModel:
     """GPyTorch's exact model at given hyperparameters, which factorises by Cholesky whatever the size.
 
-    Args: base, its kernel without a scale; x, y, training rows, float64; point, predicted once, so that all is cached.
+    Args:
+        base: its kernel without a scale.
+        x, y: training rows, float64.
+        point: predicted once, so that all is cached.
     """
 
     def __init__(self, gpytorch: Any, base: Any, x: Tensor, y: Tensor, noise: float, point: Tensor) -> None:

@@ -41,12 +41,14 @@ class StandardisedRows(RowSource):
 
 
 def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
-    """The same rows with columns of x, and one target, of mean 0 and standard deviation 1; (M-164).
+    """Rows whose columns of x, and one target, have mean 0 and standard deviation 1; (M-164).
 
-    `scaling` of what comes back takes points to standard units, `scaling.x(x)`, and answers back to those of y,
+    Their `scaling` takes points to standard units, `scaling.x(x)`, and answers back to those of y,
     `scaling.mean(p.mean)` and `scaling.std(p.variance.sqrt())`. A column that does not vary is shifted only.
 
-    Args: rows: as `fgp.fit` takes them; group: as it takes that, mean and deviation are of all ranks' rows.
+    Args:
+        rows: as `fgp.fit` takes them.
+        group: as `fgp.fit` takes it; mean and deviation are of all ranks' rows.
     Raises: as a pass of `fgp.fit`; DomainError for a column whose squares overflow.
     Cost: one pass.
 

@@ -89,7 +89,9 @@ class DomainError(FlashGPError, ValueError):
 class DerivativeError(FlashGPError, NotImplementedError):
     """A derivative of this order, or of so many rows, is not to be had here; it is never given as zero.
 
-    Fields: order, of the derivative by all that it is taken by; rows, of the covariance matrix, or None.
+    Attributes:
+        order: of the derivative, by all that it is taken by.
+        rows: of the covariance matrix, or None.
     """
 
     def __init__(self, message: str, *, order: int, rows: int | None = None) -> None:
@@ -101,7 +103,10 @@ class DerivativeError(FlashGPError, NotImplementedError):
 class MeasurementDisturbedError(FlashGPError, RuntimeError):
     """Other processes kept busy the cores that something was to be timed on; nothing of it was kept.
 
-    Fields: others_cores, that they kept busy; cores, that this process may use; threads, that it works with.
+    Attributes:
+        others_cores: number of cores that other processes kept busy.
+        cores: number of cores that this process may use.
+        threads: number of threads that it works with.
     """
 
     def __init__(self, message: str, *, others_cores: float, cores: int, threads: int) -> None:
@@ -114,7 +119,8 @@ class MeasurementDisturbedError(FlashGPError, RuntimeError):
 class ModelFileError(FlashGPError, ValueError):
     """A model file is truncated, foreign, hostile, or of an unknown version; nothing of it was used.
 
-    Fields: foreign (whether it is another kind of file, from its first bytes).
+    Attributes:
+        foreign: True for another kind of file, by its first bytes.
     """
 
     def __init__(self, message: str, *, foreign: bool = False) -> None:
@@ -125,8 +131,10 @@ class ModelFileError(FlashGPError, ValueError):
 class NotPositiveDefiniteError(FlashGPError, ArithmeticError):
     """A covariance matrix could not be factorised.
 
-    Fields: smallest_pivot (float or None), jitters (relative jitters tried), indices (failing batch members; empty
-    without a batch).
+    Attributes:
+        smallest_pivot: float or None.
+        jitters: relative jitters tried.
+        indices: failing batch members; empty without a batch.
     """
 
     def __init__(
@@ -144,7 +152,13 @@ class NotPositiveDefiniteError(FlashGPError, ArithmeticError):
 
 
 class ConvergenceError(FlashGPError, ArithmeticError):
-    """An iteration ended without reaching its tolerance. Fields: iterations, residual, tolerance."""
+    """An iteration ended without reaching its tolerance.
+
+    Attributes:
+        iterations: number of iterations.
+        residual: at the end, in the unit of the tolerance.
+        tolerance: as asked for.
+    """
 
     def __init__(self, message: str, *, iterations: int, residual: float, tolerance: float) -> None:
         super().__init__(message)
@@ -154,8 +168,14 @@ class ConvergenceError(FlashGPError, ArithmeticError):
 
 
 class MemoryBudgetError(FlashGPError, MemoryError):
-    """No plan fits the memory budget. Fields: needed_bytes, available_bytes, cheapest_plan (or None); offers,
-    approximations that would fit, with what they cost."""
+    """No plan fits the memory budget.
+
+    Attributes:
+        needed_bytes: of what was asked for.
+        available_bytes: of the budget.
+        cheapest_plan: the cheapest plan that fits, or None.
+        offers: approximations that would fit, with their costs.
+    """
 
     def __init__(
         self,
@@ -174,7 +194,12 @@ class MemoryBudgetError(FlashGPError, MemoryError):
 
 
 class FitInterrupted(KeyboardInterrupt):
-    """Ctrl-C in the last solve of `fit`, where there is no partial answer. Fields: gp, as trained; history."""
+    """Ctrl-C in the last solve of `fit`, where there is no partial answer.
+
+    Attributes:
+        gp: as trained.
+        history: of the search.
+    """
 
     def __init__(self, message: str, *, gp: object, history: Sequence[object]) -> None:
         super().__init__(message)
@@ -193,7 +218,9 @@ class MissingNameError(FlashGPError, AttributeError):
 class ProcessGroupError(FlashGPError, RuntimeError):
     """A process group cannot be used, a rank did not answer in time, or a rank raised an error of another library.
 
-    Fields: ranks, those concerned, () where nothing tells; operation, that was going on.
+    Attributes:
+        ranks: the ranks concerned, () where they are unknown.
+        operation: the collective that was going on.
     """
 
     def __init__(self, message: str, *, ranks: Sequence[int] = (), operation: str = "") -> None:
@@ -203,7 +230,12 @@ class ProcessGroupError(FlashGPError, RuntimeError):
 
 
 class RankMismatchError(ProcessGroupError, ValueError):
-    """Ranks of one group were given what must be equal on all of them. Fields: names, of what differs; ranks."""
+    """Ranks of one group got different values of arguments that must be equal on all of them.
+
+    Attributes:
+        names: of the arguments that differ.
+        ranks: the ranks concerned.
+    """
 
     def __init__(self, message: str, *, names: Sequence[str], ranks: Sequence[int]) -> None:
         super().__init__(message, ranks=ranks)

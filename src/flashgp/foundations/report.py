@@ -15,10 +15,18 @@ AND = " and "
 class Report:
     """The record of one fit, solve or prediction; None means not applicable.
 
-    Fields: route, backend, device, dtype as text; iterations; relative_residual |r| / |rhs| in float64; error_bound
-    of the mean in units of y, eq. (M-37); standard_error; jitter added to the diagonal (absolute; a list in a batch);
-    predicted and peak bytes, predicted and used seconds; compile_seconds, what compiling took beside them, once;
-    events, typed (foundations/events.py), one for every change of route, precision, jitter or tolerance; plan.
+    Attributes:
+        route, backend, device, dtype: as text.
+        iterations: of the solver.
+        relative_residual: |r| / |rhs| in float64.
+        error_bound: of the mean, in units of y, eq. (M-37).
+        standard_error: of a sampled answer.
+        jitter: added to the diagonal, absolute; a list in a batch.
+        predicted_bytes, peak_bytes: planned and used.
+        predicted_seconds, seconds: planned and used.
+        compile_seconds: of compiling beside them, once.
+        events: typed (foundations/events.py), one for every change of route, precision, jitter or tolerance.
+        plan: the plan that ran.
     """
 
     route: str = ""

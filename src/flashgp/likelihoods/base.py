@@ -45,7 +45,10 @@ class LinearNoise:
 
 
 class PredictiveDistribution(ABC):
-    """New observations, each on its own. Fields: mean and variance, of one shape.
+    """Distribution of new observations, each on its own.
+
+    Attributes:
+        mean, variance: of one shape.
 
     Example:
         >>> y = fgp.likelihoods.Gaussian(0.5).predictive(torch.zeros(2), torch.ones(2))

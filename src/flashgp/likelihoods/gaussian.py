@@ -229,8 +229,9 @@ class Gaussian(Likelihood):
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
         """This likelihood for `more` rows after the n there are; parameters are shared.
 
-        Args: row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before;
-            weights in the unit of those before, by default that of a typical one.
+        Args:
+            row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before; weights in
+                the unit of those before, by default that of a typical one.
         Raises: ShapeError, DomainError for row tensors that do not fit, or that are missing where the rows before have
             variances of their own.
         """
@@ -262,7 +263,8 @@ class Gaussian(Likelihood):
     def with_rows(self, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
         """An ordinary likelihood with the same parameters and unit of weights, for other rows.
 
-        Args: row_weight: of geometric mean 1 or what else they are relative to, as they stand.
+        Args:
+            row_weight: of geometric mean 1 or what else they are relative to, as they stand.
         """
         likelihood = Gaussian(self.noise_variance, row_variance, outputs=self.outputs, shared=self.shared)
         likelihood.row_weight, likelihood.weight_unit = row_weight, self.weight_unit

@@ -65,7 +65,9 @@ def cholesky(
 ) -> Inexact[Tensor, "*batch n n"]:
     """L with A = L L^T (U with A = U^T U), as `torch.linalg.cholesky`, where it is quicker.
 
-    Args: A: shape (*batch, n, n), symmetric positive definite; one triangle is read. device, crossover: as of `qr`.
+    Args:
+        A: shape (*batch, n, n), symmetric positive definite; one triangle is read.
+        device, crossover: as of `qr`.
     Raises: NotPositiveDefiniteError with the pivot and the members of a batch that failed; otherwise as `qr`.
     Cost: n^3 / 3 flops, and what is carried.
 
@@ -88,10 +90,12 @@ def cholesky(
 def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: float | None = None) -> Any:
     """Eigenvalues, increasing, and eigenvectors of symmetric A, as `torch.linalg.eigh`, where it is quicker.
 
-    Args: A: shape (*batch, n, n), finite (else NaN, as torch gives); its lower triangle is read. device, crossover: as
-        of `qr`.
+    Args:
+        A: shape (*batch, n, n), finite (else NaN, as torch gives); its lower triangle is read.
+        device, crossover: as of `qr`.
     Returns: the named tuple (eigenvalues, eigenvectors) of torch. Vectors of other devices may differ in sign.
-    Raises: ConvergenceError where LAPACK gives up; otherwise as `qr`. Cost: some 9 n^3 flops, and what is carried.
+    Raises: ConvergenceError where LAPACK gives up; otherwise as `qr`.
+    Cost: some 9 n^3 flops, and what is carried.
 
     Example:
         >>> values, vectors = fgp.linalg.eigh(torch.diag(torch.tensor([3.0, 1.0])))

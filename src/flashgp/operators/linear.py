@@ -21,9 +21,11 @@ from flashgp.operators.indexing import Side, sides
 class Product:
     """A product with what is known about it.
 
-    Fields: value, as `operator @ right`; error_bound, an upper bound of what leaving out far tiles changed in each
-    entry of value, float64, in its shape and units (rounding is not in it), eq. (M-73); report, whose error_bound is
-    the largest of them.
+    Attributes:
+        value: as `operator @ right`.
+        error_bound: an upper bound of the change of each entry of value by far tiles that were left out, float64, in
+            its shape and units (rounding is not in it), eq. (M-73).
+        report: its error_bound is the largest of them.
     """
 
     value: Tensor

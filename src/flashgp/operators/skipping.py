@@ -25,8 +25,12 @@ class SkippingOperator(LinearOperator):
     gradients (those of the value that is computed) and in their higher derivatives. `product` bounds what that changes,
     entry by entry, eq. (M-73). `to_dense`, `diagonal` and parts K[i, j] are exact: leaving out saves nothing there.
 
-    Fields: exact, the operator without skipping; skip_below; far, the tiles and their bounds, None where leaving out is
-    not worth it (then products are those of `exact`, bit for bit); dtype.
+    Attributes:
+        exact: the operator without skipping.
+        skip_below: as asked for.
+        far: the tiles and their bounds, None where leaving out is not worth it (then products are those of `exact`,
+            bit for bit).
+        dtype: of products.
     Cost: besides the near tiles, sorting both sides once, when the operator is made, on the CPU.
 
     Example:

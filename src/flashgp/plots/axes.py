@@ -77,8 +77,9 @@ def style(
 def date_axis(ax: "Axes", low: float, high: float) -> float:
     """Let the x axis show dates, where matplotlib has those.
 
-    Args: low, high: the ends of what is drawn, in days since 1970-01-01.
-    Returns: what is added to such days before they are drawn.
+    Args:
+        low, high: the ends of the axis, in days since 1970-01-01.
+    Returns: days to add to a number of days before it is drawn.
     """
     if not _CALENDAR[0] <= low <= high <= _CALENDAR[1]:
         ax.set_xlabel(f"{ax.get_xlabel()} (days since 1970-01-01)")

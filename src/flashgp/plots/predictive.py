@@ -119,7 +119,8 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
     Above the diagonal the intervals are too wide, below too narrow. The band is where a perfectly calibrated model
     would be in 95 of 100 samples of this many rows, level by level (normal approximation to the binomial).
 
-    Args: y, prediction, ax as `predicted_observed`.
+    Args:
+        y, prediction, ax: as of `predicted_observed`.
 
     Raises:
         ShapeError, DomainError: for targets that do not belong to the prediction.
@@ -177,7 +178,9 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
 
     A hill means intervals too wide, a valley too narrow, a slope a biased mean.
 
-    Args: y, prediction, ax as `predicted_observed`; bins: number of bars, at least 1.
+    Args:
+        y, prediction, ax: as of `predicted_observed`.
+        bins: number of bars, at least 1.
 
     Raises:
         ShapeError, DomainError: for targets that do not belong to the prediction.

@@ -73,7 +73,9 @@ def prequential_error(
 def latency(steps: Sequence[Any], *, deadline: float | None = None, ax: "Axes | None" = None) -> "Axes":
     """Seconds of every step on a logarithmic axis, with their median and 99 % quantile; refinements apart.
 
-    Args: steps: what `Stream.step` returned, in order; deadline: in seconds, drawn, and the steps beyond it counted.
+    Args:
+        steps: results of `Stream.step`, in order.
+        deadline: in seconds; it is drawn, and the steps beyond it are counted.
 
     Raises:
         BackendUnavailableError: without matplotlib.

@@ -17,7 +17,8 @@ def init_process_group(backend: str = "gloo", **options: Any) -> None:
     gone, and the new ranks are refused or wait for minutes. With several machines, whose counts of attempts may differ,
     and without torchrun it is torch's own function.
 
-    Args: backend, options: as there; of a `store` rank and world_size are those of torchrun where they are left out.
+    Args:
+        backend, options: as there; of a `store` rank and world_size are those of torchrun where they are left out.
     Raises: as `torch.distributed.init_process_group`; BackendUnavailableError where torch was built without it;
         DomainError for a `store` that is none, or beside init_method.
     Example:

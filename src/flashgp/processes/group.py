@@ -50,9 +50,12 @@ LET_GO_SECONDS = 1.0  # at most; microseconds unless the thread waits for a proc
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """Args: time_limit, seconds that a rank waits for the others in one collective, beside the group's own `timeout`,
-    if that is shorter: 30 minutes of gloo, which `init_process_group(timeout=...)` sets; arrival_limit, seconds that a
-    rank which asks a posterior for something waits for the others to ask for it too.
+    """Time limits of a group of ranks.
+
+    Args:
+        time_limit: seconds that a rank waits for the others in one collective, beside the group's own `timeout`, if
+            that is shorter: 30 minutes of gloo, which `init_process_group(timeout=...)` sets.
+        arrival_limit: seconds that a rank which asks a posterior for something waits for the others to ask for it too.
 
     Raises: DomainError for what is no positive number of seconds.
 
@@ -116,7 +119,10 @@ class Group:
     Args:
         process_group: of `torch.distributed`; None for this process alone, where every collective is the identity.
         settings: time limits.
-    Fields: rank; size; bytes_sent, by this rank, at least: what the usual ring algorithms send.
+    Attributes:
+        rank: of this process.
+        size: number of ranks.
+        bytes_sent: by this rank, at least: those of the usual ring algorithms.
 
     Example:
         >>> group = Group.of(None)
