@@ -21,6 +21,7 @@ import tables
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
 ROWS = 120
+SCREENS, SCREEN = 2, (45, 110)  # a page of the tour, and a screen in lines and columns
 PYTHON, SHELL = {"python", "py"}, {"console", "sh", "bash", "shell"}
 
 
@@ -132,6 +133,23 @@ def test_document_names_files_that_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_document_quotes_its_records(path: Path) -> None:
     assert tables.main([str(path), "--check"]) == 0, "`make tables` rewrites the tables from benchmark/records"
+
+
+def shown_lines(text: str) -> int:
+    """Lines of a text on a screen, long ones wrapped."""
+    return sum(max(1, -(-len(line) // SCREEN[1])) for line in text.splitlines())
+
+
+def test_pages_of_the_tour_are_short_and_in_its_index() -> None:
+    pages = sorted((ROOT / "docs" / "tour").glob("*.md"))
+    index = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    assert [page.name for page in pages] == sorted(re.findall(r"\(tour/([\w-]+\.md)\)", index))
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages} | {"tour.md": index}
+    assert {name: n for name, text in texts.items() if (n := shown_lines(text)) > SCREENS * SCREEN[0]} == {}
+
+
+def test_long_lines_count_as_they_wrap() -> None:
+    assert shown_lines("a\n\n" + "b" * SCREEN[1] + "\n" + "c" * (SCREEN[1] + 1)) == 5
 
 
 def test_blocks_of_a_document_share_a_namespace(reader: pytest.MonkeyPatch) -> None:
