@@ -74,7 +74,7 @@ class Profile:
         return ("work", "time", "share", "calls"), [*rows, ("all", format_seconds(self.seconds), "100.0 %", "")]
 
     def operations_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """The same of operations."""
+        """Table of operations."""
         rows: list[tuple[str, ...]] = [
             (one.name, format_seconds(one.seconds), format_seconds(one.device_seconds) if one.device_seconds else "",
              f"{one.calls:,}") for one in self.operations
@@ -82,7 +82,7 @@ class Profile:
         return ("operation", "host", "device", "calls"), rows
 
     def remarks(self) -> list[str]:
-        """What the tables do not say."""
+        """Remarks beside the tables."""
         if self.device_seconds is None:
             return []
         busy = self.device_seconds / self.seconds if self.seconds else 0.0

@@ -1,4 +1,4 @@
-"""What counts as an answer, how far it is from the truth, and whether it was there when the clock stopped.
+"""Answers: what counts as one, its error, and whether it was there when the clock stopped.
 
 An answer is a dense `torch.Tensor`, or a tuple, list or dict of answers, nested as the reference's is, judged by the
 numbers that the very object which the timed call returned held when the clock stopped. Everything that could still have
@@ -31,7 +31,7 @@ Tensors = dict[Path, torch.Tensor]  # by their place in an answer
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """What stands in nested dicts, lists and tuples, with its place."""
+    """Leaves of nested dicts, lists and tuples, each with its place."""
     if type(value) is dict:
         entries: Any = value.items()
     elif type(value) is list:
@@ -99,7 +99,7 @@ def read(answer: Tensors) -> tuple[Tensors, float]:
 
 
 def changed(answer: Tensors, tensors: Tensors) -> bool:
-    """Whether an answer has other values now than when it was read: somebody went on writing to it."""
+    """True if an answer has other values now than when it was read: somebody went on writing to it."""
     synchronise()
     return any(not same_values(_copy(answer[path]), tensor) for path, tensor in tensors.items())
 
@@ -127,7 +127,7 @@ def distances(left: Tensors, right: Tensors) -> list[float]:
 
 
 def same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors on one device have the same shape and numbers; NaN is the same as NaN."""
+    """True if two tensors on one device have the same shape and numbers; NaN is the same as NaN."""
     if left.shape != right.shape:
         return False
     if left.is_floating_point() or left.is_complex():
@@ -136,7 +136,7 @@ def same_values(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _unfinished(tensor: torch.Tensor) -> str | None:
-    """What keeps a torch.Tensor from being numbers in memory."""
+    """Reason why a torch.Tensor is not numbers in memory."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "of a transform that has ended (vmap, grad); return what the transform returns"
     if tensor.layout is not torch.strided:

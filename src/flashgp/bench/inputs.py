@@ -162,7 +162,7 @@ class InputSource:
         return [leaf.base for leaf in leaves]
 
     def truth(self, values: Sequence[torch.Tensor]) -> Tensors:
-        """What the reference gives for fresh copies of these values."""
+        """Answer of the reference for fresh copies of these values."""
         fixed = not callable(self.reference)
         return reference_tensors(self.reference if fixed else call(self.reference, Feed(self).load(values)))
 
@@ -209,7 +209,7 @@ class Feed:
         return self._structure
 
     def mutation(self) -> str | None:
-        """What the run changed among its inputs, or None: compared with the private copy, exactly."""
+        """Change of the inputs by the run, or None: compared with the private copy, exactly."""
         for leaf, buffer, array, expected in zip(
             self._source.leaves, self._buffers, self._arrays, self._expected, strict=True
         ):

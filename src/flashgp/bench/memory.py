@@ -197,7 +197,7 @@ def _file_bytes() -> int:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """What returns free pages of the heap to the system; None where the C library has no such function."""
+    """The function that returns free pages of the heap to the system; None where the C library has no such function."""
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library of that name

@@ -39,7 +39,7 @@ _PEERS = (
 
 
 def environment() -> dict[str, Any]:
-    """What every record says about where it was made: schema, hardware, versions, commit, threads, date (UTC).
+    """Origin of a record: schema, hardware, versions, commit, threads, date (UTC).
 
     Hardware: processor, usable cores, memory in bytes, every GPU with its memory; None where unknown. Versions: of
     Python, torch, FlashGP and NumPy, and of the peers that this process has imported.

@@ -37,7 +37,7 @@ _BUILT = ("no numbers", "building it", '"faster" than broadcasting', "its number
 
 @dataclass(frozen=True)
 class Options:
-    """What a suite is asked for; sizes, dtypes and devices that are empty are the suite's own, or all there are."""
+    """Options of a suite; sizes, dtypes and devices that are empty are the suite's own, or all there are."""
 
     sizes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Finding:
         return rows
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of each candidate and of what was not evaluated, below _COLUMNS."""
+        """Rows of each candidate and of what was not evaluated, below _COLUMNS."""
         return [
             {
                 "work": self.problem.work,

@@ -242,7 +242,7 @@ LINALG_TOLERANCES = {"float64": 1e-8, "float32": 1e-2}  # a relative gap of eige
 
 
 def _squares(parts: Any) -> Answer:
-    """Of the entries: factors are unique up to signs."""
+    """Squares of the entries: factors are unique up to signs."""
     return parts[0].square(), parts[1].square()
 
 

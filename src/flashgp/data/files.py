@@ -20,7 +20,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def is_pattern(paths: Any) -> bool:
-    """Whether it means Parquet files that are read, not one that is held: a pattern of names, or a list of paths."""
+    """True if it means Parquet files that are read, not one that is held: a pattern of names, or a list of paths."""
     if isinstance(paths, list | tuple):
         return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
     if not isinstance(paths, str | os.PathLike):
@@ -30,7 +30,7 @@ def is_pattern(paths: Any) -> bool:
 
 
 def is_parquet(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as one of Parquet does; False where it cannot be read."""
+    """True if a file begins as one of Parquet does; False where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(len(PARQUET)) == PARQUET
@@ -84,8 +84,12 @@ Piece = tuple[str, int | None, int]  # file, row group or None for all of it, it
 def pieces_of(
     pyarrow: Any, paths: Sequence[str], seed: int | None, pieces: Sequence[Piece] | None = None
 ) -> list[Piece]:
-    """What is read one after the other. With a seed the row groups of all files in random order. Args: pieces, those of
-    a rank; None for all. Raises: DomainError."""
+    """Pieces that are read one after the other, with a seed the row groups of all files in random order.
+
+    Args:
+        pieces: those of a rank; None for all.
+    Raises: DomainError.
+    """
     if seed is None:
         return [(path, None, 0) for path in paths] if pieces is None else list(pieces)
     found = [piece for piece, _ in _row_groups(pyarrow, paths)] if pieces is None else list(pieces)

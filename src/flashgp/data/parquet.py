@@ -58,8 +58,14 @@ def parquet(
 
 
 class ParquetRows(RowSource):
-    """What `parquet` makes. Fields: paths; columns of x; targets, columns of y; row_variance, its column or None; count
-    of rows, as the files say.
+    """Rows of Parquet files, made by `parquet`.
+
+    Attributes:
+        paths: of the files.
+        columns: of x.
+        targets: columns of y.
+        row_variance: its column, or None.
+        count: of rows, as the files say.
     """
 
     def __init__(

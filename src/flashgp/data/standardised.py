@@ -11,7 +11,13 @@ from flashgp.units import Scaling, check_scales
 
 
 class StandardisedRows(RowSource):
-    """Rows in standard units. Fields: rows, the source in its own units; scaling, from these and back; columns."""
+    """Rows in standard units, made by `standardised`.
+
+    Attributes:
+        rows: the source in its own units.
+        scaling: from these units and back.
+        columns: their names.
+    """
 
     def __init__(self, rows: RowSource, scaling: Scaling) -> None:
         self.rows, self.scaling, self.columns = rows, scaling, rows.columns

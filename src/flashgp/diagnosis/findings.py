@@ -1,4 +1,4 @@
-"""What the doctor found: values to be printed, shown in a notebook, or stored as JSON."""
+"""Findings of the doctor: values to be printed, shown in a notebook, or stored as JSON."""
 
 import html
 import json
@@ -39,7 +39,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do, the warnings' advice first."""
+        """Advice, that of warnings first."""
         ordered = (*self.of("warning"), *self.of("note"), *self.of("ok"))
         return tuple(dict.fromkeys(finding.advice for finding in ordered if finding.advice))
 

@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """What is measured of dense operations.
+    """Settings of the measurement of dense operations.
 
     Fields: orders of the curves; crossover_orders, at which devices are compared until the accelerator is quicker;
     measured_seconds of timed calls per order; max_seconds, an order that would take longer is left out.

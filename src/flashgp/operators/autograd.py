@@ -55,7 +55,7 @@ def diagonal(products: PairProducts) -> Tensor:
 
 
 def followed(products: PairProducts) -> bool:
-    """Whether derivatives of a block are asked for."""
+    """True if derivatives of a block are asked for."""
     tensors = products.problem.tensors
     return has_tangent(tensors) or is_followed(tensors)
 
@@ -95,7 +95,7 @@ def _gradient_sum(total: TiledSum, first: int, saved: Sequence[Tensor]) -> tuple
 
 
 def _gradient_gradients(total: TiledSum, first: int, ctx: Any, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
-    """What flows back through the gradients of a sum, tile by tile."""
+    """Gradients of the gradients of a sum, tile by tile."""
     gradient, moving = _gradient_sum(total, first, ctx.saved_tensors)
     if not moving:
         return [None for _ in ctx.saved_tensors]

@@ -84,7 +84,7 @@ class CovarianceOperator(LinearOperator):
         profile: MachineProfile | None = None,
         deterministic: bool | None = None,
     ) -> ProductPlan:
-        """How K @ V is computed for t columns of V, with its bytes and seconds; print it to see the alternatives.
+        """The plan of K @ V for t columns of V, with its bytes and seconds; print it to see the alternatives.
 
         Products of an operator without a plan of its own follow what this gives, from 1e7 pairs on; smaller ones never
         wait for a compile.
@@ -107,7 +107,7 @@ class CovarianceOperator(LinearOperator):
 
     @property
     def report(self) -> Report:
-        """What the last product took, beside what its plan predicted."""
+        """Cost of the last product beside its plan's."""
         return self._products.report()
 
     @property
@@ -117,7 +117,7 @@ class CovarianceOperator(LinearOperator):
 
     @property
     def backend(self) -> Backend:
-        """What computes dense blocks and diagonals."""
+        """The backend of dense blocks and diagonals."""
         return self.options.block_backend
 
     @property

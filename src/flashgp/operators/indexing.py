@@ -1,4 +1,4 @@
-"""What stands between the brackets of `K[i, j]`: checked, and made slices or positions of rows and columns."""
+"""Index of `K[i, j]`: checked, and made slices or positions of rows and columns."""
 
 import operator
 from typing import Any

@@ -122,7 +122,7 @@ class LinearOperator(ABC):
         return None
 
     def _record(self) -> Report:
-        """What is known of the last product."""
+        """Report of the last product."""
         return Report(device=str(self.device), dtype=str(self.dtype).removeprefix("torch."))
 
     def __rmatmul__(self, left: Any) -> Tensor:
@@ -358,7 +358,7 @@ class SumOperator(LinearOperator):
         return sum(bounds[1:], bounds[0]) if bounds else None
 
     def _record(self) -> Report:
-        """Of all parts, one after the other: times add up, and the largest is the peak."""
+        """Report of all parts, one after the other: times add up, and the largest is the peak."""
         parts = [part._record() for part in self.parts]
 
         def of(name: str, together: Callable[[list[Any]], Any]) -> Any:
@@ -381,12 +381,12 @@ class SumOperator(LinearOperator):
 
 
 def _is_followed(tensor: Tensor) -> bool:
-    """Whether a gradient or a transform of torch.func needs it, so that it is not changed in place."""
+    """True if a gradient or a transform of torch.func needs it, so that it is not changed in place."""
     return tensor.requires_grad or _is_mapped(tensor)
 
 
 def _is_mapped(tensor: Tensor) -> bool:
-    """Whether a transform of torch.func holds it: its values cannot be looked at."""
+    """True if a transform of torch.func holds it: its values cannot be looked at."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

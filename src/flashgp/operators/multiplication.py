@@ -1,4 +1,4 @@
-"""How an operator multiplies: which plan, which backend runs it, and what a plan keeps between products.
+"""Products of an operator: which plan, which backend runs it, and what a plan keeps between products.
 
 Below `OperatorOptions.planned_pairs` no plan is made, which would cost as much as the product: the compiled backend
 answers where its loops exist already and there are enough pairs, else the portable one. From there on every product
@@ -39,7 +39,7 @@ MIN_PLANNED_PAIRS = PORTABLE_PAIRS  # of products that are planned: below, a pla
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """What the caller has settled about an operator's products.
+    """The caller's choices about an operator's products.
 
     Fields:
         plan: run exactly.
@@ -67,7 +67,7 @@ class OperatorOptions:
     def checked(
         cls, plan: object | None, memory: str | int | None, deterministic: bool, notes: tuple[Event, ...] = ()
     ) -> "OperatorOptions":
-        """What was handed in. Raises: DomainError."""
+        """The options, checked. Raises: DomainError."""
         plan = None if plan is None else checked_plan(plan)
         if plan is not None and memory is not None:
             raise DomainError("`plan` settles the memory, got memory= beside it; pass the plan alone")
@@ -76,14 +76,14 @@ class OperatorOptions:
         return cls(plan, memory, deterministic, notes=notes)
 
     def transposed(self) -> "OperatorOptions":
-        """The same for the transpose: its plan has rows and columns exchanged."""
+        """Options of the transpose: its plan has rows and columns exchanged."""
         if self.plan is None:
             return self
         return replace(self, plan=replace(self.plan, n=self.plan.m, m=self.plan.n))
 
     @property
     def block_backend(self) -> Backend:
-        """What computes dense blocks and diagonals."""
+        """The backend of dense blocks and diagonals."""
         if self.backend is not None:
             return self.backend
         return CpuTiles() if self.plan is None else _engine(self.plan)
@@ -130,11 +130,11 @@ class PairProducts:
         self.state = _State()
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PairProducts":
-        """The same products of other tensors."""
+        """These products of other tensors."""
         return PairProducts(self.problem.with_tensors(tensors), self.dtype, self.workspace, self.options)
 
     def detached(self, tensors: Sequence[Tensor]) -> "PairProducts":
-        """The same on its own tensors without their graph: it shares its plans and what they keep."""
+        """These products of tensors without their graph: it shares its plans and what they keep."""
         same = self.with_tensors([t.detach() for t in tensors])
         same.state = self.state
         return same
@@ -145,7 +145,7 @@ class PairProducts:
 
     @property
     def backend(self) -> Backend:
-        """What computes dense blocks and diagonals."""
+        """The backend of dense blocks and diagonals."""
         return self.options.block_backend
 
     def block(self, dtype: torch.dtype) -> Tensor:
@@ -191,7 +191,7 @@ class PairProducts:
         return StoredTiles(self.problem, CpuTiles.for_every_size() if compiled else self.backend, workspace)
 
     def report(self) -> Report:
-        """What the last product took, beside what was predicted; empty before the first one."""
+        """Cost of the last product beside the predicted one; empty before the first one."""
         device, notes, run = str(self.problem.device), self.options.notes, self.state.last
         if run is None:
             return Report(device=device, events=list(notes))
@@ -267,7 +267,7 @@ class PairProducts:
         return plans[key]
 
     def _members(self, right: Tensor) -> int:
-        """How many models a product computes."""
+        """Number of models of a product."""
         return broadcast_batch(self.problem.batch_shape, right.shape[:-2]).numel()
 
     # -- running it -----------------------------------------------------------------------------------------------

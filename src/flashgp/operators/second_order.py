@@ -40,7 +40,7 @@ def second_order(
 
 
 class _Tiled:
-    """The same on portable tiles, recomputed for every direction."""
+    """Second derivatives on portable tiles, recomputed for every direction."""
 
     def __init__(self, problem: PairProblem, weights: Tensor) -> None:
         batch = weights.shape[:-2]

@@ -80,11 +80,11 @@ class SkippingOperator(LinearOperator):
 
     @property
     def report(self) -> Report:
-        """What the last product took, beside what its plan predicted."""
+        """Cost of the last product beside its plan's."""
         return self._record()
 
     def plan(self, t: int = 1, **options: Any) -> ProductPlan:
-        """How K' @ V is computed: as `CovarianceOperator.plan`, for the pairs that are kept."""
+        """The plan of K' @ V: as `CovarianceOperator.plan`, for the pairs that are kept."""
         return (self._near or self.exact).plan(t, **options)
 
     @property

@@ -35,7 +35,7 @@ class Slot:
     cols: int | None = None
 
     def part(self, tensor: Tensor, tile: Tile) -> Tensor:
-        """What belongs to a tile, as a view."""
+        """The part of a tensor that belongs to a tile, as a view."""
         for dim, places in zip((self.rows, self.cols), tile, strict=True):
             if dim is not None:
                 tensor = tensor.narrow(dim, places.start, places.stop - places.start)
@@ -137,7 +137,7 @@ class TiledSum:
 def _pull(
     function: Callable[..., Sequence[Tensor]], tile: Tile, values: Sequence[Tensor], moving: Sequence[int]
 ) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]:
-    """What a function makes of one tile, and the pullback to the arguments that move."""
+    """Value of a function at one tile, and the pullback to the arguments that move."""
 
     def at(*moved: Tensor) -> tuple[Tensor, ...]:
         everything = list(values)
@@ -226,7 +226,7 @@ def _counts(problem: PairProblem) -> tuple[int, int]:
 
 
 def _slots(problem: PairProblem, first: int) -> tuple[Slot, ...]:
-    """Of the row tensors, the column tensors and theta; the columns of a symmetric problem are its rows."""
+    """Slots of the row tensors, the column tensors and theta; the columns of a symmetric problem are its rows."""
     dims = [-event or None for event in problem.event_dims]
     side = len(problem.rows.tensors)
     before = 0 if problem.symmetric else side

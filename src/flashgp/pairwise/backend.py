@@ -60,12 +60,12 @@ class Backend(ABC):
 
     @classmethod
     def compiles_first(cls) -> bool:
-        """Whether it compiles, and has compiled nothing in this process yet."""
+        """True if it compiles, and has compiled nothing in this process yet."""
         return False
 
     @classmethod
     def compiler_bytes(cls) -> int:
-        """What compiling takes of the host's memory at the next call: an upper bound."""
+        """Bytes of the host that compiling takes at the next call: an upper bound."""
         return 0
 
     @abstractmethod

@@ -35,7 +35,7 @@ class RowArrays(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows) -> "RowArrays":
-        """The same memory, without a graph; the rows are of one table on the CPU."""
+        """The memory of rows as arrays, without a graph; the rows are of one table on the CPU."""
         return cls([f.detach().numpy() for f in rows.features], [a.detach().numpy() for a in rows.scalars], rows.count)
 
 

@@ -62,7 +62,7 @@ class PairProblem:
 
     @property
     def T(self) -> "PairProblem":
-        """Of the transpose; a symmetric problem is its own."""
+        """The problem of the transpose; a symmetric problem is its own."""
         if self.columns is None:
             return self
         near = None if self.near is None else self.near.T
@@ -70,11 +70,11 @@ class PairProblem:
 
     @property
     def whole(self) -> "PairProblem":
-        """The same with every pair."""
+        """This problem with every pair."""
         return self if self.near is None else replace(self, near=None)
 
     def between(self, rows: Rows, columns: Rows | None) -> "PairProblem":
-        """The same covariance function between other rows."""
+        """This covariance function between other rows."""
         return PairProblem(self.form, self.theta, rows, columns)
 
     def detached(self) -> "PairProblem":
@@ -95,7 +95,7 @@ class PairProblem:
         return [*rows, *(() if self.columns is None else rows), *(0 for _ in self.theta)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PairProblem":
-        """The same problem of other tensors."""
+        """This problem of other tensors."""
         a = len(self.rows.tensors)
         b = a + (0 if self.columns is None else len(self.columns.tensors))
         columns = None if self.columns is None else self.columns.rebuilt(tensors[a:b])

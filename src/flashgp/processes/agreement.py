@@ -1,4 +1,4 @@
-"""What ranks decide together that each of them would decide by its own clock, memory or processor."""
+"""Common decisions of ranks that each would make by its own clock, memory or processor."""
 
 import json
 from collections.abc import Callable
@@ -31,14 +31,14 @@ class GroupDeadline(Deadline):
 
 
 def deadline_of(group: Group, deadline: Deadline) -> Deadline:
-    """The same deadline for all ranks; with a group of one the deadline itself."""
+    """One deadline for all ranks; with a group of one the deadline itself."""
     if group.size == 1:
         return deadline
     return GroupDeadline(deadline.limit, deadline.end, deadline.clock, group)
 
 
 def late(group: Group, deadline: Deadline, seconds: float = 0.0) -> bool:
-    """Whether a deadline has passed on any rank. Limits are the same on all, and without one nobody asks."""
+    """True if a deadline has passed on any rank. Limits are the same on all, and without one nobody asks."""
     if deadline.limit is None:
         return False
     passed = Deadline.passed(deadline, seconds)
@@ -58,7 +58,7 @@ def smallest(group: Group, number: float) -> float:
 def decided_by_first(
     group: Group, decide: Callable[[], T], to_json: Callable[[T], Any], from_json: Callable[[Any], T]
 ) -> T:
-    """What rank 0 decides, on every rank; the others wait.
+    """The decision of rank 0, on every rank; the others wait.
 
     Args: to_json and from_json, a decision as JSON values, and back.
     Raises: what the decision raises, on every rank.

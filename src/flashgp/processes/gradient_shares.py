@@ -60,7 +60,7 @@ def called(module: nn.Module, x: Tensor) -> Any:
 
 
 def summed_parameters(group: Group, tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """The same tensors, whose gradients are summed over ranks before they reach them. Args: device, of the sum."""
+    """These tensors, whose gradients are summed over ranks before they reach them. Args: device, of the sum."""
     found: tuple[Tensor, ...] = _Summed.apply(group, device, *tensors)
     return found
 
@@ -167,7 +167,7 @@ def _of_ddp(wrapper: Any) -> list[Reduced]:
 
 
 def _of_fsdp(wrapper: Any) -> list[Reduced]:
-    """Of every group of parameters that `fully_shard` has made in a module. What it divides by has no public getter."""
+    """State of every group of parameters that `fully_shard` has made in a module. Its divisor has no public getter."""
     from torch.distributed.fsdp import FSDPModule
 
     found: list[Reduced] = []

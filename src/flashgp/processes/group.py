@@ -99,7 +99,7 @@ def _uninterrupted(collective: M) -> M:
 
 @dataclass
 class _Step:
-    """What is known of the step that the ranks of a process group are in. Fields: shared, the error that all of them
+    """The step that the ranks of a process group are in. Fields: shared, the error that all of them
     raise; source, the first rank that has it; broken, what left the group out of step; call, the public one that they
     are in, and calls, how many there were; arrived, whether all ranks are known to have made it; of_posterior, whether
     it asks one for something."""
@@ -202,7 +202,7 @@ class Group:
     # -- errors ------------------------------------------------------------------------------------------------------
     @contextmanager
     def together(self, *, hold_warnings: bool = True, asked: str = "") -> Iterator["Group"]:
-        """What all ranks do; an error of one of them is raised by all, at its end or in a collective before that.
+        """A block of work of all ranks; an error of one is raised by all, at its end or in a collective before that.
 
         A warning of this library within is shown at the end, by the first rank that has it; where an error is the end,
         by each.
@@ -317,7 +317,7 @@ class Group:
     # -- what must be equal --------------------------------------------------------------------------------------
     @_uninterrupted
     def compare(self, **parts: object) -> None:
-        """Whether every rank was given the same, by its text. Cost: one gather of these texts.
+        """True if every rank was given the same, by its text. Cost: one gather of these texts.
 
         Raises: RankMismatchError, the same on every rank, with what differs, on which ranks.
         """
@@ -358,7 +358,7 @@ class Group:
 
     @_uninterrupted
     def shares(self, rows: int) -> Shares:
-        """How many rows each rank has. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
+        """Number of rows of each rank. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
         counts = self.gather_rows(torch.tensor([rows]), Shares((1,) * self.size)).tolist()
         if error := too_many_ranks("group", self.size, sum(counts)):
             raise self.raised_by_all(error)
@@ -471,7 +471,7 @@ class Group:
 
     @_uninterrupted
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank has to say."""
+        """Bytes of each rank, on all ranks."""
         if self.size == 1:
             return [data]
         one = Shares((1,) * self.size)
@@ -643,7 +643,7 @@ def _let_go(tensors: Sequence[Tensor], owners: Sequence[int]) -> bool:
 
 
 def _owners(tensor: Any) -> int:
-    """How many in C++ hold a tensor, Python among them."""
+    """Number of owners of a tensor in C++, Python among them."""
     return int(tensor._use_count())
 
 

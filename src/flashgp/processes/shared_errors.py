@@ -18,7 +18,7 @@ MAX_TEXT = 100_000  # characters of a message
 
 
 def packed(error: BaseException, rank: int) -> bytes:
-    """What other ranks need to raise the same error."""
+    """An error as other ranks need it to raise it too."""
     message = _message(error)
     if type(_rebuilt(message)) is not type(error) or str(_rebuilt(message)) != str(error):
         kind = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -44,7 +44,7 @@ def _message(error: BaseException) -> dict[str, Any]:
 
 
 def _plain(value: Any, otherwise: Any) -> Any:
-    """What JSON can hold, lists for tuples."""
+    """A value as JSON can hold it, lists for tuples."""
     try:
         return json.loads(json.dumps(value, allow_nan=True))
     except (TypeError, ValueError):

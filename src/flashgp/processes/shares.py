@@ -1,4 +1,4 @@
-"""Which rows each rank has: whole runs of the joined rows, in the order of the ranks."""
+"""Rows of each rank: whole runs of the joined rows, in the order of the ranks."""
 
 import itertools
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Shares:
 
 
 def too_many_ranks(name: str, ranks: int, rows: int) -> DomainError | None:
-    """What is said of more ranks than rows, None of as many. Args: name, of the argument that has the ranks."""
+    """The error about more ranks than rows, None of as many. Args: name, of the argument that has the ranks."""
     if ranks == 1 or rows >= ranks:
         return None
     return DomainError(

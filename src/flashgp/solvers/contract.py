@@ -1,4 +1,4 @@
-"""What every solver of A X = B promises, for a symmetric positive definite A = K + diag(noise) that need not be stored.
+"""Contract of every solver of A X = B, for a symmetric positive definite A = K + diag(noise) that need not be stored.
 
     prepare(system) -> Prepared          what is worth keeping for several right-hand sides
     Prepared.solve(B, goal) -> Solution  the solution with its true float64 residual
@@ -66,7 +66,7 @@ class System(ABC):
 
     @property
     def has_scaled_inputs(self) -> bool:
-        """Whether there are `scaled_inputs`."""
+        """True if there are `scaled_inputs`."""
         return False
 
     def scaled_inputs(self) -> Tensor | None:
@@ -97,7 +97,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Step:
-    """What a callback sees after an iteration.
+    """State of a solve after an iteration, for a callback.
 
     Fields: solver, its name; iteration; passes over the pairs and seconds so far; relative residual and bound of |e|_A
     of each column, (t,), by the recurrence.
@@ -113,7 +113,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a solve besides its goal, with the best values so far.
+    """Limits that end a solve besides its goal, with the best values so far.
 
     Args:
         deadline: of the call.
@@ -178,7 +178,7 @@ class Solver(ABC):
 
     @abstractmethod
     def prepare(self, system: System, *, seed: int = 0) -> Prepared:
-        """What the method keeps for several solves. Raises: MemoryBudgetError, NotPositiveDefiniteError."""
+        """Preparation of the method for several solves. Raises: MemoryBudgetError, NotPositiveDefiniteError."""
 
 
 def check_residual(name: str, iteration: int, residual: Tensor, what: str = "the residual") -> None:

@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class LowRankSettings:
-    """Of a partial Cholesky factor and the preconditioner made of it.
+    """Settings of a partial Cholesky factor and the preconditioner made of it.
 
     Args:
         max_rank: columns at most; and no more than a quarter of the rows.
@@ -34,7 +34,7 @@ class LowRankSettings:
 
 @dataclass(frozen=True)
 class FullScaleSettings:
-    """Of a full-scale preconditioner.
+    """Settings of a full-scale preconditioner.
 
     Args:
         block: rows that are whitened together, at most.
@@ -58,7 +58,7 @@ class FullScaleSettings:
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """Of the comparison of a slow preconditioner with another one, eq. (M-121).
+    """Settings of the comparison of a slow preconditioner with another one, eq. (M-121).
 
     Args:
         interval: iterations after which what is left of a solve is estimated.
@@ -90,7 +90,7 @@ class ComparisonSettings:
 
 @dataclass(frozen=True)
 class LanczosSettings:
-    """Of stochastic Lanczos quadrature.
+    """Settings of stochastic Lanczos quadrature.
 
     Args:
         probes: independent ones, at least 2.
@@ -107,7 +107,7 @@ class LanczosSettings:
 
 @dataclass(frozen=True)
 class SolveSettings:
-    """Of conjugate gradients and what goes with them.
+    """Settings of conjugate gradients, with those of their parts.
 
     Args:
         low_rank, comparison: of the preconditioners.

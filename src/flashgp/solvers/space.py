@@ -66,7 +66,7 @@ class Space(ABC):
 
     @abstractmethod
     def share(self, count: int) -> slice:
-        """Which of so many pieces of work are done here: a run of them, as many as elsewhere to one."""
+        """Pieces of work, of so many, that are done here: a run of them, as many as elsewhere to one."""
 
     @abstractmethod
     def joined(self, v: Tensor) -> Tensor:
@@ -74,11 +74,11 @@ class Space(ABC):
 
     @abstractmethod
     def agreed(self, v: Tensor) -> Tensor:
-        """What every place has computed alike, in one place's bits: what branches and positions depend on."""
+        """A value that every place has computed alike, in one place's bits, for branches and positions."""
 
     @abstractmethod
     def together(self) -> contextlib.AbstractContextManager[object]:
-        """What all places do: an error in one of them is raised in all, and can be handled alike."""
+        """A block of work of all places: an error in one of them is raised in all, and can be handled alike."""
 
     def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Eigenvalues, ascending, and eigenvectors of a symmetric matrix that every place has, in one place's bits.
@@ -114,7 +114,7 @@ class Space(ABC):
         return self.largest(v.amax(0) if len(v) else v.new_full(v.shape[1:], -torch.inf))
 
     def all(self, holds: Tensor) -> bool:
-        """Whether booleans hold in every row."""
+        """True if booleans hold in every row."""
         return not bool(self.total((~holds).sum()))
 
 

@@ -84,7 +84,7 @@ class CpuTiles(Backend):
         return COMPILER_BYTES if is_deterministic() or cls.compiles_first() else LOOPS_BYTES
 
     def serves(self, problem: PairProblem, dtype: torch.dtype, computation: str = "product") -> bool:
-        """Whether the compiled loops compute this; the portable backend takes the rest, such as infinite numbers."""
+        """True if the compiled loops compute this; the portable backend takes the rest, such as infinite numbers."""
         form, rows, other = problem.form, problem.rows, problem.right
         return (
             rows.device.type == "cpu"
@@ -100,7 +100,7 @@ class CpuTiles(Backend):
         )
 
     def waits(self, problem: PairProblem) -> bool:
-        """Whether a problem is so large that it waits for a compile."""
+        """True if a problem is so large that it waits for a compile."""
         return problem.pair_count >= max(1, self.min_pairs)
 
     def _is_compiled(self, problem: PairProblem, computation: str) -> bool:
@@ -196,7 +196,7 @@ class CpuTiles(Backend):
 
 
 def _moderate(rows: Rows) -> bool:
-    """Whether all features and row scalars are finite, and so are their squares in float64."""
+    """True if all features and row scalars are finite, and so are their squares in float64."""
     found = [*(f for f in rows.features if f.is_floating_point()), *rows.scalars]
     arrays = (tensor.detach().numpy() for tensor in found if tensor.numel())
     return all(float(a.min()) > -MODERATE and float(a.max()) < MODERATE for a in arrays)

@@ -53,7 +53,7 @@ class NotCompiledError(Exception):
 
 
 def is_compiled(form: Form, computation: str) -> bool:
-    """Whether this process has compiled a computation of a form, for some layout of its rows."""
+    """True if this process has compiled a computation of a form, for some layout of its rows."""
     return (form, computation) in _compiled
 
 
@@ -151,7 +151,7 @@ class CompiledPairs:
         return self._pulled([self._columns(*left), self._columns(*right)])
 
     def block_gradient(self, weights: Array) -> Gradients:
-        """The same of sum(weights * K), weights (n, m), contiguous; symmetric with K."""
+        """Gradients of sum(weights * K), weights (n, m), contiguous; symmetric with K."""
         return self._pulled([weights.astype(self.real, copy=False)])
 
     def _pulled(self, weights: list[Array]) -> Gradients:
@@ -268,7 +268,7 @@ class CompiledPairs:
 
 
 def _is_kept(module: ModuleType, computation: str) -> bool:
-    """Whether some process has compiled a function of a module, for this processor unless others share the folder, and
+    """True if some process has compiled a function of a module, for this processor unless others share the folder, and
     numba has kept it."""
     path = Path(str(module.__file__))
     return any((path.parent / "__pycache__").glob(f"{path.stem}.{computation}-*.nbi"))
@@ -305,7 +305,7 @@ def _sum(parts: list[Array]) -> Array:
 
 
 def paired(left: Sequence[Array], right: Sequence[Array], family: bool, real: type) -> list[Any]:
-    """What the loops take of one statistic, packed: both sides, without the axis of members where it has none.
+    """Packed arrays of one statistic for the loops: both sides, without the axis of members where it has none.
 
     With norms also the squared distances up to which they are rounding, and taken as 0: equal rows have distance
     exactly 0.

@@ -116,7 +116,7 @@ class _Loops:
         return [f"{SWEEP[way]}(r{k}, i, c{k}, nj, Q{k})" for k, way in swept]
 
     def left(self, r: str, family: int | None) -> list[str]:
-        """What row i + r contributes."""
+        """Contribution of row i + r."""
         lines = []
         for k, statistic in self.statistics(family):
             if statistic.way == "inline":
@@ -291,7 +291,7 @@ class _Loops:
         )
 
     def block_gradient(self) -> str:
-        """The same for a given matrix of weights, (n, m); when symmetric, every pair counts twice, as above."""
+        """Gradients for a given matrix of weights, (n, m); when symmetric, every pair counts twice, as above."""
         self.constants.update(ONE=1.0, TWO=2.0)
         times = ["times = TWO if symmetric else ONE"]
         return self._pullback(
@@ -341,7 +341,7 @@ class _Loops:
 
 
 class _Pulls:
-    """How weights reach everything that the profile, or the term of a family, names.
+    """Code by which weights reach everything that the profile, or the term of a family, names.
 
     Fields, lines of text: arguments, arrays that are added to; setup, buffers; lines, after four rows; ends, after 256.
     """

@@ -1,4 +1,4 @@
-"""How rows lie in memory for the generated loops: blocks of B rows, each column of a block contiguous.
+"""Memory layout of rows for the generated loops: blocks of B rows, each column of a block contiguous.
 
 A statistic is evaluated in one of these ways, which decide the generated text:
 
@@ -50,7 +50,7 @@ class Statistic:
 def layout_of(
     form: Form, theta: Sequence[float], rows: Rows, cols: Rows, dtype: torch.dtype, *, pulled: bool = False
 ) -> tuple[tuple[Statistic, ...], list[Array], torch.dtype]:
-    """How the statistics of one model are evaluated, for a product or (`pulled`) its gradient.
+    """Layout by which the statistics of one model are evaluated, for a product or (`pulled`) its gradient.
 
     float32 columns are used where their rounding stays in the budgets, eq. (M-75). Where it does not, up to INLINE
     columns are split; more columns, gradients, and profiles that cancel run in float64. A budget is one for all

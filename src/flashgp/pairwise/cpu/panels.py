@@ -50,7 +50,7 @@ class Panel:
         return self.right.stop - self.right.start
 
     def halves(self) -> "Iterator[Panel]":
-        """The same pairs and right-hand sides in smaller panels; none where that would not help.
+        """These pairs and right-hand sides in smaller panels; none where that would not help.
 
         Two diagonal halves of a symmetric panel leave the pairs between them, which stand for both orders.
         """

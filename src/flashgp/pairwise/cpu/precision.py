@@ -1,4 +1,4 @@
-"""How far rounding in float32 moves a covariance, from the profile and the data themselves, eq. (M-75).
+"""Rounding of a covariance in float32, from the profile and the data themselves, eq. (M-75).
 
 A rounding of the features moves a distance or a product; how much that moves the covariance is decided by the slope of
 the profile at the values of theta, and by where the data lie. Both are looked at: some rows, the largest

@@ -1,4 +1,4 @@
-"""Which tiles of a covariance matrix can be left out, and how much a product without them can be off.
+"""Tiles of a covariance matrix that can be left out, and the error of a product without them.
 
 Rows are put into a spatial order and cut into panels; a pair of panels is far when its bound of |k|, eq. (M-71), is
 below a threshold. The search starts at the whole matrix and halves both sides of what is not far, so that large far
@@ -29,7 +29,7 @@ MAX_COARSE_KEPT, COARSE_PANEL, LONG_LIST = 0.97, 1024, 2**12
 
 @dataclass(frozen=True)
 class _Skipped:
-    """What was left out at one level: panels of `size` rows, their numbers (skipped, 2), bounds (*batch, skipped)."""
+    """Tiles left out at one level: panels of `size` rows, their numbers (skipped, 2), bounds (*batch, skipped)."""
 
     size: int
     pairs: Array
@@ -57,7 +57,7 @@ class FarTiles:
 
     @property
     def T(self) -> "FarTiles":
-        """Of the transpose."""
+        """The far tiles of the transpose."""
         swapped = tuple(_Skipped(s.size, s.pairs[:, ::-1], s.bounds) for s in self.skipped)
         return FarTiles(self.near.T, swapped, self.column_order, self.row_order, self.kept)
 

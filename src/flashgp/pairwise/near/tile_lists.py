@@ -29,19 +29,19 @@ class NearTiles:
 
     @functools.cached_property
     def T(self) -> "NearTiles":
-        """Of the transpose."""
+        """The list of the transpose."""
         return NearTiles(self.size, self.m, self.n, self.symmetric, _sorted(self.pairs[:, ::-1]))
 
     @functools.cached_property
     def everywhere(self) -> "NearTiles":
-        """The same tiles of a symmetric matrix as one with two sides: both triangles are listed."""
+        """These tiles of a symmetric matrix as one with two sides: both triangles are listed."""
         if not self.symmetric:
             return self
         mirrored = self.pairs[self.pairs[:, 0] != self.pairs[:, 1]][:, ::-1]
         return NearTiles(self.size, self.n, self.m, False, _sorted(numpy.concatenate([self.pairs, mirrored])))
 
     def sorted(self) -> "NearTiles":
-        """The same tiles by row panel, then by column panel."""
+        """These tiles by row panel, then by column panel."""
         return replace(self, pairs=_sorted(self.pairs))
 
     @property

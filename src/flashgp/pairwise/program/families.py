@@ -91,7 +91,7 @@ def indexed(form: Form, labels: Sequence[Hashable]) -> Indexed:
 
 @functools.lru_cache(maxsize=512)
 def distance_runs(form: Form) -> tuple[tuple[int, ...], ...]:
-    """Which distances to move together, so that every one is once moved alone as far as its slope can tell.
+    """Distances to move together, so that every one is once moved alone as far as its slope can tell.
 
     All of a family at once where G is linear in its sum: dG/dS dh/dx_q does not change with the other members. Last
     comes a run of all distances.
@@ -181,7 +181,7 @@ class _Search:
                 return _factor(atom)
 
     def _pattern(self, term: Expression) -> Hashable | None:
-        """What terms of one family share; None for a term that can be in none, because others name its symbols too."""
+        """Pattern shared by the terms of one family; None for a term of no family: others name its symbols too."""
         symbols = _ordered(term)
         if any(s.kind not in _REPEATED for s in symbols) or not any(s.kind != "parameter" for s in symbols):
             return None

@@ -91,7 +91,7 @@ class Program:
 
     @functools.cached_property
     def second_tiles(self) -> int:
-        """How many tiles the first and second derivatives are at most."""
+        """Largest number of tiles of the first and second derivatives."""
         return len(self._second[1]) + len(self.present)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""How steep a profile is in its distances: what an error of a squared distance does to a covariance, eq. (M-75).
+"""Slopes of a profile by its distances: the effect of an error of a squared distance on a covariance, eq. (M-75).
 
 The slope of most profiles is a property of the formula; where it depends on parameters (a scale inside the profile, as
 `Custom` functions may have), it is looked at for their values.
@@ -79,7 +79,7 @@ def rounding_slopes(form: Form, theta: Tensor) -> dict[int, tuple[Tensor, Tensor
 
 @functools.lru_cache(maxsize=512)
 def _depends_on_theta(form: Form) -> bool:
-    """Whether other parameters give other slopes."""
+    """True if other parameters give other slopes."""
     if not form.parameter_count:
         return False
     one = _slopes(form, (1.0,) * form.parameter_count)

@@ -23,7 +23,7 @@ _LETTERS = {
 
 
 def input_name(symbol: Symbol) -> str:
-    """What the generated code calls a symbol."""
+    """Name of a symbol in the generated code."""
     return f"{_LETTERS[symbol.kind]}{symbol.index}"
 
 

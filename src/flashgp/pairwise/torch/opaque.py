@@ -27,7 +27,7 @@ def temporary_bytes(form: Form, rows: Rows, batch: int) -> int:
 
 
 def columns(form: Form, rows: Rows) -> list[int]:
-    """How many columns each Python function takes of its points."""
+    """Number of columns that each Python function takes of its points."""
     kinds = zip(form.statistics, rows.features, strict=True)
     return [feature.shape[-1] for kind, feature in kinds if kind == "opaque"]
 
@@ -55,7 +55,7 @@ class Pieces:
 
     @classmethod
     def of(cls, form: Form, rows: Rows, batch: int, n: int, m: int, most: int) -> "Pieces":
-        """Those of a form's functions, and of at most so many pairs."""
+        """Pieces for a form's functions, of at most so many pairs."""
         numbers = [f.numbers(d) for f, d in zip(form.pair_functions, columns(form, rows), strict=True)]
         return cls(max(sum(numbers) * batch * GRADIENT_SHARE, -(-PIECE_NUMBERS // most)), n, m)
 

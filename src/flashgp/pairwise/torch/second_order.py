@@ -196,7 +196,7 @@ def _around(weights: Tensor, u: Tensor) -> Tensor:
 
 
 def _by_differences(weights: Tensor, u: Tensor) -> Tensor:
-    """The same, column by column, without the difference of two sums: for rows far apart."""
+    """Column by column, without the difference of two sums: for rows far apart."""
     return torch.stack([(weights * (c.unsqueeze(-1) - c.unsqueeze(-2))).sum(-1) for c in u.unbind(-1)], -1)
 
 

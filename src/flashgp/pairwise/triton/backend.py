@@ -178,7 +178,7 @@ def _stride(tensor: Tensor) -> int:
 
 
 def _not_ours(problem: PairProblem, dtype: torch.dtype) -> bool:
-    """Whether the portable backend serves this call.
+    """True if the portable backend serves this call.
 
     Raises: BackendUnavailableError when neither does: no Triton, or float32 on a device without it.
     """

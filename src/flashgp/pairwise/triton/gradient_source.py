@@ -44,7 +44,7 @@ class GradientText:
         return [*(f"g{k}" for k in features), *(f"h{d.symbol.index}" for d in self.scalars), "to_theta"]
 
     def _sums(self) -> dict[str, str]:
-        """What is summed over the columns as a tile of partial sums: name, and the text that a tile adds."""
+        """Sums over the columns as a tile of partial sums: name, and the text that a tile adds."""
         found = {}
         for s, d in self.narrow:
             k = s.index
@@ -129,7 +129,7 @@ class GradientText:
         return text
 
     def tile(self) -> list[str]:
-        """What a tile adds to each sum."""
+        """Code by which a tile adds to each sum."""
         profile = self.pairs.profile
         names = [f"t{k}" for k in range(profile.tile_count)]
         text = []
@@ -204,7 +204,7 @@ class GradientText:
 
 
 def _factor(s: TileStatistic, d: Derivative) -> str:
-    """What stands in front of a finished feature sum: 2 for a distance, eq. (M-24), times the derivative's scalar."""
+    """Factor of a finished feature sum: 2 for a distance, eq. (M-24), times the derivative's scalar."""
     scalar = float_text(d.scalar)
     return f"(2.0 * {scalar})" if s.kind == "distance" else scalar
 

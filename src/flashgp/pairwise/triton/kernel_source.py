@@ -48,7 +48,7 @@ def _value(pairs: PairText) -> list[str]:
 
 
 def _program(chunked: bool) -> str:
-    """Which rows, which part of the columns, which chunk of right-hand sides and which member a program serves."""
+    """Code of the rows, the part of the columns, the chunk of right-hand sides and the member that a program serves."""
     text = ["program = tl.program_id(0)", "block = program % blocks", "rest = program // blocks"]
     text += ["split = rest % splits", "rest = rest // splits"]
     text += ["chunk = rest % chunks", "member = rest // chunks"] if chunked else ["member = rest"]

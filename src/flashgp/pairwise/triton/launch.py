@@ -78,7 +78,7 @@ class LaunchSettings:
 
 
 def routes(form: Form, columns: Sequence[int], careful: bool) -> tuple[TileStatistic, ...]:
-    """How each statistic is formed, for features of that many columns."""
+    """Routes by which each statistic is formed, for features of that many columns."""
     return tile_statistics(form, columns, program_of(form).bounded_slope, careful)
 
 

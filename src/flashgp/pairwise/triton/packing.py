@@ -1,4 +1,4 @@
-"""What a kernel reads: features in float32 around a common centre, their lost digits, codes, theta, and the route.
+"""Input of a kernel: features in float32 around a common centre, their lost digits, codes, theta, and the route.
 
 Split features, eq. (M-60): with u the float64 feature minus the centre, high = fl32(u) and low = fl32(u - high). The
 difference (high - high') + (low - low') has a rounding error relative to itself, where high - high' alone is off by

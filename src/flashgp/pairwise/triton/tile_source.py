@@ -24,7 +24,7 @@ MIN_DOT = 16  # the tensor cores' smallest inner size here
 
 @dataclass(frozen=True)
 class TileStatistic:
-    """How a statistic is formed: kind; index in the form; route; size, columns unrolled or of the padded dot."""
+    """Formation of a statistic: kind; index in the form; route; size, columns unrolled or of the padded dot."""
 
     kind: str
     index: int
@@ -90,7 +90,7 @@ class PairText:
         return lines + [f"p{k} = tl.load(theta + {k})" for k in range(self.form.parameter_count)]
 
     def hoisted(self) -> list[str]:
-        """What the block of rows i needs in every tile."""
+        """Code that serves the block of rows i in every tile."""
         lines: list[str] = []
         for s in self.statistics:
             k = s.index

@@ -21,7 +21,7 @@ JITTER_STEPS = (1.0, 10.0, 100.0)  # times n eps, the size of the factorisation'
 
 
 class TriangularFactor(Protocol):
-    """What inference asks of a lower Cholesky factor L of K, however it is stored.
+    """Interface of a lower Cholesky factor L of K to inference, however it is stored.
 
     Fields: jitter, absolute, (*batch,); attempts, the relative jitters tried before the last; dtype, of its entries.
     """

@@ -96,7 +96,7 @@ class PanelFactor:
 
     @classmethod
     def of(cls, factor: TriangularFactor) -> "PanelFactor":
-        """The same factor as one panel, without a copy."""
+        """A factor as one panel, without a copy."""
         if isinstance(factor, PanelFactor):
             return factor
         lower = factor.lower.detach()
@@ -110,7 +110,7 @@ class PanelFactor:
 
     @property
     def panels(self) -> int:
-        """How many there are: about log n / log 1.5 up to 2,000 rows, one more for each 1,000 beyond."""
+        """Number of panels: about log n / log 1.5 up to 2,000 rows, one more for each 1,000 beyond."""
         return len(self._panels)
 
     @property
@@ -181,11 +181,11 @@ class PanelFactor:
 
     @property
     def takes_vectors(self) -> bool:
-        """Whether NumPy and BLAS reach all of it, so that one vector or row takes no torch call."""
+        """True if NumPy and BLAS reach all of it, so that one vector or row takes no torch call."""
         return all(panel.for_vectors is not None for panel in self._panels)
 
     def _solve_vector_(self, vector: Array, transposed: bool) -> None:
-        """The same for one (n,) without gaps, with calls that start sooner than torch's."""
+        """Solve in place for one (n,) without gaps, with calls that start sooner than torch's."""
         for panel in reversed(self._panels) if transposed else self._panels:
             assert panel.for_vectors is not None
             numbers, triangle = panel.for_vectors
@@ -378,7 +378,7 @@ def _corner_root(variance: float, taken: float, n: int, eps: float, smallest: fl
 
 
 def _refused(row: int, pivot: float) -> NotPositiveDefiniteError:
-    """What is said of a new row that leaves such a pivot."""
+    """The error about a new row that leaves such a pivot."""
     if not math.isfinite(pivot):  # -inf or NaN, of entries that overflowed
         return NotPositiveDefiniteError(
             f"the covariance matrix with the new rows must be finite, but what the rows before leave of new row {row} "

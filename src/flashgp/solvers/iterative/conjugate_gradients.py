@@ -88,7 +88,7 @@ class PreparedConjugateGradients(Prepared):
             return progress.finished(ended)
 
     def _stagnated(self, progress: Progress) -> StopReason:
-        """What a stagnation was: the rounding of float64, or what ended the solve for the error."""
+        """Reason of a stagnation: the rounding of float64, or what ended the solve for the error."""
         ended = self._certify_by_correction(progress)
         if ended in (StopReason.CALLBACK, StopReason.INTERRUPT):
             return ended
@@ -337,7 +337,7 @@ class _Run:
         return self.progress.iterations - self.reference_iteration >= self.settings.stagnation_window
 
     def _judge(self, before: Tensor, claimed: Tensor, sound: bool) -> StopReason | None:
-        """What the true residual says about the recurrence since the last one."""
+        """Judge the recurrence since the last true residual by this one."""
         now = self.half_norms
         if float(now.max()) > self.settings.divergence * self.largest:
             return self.sharpen(Obstacle.GROWING, StopReason.DIVERGED)

@@ -34,7 +34,7 @@ def product(system: System, v: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Progress:
-    """What is known about a solve in scaled units: each right-hand side has norm 1.
+    """Progress of a solve in scaled units: each right-hand side has norm 1.
 
     Args:
         bound: of |e|_A from residuals (n, t) in scaled units, (t,).
@@ -118,7 +118,7 @@ class Progress:
         self.note(EventKind.CORRECTED, iterations=iterations, sharper=sharper)
 
     def at_rounding(self, rows: int, roundings: float) -> bool:
-        """Whether no open column has a backward error |r| / (|A| |x|) above so many rounding units of float64, by a
+        """True if no open column has a backward error |r| / (|A| |x|) above so many rounding units of float64, by a
         lower bound of |A| from so many rows, (M-123): then no method in float64 is to be expected to leave less."""
         columns, system, space = self.open, self.system, self.space
         diagonal = system.diagonal() + system.noise
@@ -137,20 +137,20 @@ class Progress:
         return (~self.goal.met(self.relative, self.energy)).nonzero()[:, 0]
 
     def met(self, columns: Tensor, residual: Tensor, bound: Tensor | None = None) -> Tensor:
-        """Which columns would meet the goal with these residuals; a bound of |e|_A, scaled, may be at hand."""
+        """Columns that would meet the goal with these residuals; a bound of |e|_A, scaled, may be at hand."""
         relative = self.space.norm(residual)
         energy = noise_bound(self.system, residual)
         energy = energy if bound is None else torch.minimum(energy, bound)
         return self.goal.met(relative, energy * self.scale[columns])
 
     def excess(self, columns: Tensor, residual: Tensor) -> float:
-        """How many times too large the residuals are."""
+        """Factor by which the residuals are too large."""
         merit = self._merit(*self._sizes(residual, columns))
         return float(merit.max()) if len(merit) else 0.0
 
     # -- what ends a solve ---------------------------------------------------------------------------------------
     def interrupted(self) -> StopReason | None:
-        """Whether the time is up, counting the pass that measuring the answer takes, or the iterations."""
+        """True if the time is up, counting the pass that measuring the answer takes, or the iterations."""
         # Until one was measured, an iteration and a float64 pass count as three of the passes there were.
         measuring = self.pass_seconds or 3.0 * (time.perf_counter() - self.began) / max(1.0, self.passes)
         if self.limits.deadline.passed(measuring):
@@ -158,12 +158,12 @@ class Progress:
         return StopReason.ITERATIONS if self.iterations >= self.limits.iterations else None
 
     def has_room_for(self, iterations: int, passes: float) -> bool:
-        """Whether so many iterations more, and passes beside them, seem to fit before the deadline and the limit."""
+        """True if so many iterations more, and passes beside them, seem to fit before the deadline and the limit."""
         seconds = (iterations + passes) * (time.perf_counter() - self.began) / max(1.0, self.passes)
         return not self.limits.deadline.passed(seconds) and self.iterations + iterations <= self.limits.iterations
 
     def interrupted_by_hand(self) -> StopReason:
-        """What a KeyboardInterrupt that is being handled means: the end of the solve, or it goes on to the caller."""
+        """Meaning of a KeyboardInterrupt that is being handled: the end of the solve, or it goes on to the caller."""
         if self.limits.interrupted is None:
             raise
         self.limits.interrupted()
@@ -202,7 +202,7 @@ class Progress:
         return self.space.norm(residual), energy * self.scale[columns]
 
     def _merit(self, relative: Tensor, energy: Tensor) -> Tensor:
-        """How far from the goal: at most 1 where it is met; smaller is better."""
+        """Distance from the goal: at most 1 where it is met; smaller is better."""
         tiny = torch.finfo(F64).tiny
         merit = relative / max(self.goal.relative, tiny)
         return merit if self.goal.energy <= 0.0 else torch.minimum(merit, energy / self.goal.energy)

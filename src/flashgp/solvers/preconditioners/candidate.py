@@ -90,8 +90,8 @@ class CandidatePreconditioner:
                 self.size, self._preconditioner = chosen, None
 
     def is_quick(self) -> bool:
-        """Whether the smallest is made in hardly more time than an iteration takes; then the largest is chosen of which
-        nearly the same is true."""
+        """Choose an initial size. True if building the smallest one costs about one iteration; the largest of about
+        that cost is taken then."""
         self._choose(self.settings.at_once)
         quick = (self.at_once or is_deterministic()) and self.price <= self.settings.at_once
         if quick:
@@ -122,7 +122,7 @@ class CandidatePreconditioner:
             return self._preconditioner
 
     def settle(self, rate: float, first: float, *, rounded: bool = False, again: bool = False) -> bool:
-        """Whether it is kept, by what an iteration leaves of the residual with it and with the first one.
+        """True if it is kept, by what an iteration leaves of the residual with it and with the first one.
 
         For later solves too; one that lost leaves its memory to them.
         Args: rounded, whether float32 products may have lost it; again, whether sharper ones are about to try it.
@@ -268,7 +268,7 @@ class ComparisonRun(Comparison):
         return self.running and iterations - self._began >= self.settings.length
 
     def candidate_rate(self, solve: SolveState) -> float:
-        """What an iteration left of the residual, by true ones of the same columns: the best so far, so that what came
+        """Factor of the residual in an iteration, by true ones of the same columns: the best so far, so that what came
         after rounding had the last word does not count. 1 where nothing was gained.
 
         Columns that are done stay where they met the goal: only those that are still open count. Where none is, the one
@@ -282,7 +282,7 @@ class ComparisonRun(Comparison):
         return float(left[still].max() if bool(still.any()) else left.min()) ** (1.0 / count)
 
     def _settled(self, solve: SolveState, obstacle: Obstacle | None = None, failed: bool = False) -> bool:
-        """Whether the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
+        """True if the candidate has won, by the true residuals, unless it failed; and what ended the comparison."""
         rate = 1.0 if failed else self.candidate.space.number(min(self._rate, self.candidate_rate(solve)))
         if self.at_once and rate > self.settings.standing:  # the low rank first, then a comparison with its rate
             self.candidate.at_once = self.running = self.at_once = False
@@ -304,24 +304,24 @@ class ComparisonRun(Comparison):
         return kept
 
     def recent_rate(self, iterations: int) -> float:
-        """What each of the last iterations has left of the residual."""
+        """Factor of the residual in each of the last iterations."""
         return contraction(self.sizes, iterations)
 
     def rate(self) -> float:
-        """The same of twice as many where the last ones gained hardly anything and those before them more: conjugate
-        gradients have plateaus, also just before they end."""
+        """The recent rate, of twice as many iterations where the last gained hardly anything and those before more:
+        conjugate gradients have plateaus, also just before they end."""
         rate = self.recent_rate(self.settings.interval // 2)
         return rate if rate <= self.settings.standing else min(rate, self.recent_rate(self.settings.interval))
 
 
 def contraction(sizes: Sequence[float], iterations: int) -> float:
-    """What each of the last iterations has left of residuals, of sizes before and after each of them."""
+    """Mean factor of residuals in each of the last iterations, from sizes before and after each of them."""
     before, now = sizes[-1 - iterations], sizes[-1]
     return (now / before) ** (1.0 / iterations) if before > 0.0 else 1.0
 
 
 def iterations_left(rate: float, excess: float) -> float:
-    """Of a solve, inf where nothing tells.
+    """Iterations left of a solve, inf where they are unknown.
 
     Args:
         rate: what an iteration leaves of the residual.

@@ -56,7 +56,7 @@ class CholeskyPreconditioner(Preconditioner):
 
 
 def _slack(system: System, dtype: torch.dtype, jitter: float) -> float:
-    """Of a factor of A plus the jitter, computed in dtype, eq. (M-83)."""
+    """Slack of a factor of A plus the jitter, computed in dtype, eq. (M-83)."""
     smallest = float(system.noise.min()) if system.count else 1.0
     trace = float((system.diagonal() + system.noise).sum())
     rounding = (3.0 * (system.count + 1) + ENTRY_ROUNDING) * 0.5 * torch.finfo(dtype).eps * trace

@@ -33,7 +33,7 @@ APPLIED_BYTES = 2**25  # of W in float64, at once
 def making_bytes(
     n: int, rank: int, settings: FullScaleSettings = DEFAULTS.full_scale[0], *, rows: int | None = None
 ) -> int:
-    """What is alive at most on one rank while it is made, beside the low rank, with `rank` inducing points.
+    """Largest number of bytes on one rank while it is made, beside the low rank, with `rank` inducing points.
 
     Args: n, rows of that rank; rows, of all ranks, n alone by default: of several, the rows of F that the blocks need,
         B, and the blocks and neighbours of all rows are there beside F.
@@ -47,7 +47,7 @@ def making_bytes(
 
 
 def making_flops(rank: int, settings: FullScaleSettings) -> float:
-    """Of making it, for one row, without the low rank."""
+    """Flops of making it, for one row, without the low rank."""
     width = settings.neighbours + settings.block
     return (2.0 * rank + width / 3.0) * width**2 / settings.block + 4.0 * rank**2
 

@@ -80,7 +80,7 @@ class LowRank(Preconditioner):
         self._update_eigenvalues()
 
     def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
-        """The same F with another D: where both are multiples of the identity, Q and the directions of R stay, and
+        """This F with another D: where both are multiples of the identity, Q and the directions of R stay, and
         nothing is decomposed again."""
         other = copy.copy(self)
         other._set_noise(noise)
@@ -111,7 +111,7 @@ class LowRank(Preconditioner):
 
     @property
     def _twice(self) -> bool:
-        """Whether what lies in Q is taken out twice."""
+        """True if what lies in Q is taken out twice."""
         return self._largest * EPS * self.skew > self.settings.lost
 
     @property
@@ -182,7 +182,7 @@ class Decomposed:
 
 
 def _decomposed(factor: Tensor, deviation: Tensor, space: Space, settings: LowRankSettings) -> Decomposed:
-    """Of F (n, k) and the roots of D, (n, 1)."""
+    """Decomposition of F (n, k) and the roots of D, (n, 1)."""
     count = space.count(factor)
     if is_deterministic() or count * factor.shape[1] ** 2 < max(1, settings.min_gram_flops):
         return _by_householder(factor, deviation, space)
@@ -207,12 +207,12 @@ def _decomposed(factor: Tensor, deviation: Tensor, space: Space, settings: LowRa
 
 
 def _by_householder(factor: Tensor, deviation: Tensor, space: Space) -> Decomposed:
-    """The same for any condition number. Cost: 4 n k^2 flops, at the speed of LAPACK."""
+    """The decomposition for any condition number. Cost: 4 n k^2 flops, at the speed of LAPACK."""
     basis, inner = space.qr(factor / deviation)
     rotation, singular, _ = torch.linalg.svd(inner)  # of one place, as Q and R are
     return Decomposed(basis, None, inner, space.agreed(rotation), space.agreed(singular))
 
 
 def _is_uniform(values: Tensor, space: Space) -> bool:
-    """Whether all values of all rows are equal."""
+    """True if all values of all rows are equal."""
     return space.count(values) == 0 or bool((space.max(values) == -space.max(-values)).all())

@@ -1,4 +1,4 @@
-"""What block conjugate gradients ask of P = L L^T, a matrix near A that is cheap to solve with.
+"""Interface to block conjugate gradients of P = L L^T, a matrix near A that is cheap to solve with.
 
 Two half solves instead of one solve: with L^-1 A L^-T all orthogonality is the Euclidean one, so that Householder QR
 serves, and |L^-1 r| is sqrt(r^T P^-1 r), which bounds the error wherever A >= P / slack, eq. (M-79).
@@ -45,16 +45,16 @@ class Preconditioner(ABC):
         return self.half_solve_transposed(self.half_solve(v))
 
     def comparison(self) -> "Comparison":
-        """Of one solve with this one."""
+        """The comparison of one solve with this one."""
         return Comparison()
 
     def kept(self) -> "Preconditioner":
-        """What the solves so far have come to: this one, or another that won a comparison with it."""
+        """Preconditioner of the solves so far: this one, or another that won a comparison with it."""
         return self
 
 
 class SolveState(Protocol):
-    """What a comparison sees of a solve, and does to it.
+    """Interface of a solve to a comparison.
 
     Fields: dtype, of products; columns, that are open; iterations; relative, true residuals of all columns, best so
     far; open, columns that have not met the goal.
@@ -73,10 +73,10 @@ class SolveState(Protocol):
         """The largest |r| / |b| of the open columns, by the recurrence."""
 
     def excess(self) -> float:
-        """How many times too large the residuals are."""
+        """Factor by which the residuals are too large."""
 
     def has_room_for(self, iterations: int, passes: float) -> bool:
-        """Whether these seem to fit before the deadline and the limit."""
+        """True if these seem to fit before the deadline and the limit."""
 
     def note(self, kind: EventKind, **fields: Any) -> None: ...
     def use(self, preconditioner: Preconditioner | None, dtype: torch.dtype) -> None:
@@ -90,10 +90,10 @@ class SolveState(Protocol):
 
 
 class Comparison:
-    """Whether another preconditioner takes over in one solve; here none does."""
+    """Comparison of preconditioners in one solve; here none takes over."""
 
     def begin_with(self) -> Preconditioner | None:
-        """What the solve begins with in place of the first one."""
+        """The preconditioner to begin with in place of the first one."""
         return None
 
     def reset(self, size: float) -> None:
@@ -103,11 +103,11 @@ class Comparison:
         """The residual after an iteration."""
 
     def begins(self, solve: SolveState) -> bool:
-        """Whether `decide` is wanted before the first iteration."""
+        """True if `decide` is wanted before the first iteration."""
         return False
 
     def wants_residual(self, solve: SolveState) -> bool:
-        """Whether the true residual is wanted now, to begin or to end a comparison."""
+        """True if the true residual is wanted now, to begin or to end a comparison."""
         return False
 
     def decide(self, solve: SolveState) -> None:
@@ -117,7 +117,7 @@ class Comparison:
         """Products have become float64."""
 
     def averts(self, solve: SolveState, obstacle: Obstacle, otherwise: StopReason) -> bool:
-        """Whether what would end the solve ends a comparison alone."""
+        """True if what would end the solve ends a comparison alone."""
         return False
 
     def end(self, solve: SolveState) -> None:
