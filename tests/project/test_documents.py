@@ -148,6 +148,25 @@ def test_pages_of_the_tour_are_short_and_in_its_index() -> None:
     assert {name: n for name, text in texts.items() if (n := shown_lines(text)) > SCREENS * SCREEN[0]} == {}
 
 
+def test_design_describes_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    there = [f"/{path.relative_to(ROOT).as_posix()}" for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")]
+    folders = {path.rsplit("/", 1)[0] + "/" for path in there}
+    described = re.findall(r"`([\w/]+(?:/|\.py))`", text)
+    assert described
+    assert [name for name in described if not any(path.endswith("/" + name) for path in (*there, *folders))] == []
+
+
+def test_design_counts_the_lines_to_read_first() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = text[text.index("## Files to read first") : text.index("## The one idea")]
+    names = re.findall(r"^\| `([\w/]+\.py)`", section, re.MULTILINE)
+    lines = sum(len((ROOT / "src" / "flashgp" / name).read_text(encoding="utf-8").splitlines()) for name in names)
+    said = re.search(r"about ([\d,]+) lines", section)
+    assert said
+    assert int(said[1].replace(",", "")) == pytest.approx(lines, rel=0.1)
+
+
 def test_long_lines_count_as_they_wrap() -> None:
     assert shown_lines("a\n\n" + "b" * SCREEN[1] + "\n" + "c" * (SCREEN[1] + 1)) == 5
 
