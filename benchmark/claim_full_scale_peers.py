@@ -34,7 +34,7 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import layout_of
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 
 LENGTHSCALES = [33.6, 32.2, 18.3, 20.8, 20.7, 16.1, 16.2, 22.9]  # kin40k, all rows, exact
 VARIANCE, NOISE, MEAN = 197.0, 2.9e-5, 1.40

@@ -10,7 +10,7 @@ from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from flashgp.sources.source import Held
 from flashgp.sources.survey import surveyed
 

@@ -18,7 +18,7 @@ from common import RECORDS, arguments, interleaved
 import flashgp as fgp
 from flashgp.bench import measure_peak_bytes, write_record
 from flashgp.pairwise.near import far
-from flashgp.planner.problem import Features, ProductProblem, Resources
+from flashgp.planner.problem import Features, PlanSettings, ProductProblem
 from flashgp.planner.products import plan_product
 
 F64 = torch.float64
@@ -91,9 +91,8 @@ def measured(n: int, d: int, lengthscale: float, target: float | None, *, toy: b
         timed = interleaved({"near": lambda: operator @ right, "all": lambda: plain @ right}, 1 if toy else 5)
         error, index = largest_error(kernel, x, right, timed["near"].result)
         within = share_of_bound(kernel, x, right, index)
-    planned = plan_product(
-        ProductProblem(kernel.form, n, None, Features(d), kept=operator.kept, dtype=torch.float32), Resources("64GiB")
-    )
+    product = ProductProblem(kernel.form, n, None, Features(d), kept=operator.kept, dtype=torch.float32)
+    planned = plan_product(product, PlanSettings("64GiB"))
     prepare = functools.partial(_prepare, n, d, lengthscale)
     near, everything = timed["near"].seconds, timed["all"].seconds
     row = {

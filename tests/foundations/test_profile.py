@@ -28,7 +28,7 @@ from flashgp.foundations.profile_store import (
     tune_command,
     unused_profile,
 )
-from flashgp.planner.problem import Resources
+from flashgp.planner.problem import PlanSettings
 
 F32, F64 = torch.float32, torch.float64
 
@@ -240,7 +240,7 @@ def test_a_profile_of_other_threads_or_cores_is_named(folder: Path) -> None:
     assert quiet() is BUILT_IN
     assert unused_profile() == "the profile kept is of 77 threads on 80 cores, and its rates are not used"
     assert tune_command() == f"flashgp tune --threads {machine_key()[2]}"
-    (note,) = Resources().notes()
+    (note,) = PlanSettings().notes()
     assert "77 threads on 80 cores" in note
     assert tune_command() in note
 

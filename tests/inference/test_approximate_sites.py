@@ -11,7 +11,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.likelihoods import Gaussian, Sites
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from inference.full_scale import test_factor as full_scale
 from inference.streamed import test_bound as streamed
 from inference.test_seams import NOISE, Given, Multiplicative, close, prior, table

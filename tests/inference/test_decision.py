@@ -10,10 +10,10 @@ import flashgp as fgp
 from flashgp.foundations.events import ApproximationReason, EventKind, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.decision import decided
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
-from flashgp.planner.approximate import ApproximatePlan
+from flashgp.inference.choice import decided
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from inference.plain_gp import data, model
 
 SMALL = {"inducing": 12, "neighbours": 9}
@@ -23,7 +23,7 @@ def choice(gp: fgp.GP, n: int, limit: float | None = None, **options: object) ->
     settings = PlanSettings(**{"memory": "64GiB", "profile": BUILT_IN, **options})
     rows = RowCounts(n, 2)
     taken, plan, event = decided(gp, rows, Approximation("auto"), settings, limit)
-    assert isinstance(plan, Plan if taken is None else ApproximatePlan)
+    assert plan.approximation == ("" if taken is None else taken.kind)
     assert event.fields["chosen"] == ("exact" if taken is None else taken.kind)
     if taken is not None:
         assert taken.sizes(n) == plan.sizes
@@ -132,7 +132,7 @@ def test_reports_carry_the_plan_and_what_is_lost(kind: str) -> None:
     sizes = SMALL if kind == "full_scale" else {"inducing": 12}
     fit = fgp.fit(model(), x, y, approximation=kind, starts=1, **sizes)
     plan = fit.report.plan
-    assert isinstance(plan, ApproximatePlan)
+    assert isinstance(plan, Plan)
     assert (plan.n, plan.inducing, plan.approximation) == (300, 12, kind)
     assert fit.report.predicted_seconds == plan.fit_seconds
     assert fit.report.predicted_bytes == plan.training_bytes
@@ -148,7 +148,7 @@ def test_reports_carry_the_plan_and_what_is_lost(kind: str) -> None:
     assert "nats a row" in str(fit.report)
     assert "nats a row" in repr(fit.posterior)
     conditioned = fit.gp.condition(x, y, approximation=kind, **sizes)
-    assert isinstance(conditioned.report.plan, ApproximatePlan)
+    assert isinstance(conditioned.report.plan, Plan)
     assert conditioned.report.predicted_seconds == conditioned.report.plan.seconds
 
 

@@ -14,7 +14,7 @@ from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from inference.plain_gp import data, model
 from second_device import DEVICE, SecondDevice, held
 

@@ -11,8 +11,7 @@ from flashgp.inference.approximation import DEFAULT, LADDER
 from flashgp.inference.full_scale import factor, layout
 from flashgp.inference.streamed import objective
 from flashgp.pairwise.torch.tile_job import ACCELERATOR_TILE_PAIRS
-from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.approximate_prices import ApproximateWork
+from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.plan import Plan
 from flashgp.solvers.settings import FullScaleSettings
 
@@ -20,7 +19,7 @@ GP = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(8)))
 KINDS = ("full_scale", "sparse")
 
 
-def build(n: int, kind: str | None = "full_scale", gp: fgp.GP = GP, **options: object) -> ApproximatePlan:
+def build(n: int, kind: str | None = "full_scale", gp: fgp.GP = GP, **options: object) -> Plan:
     return fgp.plan(gp, n=n, d=8, approximation=kind, **{"profile": BUILT_IN, "memory": "64GiB", **options})
 
 
@@ -88,14 +87,14 @@ def test_most_of_a_search_has_coarse_sizes() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_prints_and_reads_back(kind: str) -> None:
     plan = build(30_000, kind)
-    again = ApproximatePlan.from_json(plan.to_json())
+    again = Plan.from_json(plan.to_json())
     assert again == plan
     text = str(plan)
     assert "inducing points" in text
     assert "posterior.lost" in text or "posterior.bound" in text
     assert "<table>" in plan._repr_html_()
     with pytest.raises(fgp.DomainError, match="text"):
-        ApproximatePlan.from_json(plan.to_json().replace(kind, "nystroem"))
+        Plan.from_json(plan.to_json().replace(kind, "nystroem"))
 
 
 def test_arguments_of_exact_plans_are_refused_beside_it() -> None:
@@ -114,7 +113,7 @@ def test_arguments_of_exact_plans_are_refused_beside_it() -> None:
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------
-def sizes(plan: ApproximatePlan) -> tuple[int, int, int]:
+def sizes(plan: Plan) -> tuple[int, int, int]:
     return plan.inducing, plan.block, plan.neighbours
 
 
@@ -156,7 +155,7 @@ def test_short_memory_gives_smaller_sizes_and_names_what_fits(kind: str) -> None
         build(100_000, kind, memory=whole.training_bytes - 1, inducing=2 * whole.inducing)
     error = refused.value
     assert error.needed_bytes > error.available_bytes
-    assert isinstance(error.cheapest_plan, ApproximatePlan)
+    assert isinstance(error.cheapest_plan, Plan)
     with pytest.raises(fgp.MemoryBudgetError, match="larger memory="):
         build(100_000, kind, memory="1MiB")
 

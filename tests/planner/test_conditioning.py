@@ -1,7 +1,9 @@
 """Which route a plan takes, what it costs, and how it trains: by rates and budget, without a size written down."""
 
 import dataclasses
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.pairwise.program.program import program_of
 from flashgp.planner.conditioning import PATIENCE_SECONDS
-from flashgp.planner.prices import NEEDED, WIDTH
+from flashgp.planner.exact import NEEDED, WIDTH, making_passes, solve_passes
+from flashgp.planner.fit_stages import WorkSettings
 from flashgp.planner.products import STORED_ROWS
-from flashgp.solvers.settings import SolveSettings
+from flashgp.solvers.preconditioners import candidate
+from flashgp.solvers.settings import ComparisonSettings, SolveSettings
 from planned import conditioning_plan
 
 FORM = fgp.kernels.RBF().form
@@ -45,14 +49,49 @@ def test_bytes_and_seconds_of_iterative_routes(n: int, outputs: int) -> None:
     plan = build(n, route="recomputed", outputs=outputs)
     assert (plan.rank, plan.dtype, plan.backend) == (rank, "float32", "torch")
     assert plan.peak_bytes == tiles + operands + own
-    assert plan.seconds == pytest.approx(100 * (n * n / rate + rates.call_seconds) + preparing)
+    assert plan.seconds == pytest.approx(60 * (n * n / rate + rates.call_seconds) + preparing)
     plan = build(n, route="stored", outputs=outputs)
     panel = min(n, STORED_ROWS)
     kept = 4 * (n * n + n * panel) // 2
     assert plan.peak_bytes == kept + 4 * panel * n + tiles + operands + own
     products = max(2 * n * n * outputs / rates.gemm_float32, kept / rates.copy_bytes) + rates.call_seconds
-    assert plan.seconds == pytest.approx(100 * products + n * n / rates.block_pairs + rates.call_seconds + preparing)
-    assert "100 passes over the pairs are assumed" in plan.notes[0]
+    assert plan.seconds == pytest.approx(60 * products + n * n / rates.block_pairs + rates.call_seconds + preparing)
+    assert "60 passes over the pairs are assumed" in plan.notes[0]
+
+
+def test_passes_are_those_of_the_preconditioner_that_serves() -> None:
+    """Eq. (M-121): its prices; a comparison where it takes long to make, none where it would take too long."""
+    work, compared, rank = WorkSettings(), ComparisonSettings(), 512
+    sizes = SolveSettings().full_scale
+    assert [(one.block, one.neighbours, one.max_price) for one in sizes] == list(work.preconditioners)
+    for n in (3000, 12_000, 200_000, 1_000_000):
+        prices = [making_passes(n, rank, one.block, one.neighbours) for one in sizes]
+        assert prices == pytest.approx([candidate.making_passes(n, rank, one, compared) for one in sizes])
+    assert (work.at_once, work.at_once_most) == (compared.at_once, compared.at_once_most)
+    assert work.made_most == compared.making_share * compared.unknown_left
+    assert work.compared_most == (compared.unknown_left - compared.min_left) / 2.0
+    assert solve_passes(3000, rank, work) == (work.passes_low_rank, 0.0)
+    by_comparison, made = solve_passes(12_000, rank, work)
+    assert (by_comparison, made) == (work.passes_compared, work.making * making_passes(12_000, rank, 64, 128))
+    at_once, made = solve_passes(1_000_000, rank, work)
+    assert (at_once, made) == (work.passes_at_once, work.making * making_passes(1_000_000, rank, 128, 896))
+    assert made < 2.0 * compared.at_once_most
+
+
+def test_passes_of_the_records_are_in_the_range_of_plans() -> None:
+    """What solves took on 12,000 rows of eleven kinds, and on a million of rows."""
+    records = Path(__file__).parents[2] / "benchmark" / "records"
+    taken = [
+        (cell["n"], cell["passes"])
+        for cell in json.loads((records / "preconditioners.json").read_text())["cells"].values()
+    ]
+    taken += [(200_000, 33.0), (1_000_000, 26.0)]  # of million.json and whole_fits.json, in words
+    assert len(taken) > 10
+    for n, passes in taken:
+        found, _ = solve_passes(n, 512, WorkSettings())
+        assert found.low <= passes <= found.high, (n, passes)
+    middle = sorted(passes for n, passes in taken if n < 10**6)[(len(taken) - 1) // 2]
+    assert solve_passes(12_000, 512, WorkSettings())[0].middle == pytest.approx(middle, rel=0.2)
 
 
 def test_float64_while_it_is_quick() -> None:

@@ -11,10 +11,11 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
+from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.numpy_pairs import MAX_NUMPY_ROWS
+from flashgp.planner.exact import largest_fit
 from flashgp.planner.fit_stages import Search, StageSettings, fit_stages
 from flashgp.planner.plan import Plan
-from flashgp.planner.training import largest_fit
 from inference.training.tables import prior, table
 
 GP = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(8)))
@@ -120,7 +121,8 @@ def test_seconds_grow_with_rows_and_jump_only_with_the_work() -> None:
             continue
         estimated = after.training != "exact"
         same = len(stages(before.n, estimated=estimated)) == len(stages(after.n, estimated=estimated))
-        same = same and before.route == after.route
+        compiled = before.n**2 < PORTABLE_PAIRS <= after.n**2  # products of gradients by quicker loops
+        same = same and before.route == after.route and not (estimated and compiled)
         other_engine = before.n <= MAX_NUMPY_ROWS < after.n  # torch's calls take longer than NumPy's
         growth = after.fit_seconds / before.fit_seconds
         assert growth <= (1.8 if other_engine else 1.02 if same else 1.08) * (after.n / before.n) ** 3.0, (

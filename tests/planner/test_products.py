@@ -81,7 +81,7 @@ def test_tiles_are_as_large_as_was_measured_where_they_stay_small() -> None:
         build(20_000, profile=quick, memory=2**20)
     assert caught.value.needed_bytes == build(20_000).peak_bytes, "the least that it takes, whatever the budget"
     other = large.peak_bytes + 2**20  # of work before or after, not at the same time
-    beside = build(20_000, profile=quick, memory=other, peak_bytes=other)
+    beside = build(20_000, profile=quick, memory=other, other_bytes=other)
     assert (beside.tile_pairs, beside.peak_bytes) == (2**20, other)
     for route in ("dense", "stored"):
         made = build(8000, profile=quick, route=route, dtype=F32)

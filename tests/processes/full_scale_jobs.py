@@ -20,7 +20,7 @@ from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradient
 from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from inference import plain_gp

@@ -17,7 +17,7 @@ from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 from inference.allocations import Allocations

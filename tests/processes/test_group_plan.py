@@ -8,7 +8,8 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
-from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditioning_problem
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
+from flashgp.planner.problem import PlanSettings
 from flashgp.planner.wire import solve_wire, table_wire
 from processes import plan_jobs
 from processes.launch import Ranks

@@ -8,7 +8,7 @@ from flashgp.foundations.profile import BUILT_IN
 from flashgp.operators.sharing import share_of_tiles
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.plan import Plan
-from flashgp.planner.problem import ConditioningProblem, Features, Resources
+from flashgp.planner.problem import ConditioningProblem, Features, PlanSettings
 from processes import space_jobs
 from processes.launch import Ranks
 
@@ -115,7 +115,7 @@ def test_a_plan_of_ranks_is_that_of_each_of_them() -> None:
 
     def plan(ranks: int, memory: str | int = "64GiB") -> Plan:
         problem = ConditioningProblem(form, 40_000, 8, Features(8), ranks=ranks)
-        return plan_conditioning(problem, Resources(memory, profile=BUILT_IN), route="stored")
+        return plan_conditioning(problem, PlanSettings(memory, profile=BUILT_IN, route="stored"))
 
     one, four = plan(1, plan(1).peak_bytes - 1), plan(4)  # without float64 tiles, which ranks do not keep
     brought = 8 * 40_000 * four.rank  # rows of F that the blocks of a rank need, here all of them

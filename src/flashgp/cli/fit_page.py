@@ -10,7 +10,6 @@ import flashgp
 from flashgp import plots
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
-from flashgp.planner.plan import Plan
 from flashgp.table.inputs import InputColumn
 from flashgp.table.matching import shown
 
@@ -209,7 +208,7 @@ def _computation(outcome: FitOutcome) -> Section:
     )
     compared = [
         ("peak memory", readable_bytes(plan.peak_bytes), _bytes(report.peak_bytes)),
-        *([step] if isinstance(plan, Plan) else []),  # an approximation evaluates mostly few rows
+        *([step] if not plan.approximation else []),  # an approximation evaluates mostly few rows
         ("conditioning on the rows", readable_seconds(plan.seconds), readable_seconds(post.seconds or 0.0)),
         ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
     ]

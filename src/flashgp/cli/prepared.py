@@ -18,9 +18,8 @@ from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
 from flashgp.kernels.default import DEFAULT
-from flashgp.planner.approximate import LOST_HINT, ApproximatePlan
 from flashgp.planner.choice import table_of
-from flashgp.planner.plan import FACTORED, Plan
+from flashgp.planner.plan import FACTORED, LOST_HINT, Plan
 from flashgp.planner.products import ProductPlan
 from flashgp.table import EncodedTable, Encoding, Table, read_split, read_table, split_last, split_rows
 from flashgp.table_model.preparation import PreparedTable, prepare, prepare_rows
@@ -111,7 +110,7 @@ def _say_prepared(options: FitOptions, prepared: PreparedTable, console: Console
 def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:
     """A plan for people who did not ask for it; `flashgp plan` has the rest."""
     plan = prepared.plan
-    if isinstance(plan, ApproximatePlan):
+    if plan.approximation:
         how = f"{_METHODS[plan.approximation]}: {plan.sizes_text}"
     elif plan.route in FACTORED:
         how = f"Cholesky factor in {plan.dtype}" + (", corrected in float64" if plan.route == "refined" else "")
@@ -125,12 +124,12 @@ def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:
         *([("processes", f"{ranks}: memory and time are those of each")] if ranks > 1 else []),
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
         ("time", f"{_time_text(plan, prepared.settings.time_limit)}{rates}"),
-        *([("fits up to", str(plan.largest_fit))] if isinstance(plan, Plan) and plan.largest_fit else []),
-        *([("what is lost", LOST_HINT[plan.approximation])] if isinstance(plan, ApproximatePlan) else []),
+        *([("fits up to", str(plan.largest_fit))] if plan.largest_fit else []),
+        *([("what is lost", LOST_HINT[plan.approximation])] if plan.approximation else []),
     ]
 
 
-def _time_text(plan: Plan | ApproximatePlan, limit: float | None) -> str:
+def _time_text(plan: Plan, limit: float | None) -> str:
     """Of the whole fit, no more than its limit."""
     if not limit or plan.fit_seconds <= limit:
         return plan.fit_text
@@ -202,7 +201,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     Returns: the plan as JSON values; with test_rows that of predicting so many rows under "prediction".
     Raises: MemoryBudgetError when it does not fit; FlashGPError for the table.
     """
-    plan: Plan | ApproximatePlan
+    plan: Plan
     if options.table is not None and options.target is not None:
         if is_pattern(options.table) and options.test_rows is not None:
             raise DomainError(
@@ -232,7 +231,7 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
         )  # fmt: skip
     _show("plan", plan, console)
     result = {"command": "plan", **asdict(plan)}
-    if options.test_rows is not None and isinstance(plan, Plan):
+    if options.test_rows is not None and not plan.approximation:
         prediction = plans.plan(
             gp, plan.n, plan.d, n_test=options.test_rows, distinct=plan.distinct, memory=options.memory,
             device=options.device, conditioned=plan.route,
@@ -242,8 +241,8 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
     return result
 
 
-def _show(title: str, plan: Plan | ProductPlan | ApproximatePlan, console: Console) -> None:
+def _show(title: str, plan: Plan | ProductPlan, console: Console) -> None:
     console.pairs(title, plan.lines())
-    if not isinstance(plan, ApproximatePlan) and plan.alternatives:
+    if plan.alternatives:
         head, *rows = table_of(plan.alternatives)
         console.table(head, rows, numeric=(4, 5))

@@ -19,7 +19,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.settings import SolveSettings
 from flashgp.inference.streamed import state as streamed
 from flashgp.inference.streamed.bound import BoundSums
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 from flashgp.sources.survey import Block
 

@@ -58,9 +58,9 @@ from flashgp.inference.base_state import UpdateState
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import SolveSettings
+from flashgp.planner.problem import chosen_device
 from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
 if TYPE_CHECKING:

@@ -9,17 +9,12 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.json_values import json_fields, json_list, json_number, json_text, number_json, refused
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UPDATE
-from flashgp.planner.plan import Plan
+from flashgp.planner.plan import LATER, Plan
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Report))
 _TEXTS = ("backend", "device", "dtype", "route")
 # Fields of a plan that the first format lacks.
 _SINCE_2 = ("distinct", "rank", "solver", "training", "training_bytes", "training_factor_passes", "training_rank")
-# And fields that files of format 4 may lack: of a prediction for a fit, of outputs with noise of their own, of ranks.
-_LATER: dict[str, Any] = {
-    "fit_seconds": 0.0, "fit_seconds_low": 0.0, "fit_seconds_high": 0.0, "largest_fit": None, "factors": 1,
-    "offers": [], "shared": None,
-}  # fmt: skip
 _OLD_UPDATE = "online: "
 _COUNTS = ("iterations", "peak_bytes", "predicted_bytes")
 
@@ -29,7 +24,7 @@ def report_json(report: Report) -> dict[str, Any]:
     fields = {name: _numbers(getattr(report, name)) for name in _FIELDS if name not in ("events", "plan")}
     fields["events"] = [event.to_json() for event in report.events]
     plan = report.plan
-    return {**fields, "plan": json.loads(plan.to_json()) if isinstance(plan, Plan) else None}
+    return {**fields, "plan": json.loads(plan.to_json()) if isinstance(plan, Plan) and not plan.approximation else None}
 
 
 def _numbers(value: Any) -> Any:
@@ -80,7 +75,7 @@ def _nested(value: Any, where: str) -> Any:
 def _plan(value: Any, version: int) -> Plan:
     names = [f.name for f in dataclasses.fields(Plan) if version > 1 or f.name not in _SINCE_2]
     if isinstance(value, dict):
-        value = {**_LATER, **value}
+        value = {**LATER, **value}
     fields = dict(json_fields(value, "report.plan", names))
     if version == 1:  # what there was then: a factor for everything
         fields |= {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.planner.approximate_prices import ApproximateWork, Sizes
+from flashgp.planner.plan import MOST_PREDICTING, Sizes
 
 APPROXIMATIONS = ("full_scale", "sparse", "auto")
 # Inducing points, rows of a block, neighbours, from the least time and memory to the most. DEFAULT is what "auto" takes
@@ -147,7 +147,7 @@ class Approximation:
                 raise DomainError(f"`{name}` must be at most the {n:,} rows, got {value:,}; pass fewer, or 'auto'")
         if self.kind == "sparse":
             return Sizes(inducing, 0, 0, 0)
-        predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, ApproximateWork.most_predicting, n))
+        predicting = max(neighbours, min(MORE_FOR_POINTS * neighbours, MOST_PREDICTING, n))
         return Sizes(inducing, max(1, min(block, n)), neighbours, predicting)
 
     def with_points(self, inducing: int) -> "Approximation":

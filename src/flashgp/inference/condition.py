@@ -17,12 +17,12 @@ from flashgp.inference.exact.condition import condition as condition_exactly
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
 from flashgp.inference.over_ranks import asked_alike, check_alike, decided_for, gathered_for
-from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import condition_by_sites
 from flashgp.inference.streamed.condition import condition as condition_streamed
+from flashgp.planner.problem import PlanSettings
 from flashgp.sources.source import Held, RowSource
 
 S = TypeVar("S", bound=BaseState)

@@ -21,14 +21,13 @@ from flashgp.inference.approximation import (
     approximation_of,
     approximation_of_read,
 )
+from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data, held
-from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit
 from flashgp.inference.gp import GP
 from flashgp.inference.over_ranks import check_alike, decided_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
-from flashgp.inference.plan_settings import PlanSettings, chosen_device
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.streamed.fit import StreamedFit
@@ -37,6 +36,7 @@ from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, re
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource, source_of
 

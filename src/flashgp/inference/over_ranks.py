@@ -9,15 +9,14 @@ import torch
 
 from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import Decision, decided
 from flashgp.inference.data import Data
-from flashgp.inference.decision import Decision, decided
 from flashgp.inference.gathered import agreed_memory, compare_models, gathered, rows_of_one_model, tensor_mark
-from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import joining_keys
-from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.approximate_prices import Sizes
-from flashgp.planner.plan import Plan
+from flashgp.planner.plan import Plan, Sizes
+from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.agreement import deadline_of, decided_by_first
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
@@ -60,9 +59,7 @@ def dealt(rows: RowSource, group: Group) -> RowSource:
     return rows if group.size == 1 else rows.dealt(group)
 
 
-def planned_over(
-    group: Group, plan: Callable[[Approximation], ApproximatePlan], asked: Approximation
-) -> ApproximatePlan:
+def planned_over(group: Group, plan: Callable[[Approximation], Plan], asked: Approximation) -> Plan:
     """The plan that every rank has room and time for: of the smallest sizes that a rank chose on the ladder.
 
     Raises: MemoryBudgetError, on every rank, before anything is allocated.
@@ -93,7 +90,7 @@ def decided_for(
     """
     with group.together():
         rows = data.counts if group.size == 1 else counts_over(group, prior, data)
-        device = chosen_device(settings.device, data.x)
+        device = data.x.device if settings.device is None else settings.devices[-1]
         settings = replace(
             settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
             factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
@@ -119,11 +116,9 @@ def decided_over(
 
     def from_json(data: list[Any]) -> Decision:
         kind, text, event = data
-        if kind is None:
-            return None, Plan.from_json(text), Event.from_json(event)
-        plan = ApproximatePlan.from_json(text)
-        taken = next(one for one in asked.candidates if one.kind == kind)
-        return taken.resolved(plan.sizes), plan, Event.from_json(event)
+        plan = Plan.from_json(text)
+        taken = next((one.resolved(plan.sizes) for one in asked.candidates if one.kind == kind), None)
+        return taken, plan, Event.from_json(event)
 
     return decided_by_first(
         group, lambda: decided(prior, rows, asked, settings, time_limit, training=training), to_json, from_json

@@ -1,8 +1,8 @@
 """Plans of what a GP will do: `fgp.plan`, where it may run, and whether a plan handed in fits the data."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from dataclasses import replace
+from typing import Any, overload
 
 import numpy
 import torch
@@ -14,30 +14,28 @@ from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import counted
-from flashgp.inference.approximate_plan import approximate_plan, offered, offers_of, refuse_unfit
 from flashgp.inference.approximation import Approximation, approximation_of, refuse_exact
-from flashgp.inference.decision import decided
-from flashgp.inference.exact_plan import conditioning_plan, planned_as
-from flashgp.inference.plan_settings import (
-    PlanSettings,
-    ProblemSize,
-    RowCounts,
-    chosen_device,
-    conditioning_problem,
-    resources_of,
+from flashgp.inference.choice import (
+    approximate_plan,
+    conditioning_plan,
+    decided,
+    offered,
+    offers_of,
+    refuse_unfit,
 )
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, TimeSettings
-from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.choice import check_route
+from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.exact import largest_fit
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import FACTORED, ROUTES, Plan
-from flashgp.planner.prices import PASSES
-from flashgp.planner.problem import OtherWork, ProductProblem
+from flashgp.planner.problem import PlanSettings, ProductProblem, chosen_device
 from flashgp.planner.products import ProductPlan, plan_product
-from flashgp.planner.training import largest_fit
 from flashgp.planner.variances import (
     VariancePrice,
+    VarianceProblem,
     VarianceSettings,
     check_variance,
     variance_price,
@@ -54,18 +52,6 @@ OFFER_SECONDS = 180.0
 def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> torch.device:
     """Where a plan runs: "auto" leaves it to the plan, which took the quickest device."""
     return torch.device(plan.device) if device == "auto" else chosen_device(device, x)
-
-
-@dataclass(frozen=True)
-class PredictionQuestion:
-    """What is predicted, and how its posterior came about; the fields are arguments of `fgp.plan`, but for time_limit,
-    of variances."""
-
-    n_test: int
-    variance: bool | str = True
-    conditioned: str | None = None
-    passes: int = PASSES
-    time_limit: float | None = None
 
 
 @overload
@@ -87,47 +73,11 @@ def plan(
     deterministic: bool = False,
     time_limit: float | None = None,
     starts: int | None = None,
-    approximation: None = None,
+    approximation: str | None = None,
+    inducing: int | str | Tensor = "auto",
+    neighbours: int | str = "auto",
     ranks: int = 1,
 ) -> Plan: ...
-@overload
-def plan(
-    gp: Prior,
-    n: int,
-    d: int,
-    *,
-    distinct: int | None = None,
-    memory: str | int | None = None,
-    device: str | torch.device | None = None,
-    profile: MachineProfile | None = None,
-    deterministic: bool = False,
-    time_limit: float | None = None,
-    starts: int | None = None,
-    approximation: Literal["full_scale", "sparse"],
-    inducing: int | str | Tensor = "auto",
-    neighbours: int | str = "auto",
-    ranks: int = 1,
-) -> ApproximatePlan: ...
-@overload
-def plan(
-    gp: Prior,
-    n: int,
-    d: int,
-    *,
-    distinct: int | None = None,
-    memory: str | int | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    solver: str | None = None,
-    profile: MachineProfile | None = None,
-    deterministic: bool = False,
-    time_limit: float | None = None,
-    starts: int | None = None,
-    approximation: str | None,
-    inducing: int | str | Tensor = "auto",
-    neighbours: int | str = "auto",
-    ranks: int = 1,
-) -> Plan | ApproximatePlan: ...
 @overload
 def plan(
     gp: Prior,
@@ -144,7 +94,7 @@ def plan(
     backend: str | None = None,
     variance: bool | str = True,
     conditioned: str | None = None,
-    passes: int = PASSES,
+    passes: int | None = None,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
 ) -> ProductPlan: ...
@@ -165,7 +115,7 @@ def plan(
     backend: str | None = None,
     variance: bool | str = True,
     conditioned: str | None = None,
-    passes: int = PASSES,
+    passes: int | None = None,
     profile: MachineProfile | None = None,
     deterministic: bool = False,
     time_limit: float | None = None,
@@ -174,7 +124,7 @@ def plan(
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
     ranks: int = 1,
-) -> Plan | ProductPlan | ApproximatePlan:
+) -> Plan | ProductPlan:
     """What conditioning (and fitting) a GP on n rows of d columns takes, or predicting from them: `fgp.plan`.
 
     Args:
@@ -190,7 +140,7 @@ def plan(
         backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton"; variance: whether a
             prediction computes it, or how, as `Posterior.predict` takes it.
         conditioned: of a prediction, the route that its posterior came by; None for the one that would be taken now.
-            passes: over the pairs, of a block of its solves.
+            passes: over the pairs, of a block of its solves; None for what its preconditioner usually takes.
         profile: the rates to use, such as `fgp.tune()` returned; the kept ones by default, built-in ones where none
             were kept or with `deterministic`.
         time_limit: seconds of a whole fit. With it, or with memory, the plan also says how many rows like these a fit
@@ -201,7 +151,7 @@ def plan(
         ranks: of a group that shares conditioning and fitting, at most the rows: bytes and seconds are those of each,
             with this machine's rates and no time on the network, its memory is memory=, and `shared` says what it
             sends, eqs. (M-226) to (M-231).
-    Returns: Plan, or ProductPlan with n_test, or ApproximatePlan; printed, it also shows the routes not chosen, and
+    Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen, and
         where an exact fit takes long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is
         a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
         compiling loops); most fits end between `fit_seconds_low` and `fit_seconds_high`.
@@ -251,12 +201,12 @@ def plan(
         limited = time_limit is not None or memory is not None
         made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
         return _with_offers(made, gp, rows, settings, time_limit)
-    return prediction_plan(gp, rows, PredictionQuestion(n_test, variance, conditioned, passes), settings)
+    return prediction_plan(gp, rows, n_test, settings, variance=variance, conditioned=conditioned, passes=passes)
 
 
 def _approximately(
     prior: Prior, rows: RowCounts, asked: Approximation, settings: PlanSettings, time_limit: float | None
-) -> Plan | ApproximatePlan:
+) -> Plan:
     """The plan of an approximation, or of what "auto" takes. Raises: as `plan`."""
     if asked.kind == "auto":
         return decided(prior, rows, asked, settings, time_limit)[1]
@@ -282,7 +232,7 @@ def _with_largest_fit(
     fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
 
     def plan_of(n: int) -> Plan:
-        return planned_as(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
+        return plan_conditioning(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
 
     notes = made.notes
     if time_limit is not None and made.fit_seconds > time_limit:
@@ -315,36 +265,42 @@ def rows_on_time(
     return count
 
 
-@deterministic_where(lambda prior, rows, question, settings: settings.deterministic)
-def prediction_plan(prior: Prior, rows: RowCounts, question: PredictionQuestion, settings: PlanSettings) -> ProductPlan:
-    """What a prediction takes. Raises: as `plan`."""
-    size, n_test = ProblemSize.of(prior, rows), check_count(question.n_test, "n_test", 0)
-    resources, conditioned = resources_of(settings), question.conditioned
-    if conditioned is None and question.variance:
+@deterministic_where(lambda prior, rows, n_test, settings, **_: settings.deterministic)
+def prediction_plan(
+    prior: Prior,
+    rows: RowCounts,
+    n_test: int,
+    settings: PlanSettings,
+    *,
+    variance: bool | str = True,
+    conditioned: str | None = None,
+    passes: int | None = None,
+    time_limit: float | None = None,
+) -> ProductPlan:
+    """What a prediction takes. Args: as `plan`, but for time_limit, of variances. Raises: as `plan`."""
+    problem, n_test = conditioning_problem(prior, rows), check_count(n_test, "n_test", 0)
+    if conditioned is None and variance:
         conditioned = _route_now(prior, rows, settings)
     price = VariancePrice("none", 0, 0.0)
-    if question.variance and conditioned is not None:
-        asked = "auto" if question.variance is True else check_variance(question.variance)
+    if variance and conditioned is not None:
+        asked = "auto" if variance is True else check_variance(variance)
         check_route(conditioned, tuple(ROUTES), "conditioned")
-        device = resources.devices[-1]
-        room = 0 if settings.deterministic else resources.available()[str(device)]
-        limited = VarianceSettings(time_limit=question.time_limit)
-        variances = size.variances(prior, n_test, device, resources.rates)
-        variances = replace(variances, room=room, settings=limited)
-        price = variance_price(variances, conditioned, question.passes, asked)
-    features = replace(size.features, width=max(1, size.features.width))
+        device = settings.devices[-1]
+        room = 0 if settings.deterministic else settings.available()[str(device)]
+        limited = VarianceSettings(time_limit=time_limit)
+        variances = VarianceProblem(problem, settings.rates, device, n_test, room, limited)
+        price = variance_price(variances, conditioned, passes, asked)
     # Outputs with noise of their own come one after the other.
-    columns = size.outputs // prior.factors
-    product = ProductProblem(prior.kernel.form, n_test, size.n, features, t=columns, batch=size.batch)
-    results = 8 * n_test * size.batch * (RESULTS * size.outputs + rows.d)  # beside a copy of the points
+    batch, t = problem.batch, problem.columns
+    product = ProductProblem(problem.form, n_test, problem.u, problem.product_features, t=t, batch=batch)
+    results = 8 * n_test * batch * (RESULTS * problem.outputs + rows.d)  # beside a copy of the points
     product_plan = plan_product(
-        product, resources, route=settings.route, backend=settings.backend,
-        beside=OtherWork(results, price.peak_bytes, price.seconds),
-    )  # fmt: skip
+        product, settings, kept_bytes=results, other_bytes=price.peak_bytes, other_seconds=price.seconds
+    )
     if prior.factors > 1:
         others = [replace(one, seconds=prior.factors * one.seconds) for one in product_plan.alternatives]
         seconds = prior.factors * product_plan.seconds
-        product_plan = replace(product_plan, t=size.outputs, seconds=seconds, alternatives=tuple(others))
+        product_plan = replace(product_plan, t=problem.outputs, seconds=seconds, alternatives=tuple(others))
     return replace(product_plan, notes=(price.note, *product_plan.notes)) if price.note else product_plan
 
 
@@ -378,10 +334,9 @@ def check_plan(
     Raises: DomainError.
     """
     memory, dtype, solver, jitter = settings.memory, settings.dtype, settings.solver, settings.jitter
-    if not isinstance(plan, Plan):
-        raise DomainError(
-            f"`plan` must be a plan of conditioning, got {type(plan).__name__}; make one with flashgp.plan(gp, n=, d=)"
-        )
+    if not isinstance(plan, Plan) or plan.approximation:
+        kind = f"one of approximation={plan.approximation!r}" if isinstance(plan, Plan) else type(plan).__name__
+        raise DomainError(f"`plan` must be a plan of conditioning, got {kind}; make one with flashgp.plan(gp, n=, d=)")
     made_for = (plan.n, plan.d, plan.outputs, plan.batch)
     given = (*x.shape[-2:], prior.outputs or 1, x.shape[:-2].numel() * prior.kernel.batch_shape.numel())
     if made_for != given:

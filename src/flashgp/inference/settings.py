@@ -9,7 +9,6 @@ import torch
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.inference.approximation import refuse_exact
 from flashgp.inference.threads import FreeCores
-from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import FACTORED, Plan
 from flashgp.planner.variances import STRIP_BYTES
 from flashgp.processes.group import ALONE, Group
@@ -85,9 +84,9 @@ class TimeSettings:
     negligible_seconds: float = 0.1
     growth: float = 1.25
 
-    def reserved(self, plan: "Plan | ApproximatePlan", left: float) -> float:
+    def reserved(self, plan: Plan, left: float) -> float:
         """Seconds that a search leaves to the posterior of a plan."""
-        if isinstance(plan, Plan) and plan.route in FACTORED and plan.seconds <= self.max_share * left:
+        if plan.route in FACTORED and plan.seconds <= self.max_share * left:
             return plan.seconds
         return min(plan.seconds, self.part_share * max(0.0, left))
 

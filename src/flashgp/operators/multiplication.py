@@ -31,7 +31,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import DTYPES
 from flashgp.planner.engines import ENGINES
 from flashgp.planner.plan import allowed_bytes
-from flashgp.planner.problem import Features, OtherWork, ProductProblem, Resources
+from flashgp.planner.problem import Features, PlanSettings, ProductProblem
 from flashgp.planner.products import ProductPlan, plan_product
 
 MIN_PLANNED_PAIRS = PORTABLE_PAIRS  # of products that are planned: below, a plan takes as long as the product
@@ -212,10 +212,9 @@ class PairProducts:
 
     # -- which plan -----------------------------------------------------------------------------------------------
     def plan(self, t: int, dtype: torch.dtype, batch: int, products: int = 1, **options: Any) -> ProductPlan:
-        """The plan of so many products K V with t columns in V; options as in `Resources`, route and backend as in
-        `plan_product`."""
+        """The plan of so many products K V with t columns in V; options as in
+        `PlanSettings`."""
         problem, (n, m) = self.problem, self.problem.shape[-2:]
-        forced = {name: options.pop(name) for name in ("route", "backend") if name in options}
         features = Features(
             max(1, problem.rows.width), sum(opaque.columns(problem.form, problem.rows)),
             opaque.temporary_bytes(problem.form, problem.rows, batch),
@@ -224,8 +223,8 @@ class PairProducts:
             problem.form, n, None if problem.symmetric else m, features, t, batch, products, problem.kept, dtype
         )
         room = 0.0 if self.options.least_tiles else self.workspace.room
-        resources = Resources(device=problem.device, **options)
-        return plan_product(product, resources, beside=OtherWork(room=room), **forced)
+        settings = PlanSettings(device=problem.device, **options)
+        return plan_product(product, settings, room=room)
 
     def check_plan(self, right: Tensor) -> None:
         """A plan is for one problem, and its bytes are a promise. Raises: DomainError for another one."""

@@ -1,242 +1,235 @@
-"""Plans of approximate fits: bytes of every allocation and seconds, from sizes, eqs. (M-183) to (M-186).
+"""What all approximate fits are priced by: buffers, stages, eqs. (M-183) and (M-186), and the plans made of them.
 
-Prices are those of planner/full_scale_price.py and sparse_price.py. Which sizes are planned is decided where sizes are
-asked for (inference/approximate_plan.py).
+Seconds are flops, covariances and bytes moved at the rates of the profile that exact plans use; what is counted instead
+of derived stands in `ApproximateWork`. Each approximation prices itself in a file of its own, full_scale_price.py and
+sparse_price.py. Which sizes are planned is decided where sizes are asked for (inference/choice.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from flashgp.foundations.errors import DomainError, MemoryBudgetError
-from flashgp.foundations.quantities import readable_bytes, readable_seconds
-from flashgp.planner.approximate_prices import (
-    FEW,
-    GRADIENT,
-    HELD,
-    LAYOUT,
-    PASS,
-    PHASES,
-    Allocation,
-    ApproximateWork,
-    Price,
-    Sizes,
-)
-from flashgp.planner.choice import plan_json, plan_values
-from flashgp.planner.full_scale_price import FullScalePrice
-from flashgp.planner.plan import Shared, kernel_line, printed, printed_html, seconds_text
-from flashgp.planner.prices import Priced, factored_plan
-from flashgp.planner.problem import ConditioningProblem, Resources
-from flashgp.planner.sparse_price import SparsePrice
-
-KINDS = {
-    "full_scale": "inducing points, and block Vecchia on what they leave",
-    "sparse": "inducing points by their collapsed bound, in passes over the rows",
-}
+from flashgp.foundations.quantities import readable_seconds
+from flashgp.pairwise.torch.tiles import tile_rows
+from flashgp.planner.exact import factored_plan, stages_of
+from flashgp.planner.fit_stages import Cost, Search
+from flashgp.planner.plan import FEW, FEWER_POINTS, GRADIENT, LAYOUT, PASS, Allocation, Plan, Shared, Sizes, peak_of
+from flashgp.planner.pricing import Price
+from flashgp.planner.problem import PlanSettings
 
 
 @dataclass(frozen=True)
-class ApproximatePlan:
-    """What an approximate fit takes, before anything is allocated.
+class ApproximateWork:
+    """What an approximation takes beside its formulas: counted on fits, or constants of the code that does it.
 
-    Fields: approximation, one of KINDS; device; n and distinct rows, d, outputs; inducing, block, neighbours and
-    predicting, the sizes (0 where there are none); allocations, all of them; peak_bytes and seconds of conditioning
-    once; training_bytes, the peak of a fit; fit_step_seconds of one value with its gradient; fit_seconds of a whole fit
-    with its posterior, eq. (M-186), most between fit_seconds_low and fit_seconds_high; predict_seconds of a point;
-    more_seconds, of a whole fit with twice the neighbours, or twice the inducing points where there are none;
-    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python; notes; shared,
-    what ranks send where several share the work: bytes and seconds are then those of each of them, (M-230);
-    most_neighbours, that a fit takes where these add much, (M-209): bytes are for them, 0 where it takes no more;
-    sample_seconds, of a fit whose hyperparameters are those of a sample, (M-244): the least, and with all rows learned.
+    Args:
+        set_pairs: covariances of small matrices that are taken together (inference/full_scale/factor.py).
+        candidates: rows among which neighbours are looked for; pivot_share: rows that pivots are looked for among, for
+            each of them; pivot_block: columns made at once; fewer_points, one in so many is tried.
+        search_bytes: of the search for neighbours.
+        block_numbers, min_block: of one buffer of a block of rows that are read, and its fewest rows.
+        sample_rows: of rows that are read, kept at least.
+        small: by how much a small factorisation is slower than a product of its flops.
+        gradient_pairs: a covariance with its derivatives, in covariances; pair_width, of so many features, and as many
+            times as long where there are more.
+        moves: times that a number of A at a set is read or written while its gradient is added up.
+        part, coarse, all_rows, all_rows_read: evaluations of a stage on a part of the rows, of all of them with coarse
+            sizes, of all together with the sizes asked for, and of all by the collapsed bound.
+        min_evaluations: of all rows by the collapsed bound that have to fit into a time limit, as many as a search
+            usually takes; where fewer do, a sample takes their place.
+        learned_rows: for each inducing point, from which minibatches learn what these say: m parameters of n rows cost
+            m / 2n nats a row, here .005.
+        minibatch: what a batch takes, in values of its rows.
+        slack: times the price of what follows the first rows that has to fit into a time limit: other processes may
+            keep cores busy, and more points that learn little are worse than fewer.
     """
 
-    approximation: str
-    device: str
-    n: int
-    distinct: int
-    d: int
-    outputs: int
-    inducing: int
-    block: int
-    neighbours: int
-    predicting: int
-    allocations: tuple[Allocation, ...]
-    peak_bytes: int
-    training_bytes: int
-    seconds: float
-    fit_step_seconds: float
-    fit_seconds: float
-    fit_seconds_low: float
-    fit_seconds_high: float
-    predict_seconds: float
-    more_seconds: float
-    available_bytes: int
-    profile: str
-    kernel: str
-    notes: tuple[str, ...] = field(default=(), compare=False)
-    shared: Shared | None = None
-    most_neighbours: int = 0
-    sample_seconds: tuple[float, float] = (0.0, 0.0)
+    set_pairs: int = 2**18
+    candidates: int = 4096
+    pivot_share: int = 20
+    pivot_block: int = 128
+    fewer_points: int = FEWER_POINTS
+    search_bytes: int = 2**24
+    block_numbers: int = 2**21
+    min_block: int = 256
+    sample_rows: int = 2000
+    small: float = 3.0
+    gradient_pairs: float = 3.0
+    pair_width: int = 8
+    moves: float = 8.0
+    part: Cost = field(default_factory=lambda: Cost(3.0, 8.0, 20.0))
+    coarse: Cost = field(default_factory=lambda: Cost(4.0, 10.0, 20.0))
+    all_rows: Cost = field(default_factory=lambda: Cost(1.0, 9.0, 25.0))
+    all_rows_read: Cost = field(default_factory=lambda: Cost(10.0, 22.0, 45.0))
+    choices: int = 3
+    min_evaluations: float = 22.0
+    learned_rows: int = 100
+    minibatch: float = 1.6
+    slack: float = 2.0
+
+
+@dataclass(frozen=True)
+class ApproximatePrice(Price):
+    """What both approximations have in common. Fields: sizes; work."""
+
+    sizes: Sizes
+    work: ApproximateWork
+
+    def of_rank(self, count: int) -> int:
+        """The most of so many that are one rank's, (M-230)."""
+        return -(-count // self.problem.ranks)
+
+    def step(self, rows: int) -> Cost:
+        """One value with its gradient, and bytes that rank 0 sends for it, (M-231)."""
+        raise NotImplementedError
+
+    def layout(self, rows: int) -> Cost:
+        """Choosing points, and neighbours."""
+        raise NotImplementedError
+
+    def condition(self) -> Cost:
+        """The choice of points included."""
+        raise NotImplementedError
 
     @property
-    def fit_text(self) -> str:
-        """The seconds of a whole fit in words."""
-        return seconds_text(self.fit_seconds_low, self.fit_seconds, self.fit_seconds_high)
+    def few_wire(self) -> float:
+        """Bytes of an exact evaluation of few rows, which each rank makes."""
+        raise NotImplementedError
+
+    def allocations(self) -> list[Allocation]:
+        raise NotImplementedError
+
+    def predict(self) -> float:
+        """Seconds of mean and variance at a point."""
+        raise NotImplementedError
+
+    def parts(self, first: int) -> list[int]:
+        """Rows of the stages between the exact ones and all."""
+        raise NotImplementedError
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.inducing, self.block, self.neighbours, self.predicting)
+    def all_rows(self) -> Cost:
+        """Evaluations of all rows."""
+        raise NotImplementedError
 
     @property
-    def sizes_text(self) -> str:
-        """The sizes in words."""
-        if self.approximation == "sparse":
-            return f"{self.inducing:,} inducing points"
-        more = f", or {self.most_neighbours:,} where these add much" if self.most_neighbours else ""
-        sizes = f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
-        return sizes + more
+    def derivatives(self) -> float:
+        """A covariance with its derivatives, in covariances."""
+        return self.work.gradient_pairs * max(1.0, self.problem.features.width / self.work.pair_width)
 
-    def with_more_neighbours(self, more: "ApproximatePlan") -> "ApproximatePlan":
-        """The same where a fit may take the neighbours of another plan, (M-209)."""
-        larger = max(self, more, key=lambda plan: plan.training_bytes)  # fewer wide sets are taken together
-        high = max(self.fit_seconds_high, more.fit_seconds_high + more.seconds)  # and trying them
-        return replace(
-            self, allocations=larger.allocations, peak_bytes=max(self.peak_bytes, more.peak_bytes),
-            training_bytes=larger.training_bytes, fit_seconds_high=high, most_neighbours=more.neighbours,
-        )  # fmt: skip
+    def points(self, rows: int) -> float:
+        """Seconds of a partial Cholesky factor of 20 m rows."""
+        m = self.sizes.inducing
+        among = min(rows, self.work.pivot_share * m)
+        return among * m / self.rates.block_pairs + self.gemm(2.0 * among * m**2)
 
-    def by_sample(self, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations) -> bool:
-        """Whether too few values with gradients of all rows fit into the time of a fit, so that those of a sample take
-        their place: of inducing points alone."""
-        late = time_limit is not None and min_evaluations * self.fit_step_seconds > time_limit
-        return late and self.approximation == "sparse"
+    def trial(self) -> float:
+        """Seconds of trying fewer points."""
+        return 0.0
 
-    def with_sample(self, buffer_rows: int, time_limit: float) -> "ApproximatePlan":
-        """The same where a fit searches a sample and learns rows until a time limit at most, with so many of them in a
-        buffer that mixes them, three times."""
-        buffer = Allocation(GRADIENT, "rows in random order", 3 * 8 * buffer_rows * (self.d + self.outputs))
-        allocations = (*self.allocations, buffer)
-        step = readable_seconds(self.fit_step_seconds)
-        note = (
-            "a fit finds hyperparameters on a random sample whose rows count for all, and learns from as many rows as "
-        )
-        note += f"the time limit allows: a value of all rows with its gradient takes {step}"
-        least, whole = self.sample_seconds
-        most = max(time_limit, least)
-        return replace(
-            self, allocations=allocations, training_bytes=peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)),
-            fit_seconds=min(whole, most), fit_seconds_low=least, fit_seconds_high=most, notes=(*self.notes, note),
-        )  # fmt: skip
+    def fit(self) -> Cost:
+        """A whole fit, eq. (M-186)."""
+        if not self.n:
+            return self.condition()
+        first, rows = self.first_stages()
+        searches = self.searches(self.parts(rows))
+        again = self.work.choices - sum(count == self.n for _, count, _ in searches)
+        total = self.condition() + first + Cost.of(self.trial())
+        for price, count in (*((price, count) for price, count, _ in searches), *[(self, self.n)] * again):
+            total += price.layout(count)
+        for price, count, steps in searches:
+            total += steps * price.step(count)
+        return total
 
-    def to_json(self) -> str:
-        return plan_json(self)
+    def first_stages(self) -> tuple[Cost, int]:
+        """The exact stages of few rows, and the rows of the last one."""
+        problem = self.problem
+        settings = problem.stages.for_model(own_modules=problem.own_modules)
+        stages = stages_of(self, estimated=self.n > settings.first_rows)
+        rows = [stage.rows for stage in stages if stage.search is not Search.ESTIMATED][-1]
+        return self.exact_stages(stages, self.few_wire) + Cost.of(self.information_seconds(rows)), rows
 
-    @classmethod
-    def from_json(cls, text: str) -> "ApproximatePlan":
-        """Raises: DomainError for text that is not such a plan."""
-        plan = plan_values(cls, text)
-        if plan.approximation not in KINDS:
-            raise DomainError(f"`text` names the approximation {plan.approximation!r}; it must be one of {[*KINDS]}")
-        return plan
+    def by_sample(self) -> tuple[float, float]:
+        """Seconds of a fit by a sample, the least and with all rows learned, eq. (M-244); 0 where there is none."""
+        return 0.0, 0.0
 
-    def lines(self) -> list[tuple[str, str]]:
-        """(name, readable value)."""
-        size = f"n = {self.n:,}" + (f" rows, {self.distinct:,} distinct" if self.distinct < self.n else "")
-        outputs = f", {self.outputs} outputs" if self.outputs > 1 else ""
-        largest = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
-        shown = "; ".join(f"{one.name} ({one.during}): {readable_bytes(one.bytes)}" for one in largest)
-        predicted = f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points"
-        if self.predicting:
-            predicted += f", each from {self.predicting:,} neighbours"
+    def searches(self, parts: Sequence[int]) -> list[tuple["ApproximatePrice", int, Cost]]:
+        """Prices, rows and evaluations of the stages after the exact ones, those of parts of the rows first."""
+        return [*((self, rows, self.work.part) for rows in parts), (self, self.n, self.all_rows)]
+
+    def choosing(self) -> list[Allocation]:
+        m, work = self.sizes.inducing, self.work
+        among = min(self.problem.u, work.pivot_share * m)
+        rows = 8 * among * (self.problem.numbers + 4)
         return [
-            ("problem", f"{size}, d = {self.d}{outputs}"),
-            ("kernel", kernel_line(self.kernel)),
-            ("approximation", f"{self.approximation}: {KINDS[self.approximation]}"),
-            ("sizes", self.sizes_text),
-            ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
-            ("of it", shown),
-            ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
-            *(self.shared.lines() if self.shared else []),
-            ("training", f"{readable_bytes(self.training_bytes)} at most"),
-            ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
-            ("whole fit", self.fit_text),
-            ("predict", predicted),
-            ("twice as many", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
-            ("what is lost", LOST_HINT[self.approximation]),
-            *(("note", note) for note in self.notes),
+            Allocation(LAYOUT, "partial Cholesky factor", 8 * among * m),
+            Allocation(LAYOUT, "its rows and columns", rows + 8 * among * min(m, work.pivot_block) + 16 * m * m // 4),
         ]
 
-    def __str__(self) -> str:
-        return printed(self.lines(), ())
+    def tiles(self, rows: int) -> list[Allocation]:
+        """Of the portable backend at the covariances of rows with inducing points, (M-55): a gradient keeps two tiles.
 
-    def _repr_html_(self) -> str:
-        return printed_html(self.lines(), ())
+        On a CPU a tile has a few MiB, which the buffers of other moments cover; one of an accelerator has 2^24 pairs.
+        """
+        if self.device.type == "cpu":
+            return []
+        tile = 8 * self.problem.temporaries * min(rows * self.sizes.inducing, tile_rows(1, 1, self.device))
+        return [Allocation(PASS, "a tile of covariances", tile), Allocation(GRADIENT, "tiles of covariances", 2 * tile)]
+
+    def square(self, count: int) -> int:
+        """Bytes of so many m x m matrices."""
+        return 8 * count * self.sizes.inducing**2
+
+    def plan(self, kind: str, settings: PlanSettings) -> Plan:
+        """The plan of these sizes; whether it fits is for the caller."""
+        problem, sizes = self.problem, self.sizes
+        few = min(self.n, problem.stages.first_rows)
+        exact = factored_plan(Price(replace(problem, n=few, distinct=None), self.profile, self.device), "direct")
+        allocations = tuple(one for one in self.allocations() if one.bytes > 0)
+        allocations += (Allocation(FEW, "exact searches", exact.training_bytes),)
+        condition, fit = self.condition(), self.fit()
+        more = replace(self, sizes=sizes.doubled().within(self.n)).fit()
+        shared = None if problem.ranks == 1 else Shared(problem.ranks, round(condition.sent), round(fit.sent))
+        return Plan(
+            device=str(self.device), n=problem.n, distinct=self.n, d=problem.d, outputs=problem.outputs,
+            peak_bytes=peak_of(allocations, (LAYOUT, PASS)), seconds=condition.middle,
+            training_bytes=peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)),
+            fit_step_seconds=self.step(self.n).middle, available_bytes=settings.available()[str(self.device)],
+            profile=self.profile.name, kernel=problem.form.fusion, fit_seconds=fit.middle, fit_seconds_low=fit.low,
+            fit_seconds_high=fit.high, notes=settings.notes(), shared=shared, approximation=kind,
+            inducing=sizes.inducing, block=sizes.block, neighbours=sizes.neighbours, predicting=sizes.predicting,
+            allocations=allocations, predict_seconds=self.predict(), more_seconds=more.middle,
+            sample_seconds=self.by_sample() if self.n else (0.0, 0.0),
+        )  # fmt: skip
 
 
-LOST_HINT = {
-    "full_scale": "posterior.lost estimates it, nats a row, with a standard error",
-    "sparse": "posterior.bound has a lower and an upper bound on log p(y)",
-}
-
-
-def plan_approximate(
-    kind: str,
-    problem: ConditioningProblem,
-    sizes: Sizes,
-    resources: Resources,
-    *,
-    read: bool = False,
-    points_open: bool = False,
-) -> ApproximatePlan:
-    """The plan of an approximation of given sizes on the first of the devices; whether it fits is for the caller.
-
-    Args: kind, one of KINDS; read, whether rows are read, not held; points_open, whether nobody asked for a number of
-        inducing points, so that full scale tries fewer.
-    """
-    device, work = resources.devices[0], ApproximateWork()
-    priced = Priced(problem, resources.rates)
-    price: Price = FullScalePrice(priced, sizes, device, work, points_open)
-    if kind == "sparse":
-        price = SparsePrice(priced, sizes, device, work, read)
-    allocations = tuple(one for one in price.allocations() if one.bytes > 0)
-    few = min(problem.u, problem.stages.first_rows)
-    exact = factored_plan(replace(priced, problem=replace(problem, n=few, distinct=None)), device, "direct")
-    allocations += (Allocation(FEW, "exact searches", exact.training_bytes),)
-    fit, fit_sent = price.fit()
-    more, _ = replace(price, sizes=sizes.doubled().within(problem.u)).fit()
-    shared = None if problem.ranks == 1 else Shared(problem.ranks, round(price.condition_wire()), round(fit_sent))
-    return ApproximatePlan(
-        kind, str(device), problem.n, problem.u, problem.d, problem.outputs, sizes.inducing, sizes.block,
-        sizes.neighbours, sizes.predicting, allocations, peak_of(allocations, (LAYOUT, PASS)),
-        peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)), price.condition(), price.step(problem.u), fit.middle,
-        fit.low, fit.high, price.predict(), more.middle, resources.available()[str(device)], priced.profile.name,
-        problem.form.fusion, resources.notes(), shared,
-        sample_seconds=price.by_sample() if problem.u else (0.0, 0.0),
+def with_more_neighbours(plan: Plan, more: Plan) -> Plan:
+    """A plan where a fit may take the neighbours of another one, (M-209)."""
+    larger = max(plan, more, key=lambda one: one.training_bytes)  # fewer wide sets are taken together
+    high = max(plan.fit_seconds_high, more.fit_seconds_high + more.seconds)  # and trying them
+    return replace(
+        plan, allocations=larger.allocations, peak_bytes=max(plan.peak_bytes, more.peak_bytes),
+        training_bytes=larger.training_bytes, fit_seconds_high=high, most_neighbours=more.neighbours,
     )  # fmt: skip
 
 
-def peak_of(allocations: Iterable[Allocation], phases: Iterable[str]) -> int:
-    """What is held all the while, and the largest of the phases, eq. (M-183)."""
-    total = dict.fromkeys(PHASES, 0)
-    for one in allocations:
-        total[one.during] += one.bytes
-    return total[HELD] + max((total[phase] for phase in phases), default=0)
+def by_sample(plan: Plan, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations) -> bool:
+    """Whether too few values with gradients of all rows fit into the time of a fit, so that those of a sample take
+    their place: of inducing points alone."""
+    late = time_limit is not None and min_evaluations * plan.fit_step_seconds > time_limit
+    return late and plan.approximation == "sparse"
 
 
-def refuse_too_large(plan: ApproximatePlan, fitting: ApproximatePlan | None, *, training: bool) -> None:
-    """MemoryBudgetError where a plan does not fit what is available. Args: fitting, the largest that would."""
-    needed = plan.training_bytes if training else plan.peak_bytes
-    if needed <= plan.available_bytes:
-        return
-    advice = "pass a larger memory=, or fewer rows"
-    if fitting is not None:
-        sizes = f"inducing={fitting.inducing}"
-        sizes += f", neighbours={fitting.neighbours}" if fitting.approximation == "full_scale" else ""
-        bytes_there = fitting.training_bytes if training else fitting.peak_bytes
-        advice = f"{sizes} needs {readable_bytes(bytes_there)} and fits; or pass a larger memory="
-    raise MemoryBudgetError(
-        f"`memory` allows {readable_bytes(plan.available_bytes)}, but {plan.sizes_text} of {plan.distinct:,} rows need "
-        f"{readable_bytes(needed)}; {advice}",
-        needed_bytes=needed,
-        available_bytes=plan.available_bytes,
-        cheapest_plan=fitting,
+def with_sample(plan: Plan, buffer_rows: int, time_limit: float) -> Plan:
+    """A plan where a fit searches a sample and learns rows until a time limit at most, with so many of them in a buffer
+    that mixes them, three times."""
+    buffer = Allocation(GRADIENT, "rows in random order", 3 * 8 * buffer_rows * (plan.d + plan.outputs))
+    allocations, (least, whole) = (*plan.allocations, buffer), plan.sample_seconds
+    note = (
+        "a fit finds hyperparameters on a random sample whose rows count for all, and learns from as many rows as the "
+        f"time limit allows: a value of all rows with its gradient takes {readable_seconds(plan.fit_step_seconds)}"
     )
+    most = max(time_limit, least)
+    return replace(
+        plan, allocations=allocations, training_bytes=peak_of(allocations, (LAYOUT, PASS, GRADIENT, FEW)),
+        fit_seconds=min(whole, most), fit_seconds_low=least, fit_seconds_high=most, notes=(*plan.notes, note),
+    )  # fmt: skip

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -35,20 +36,14 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Alternative):
     """A route before the choice.
 
-    Fields: as Alternative; objection, why it is taken only when forced (it rounds more than was asked for); missing,
+    Fields: as Alternative, with reason, why it is taken only when forced (it rounds more than was asked for); missing,
     the package without which it cannot be taken.
     """
 
-    route: str
-    backend: str
-    device: str
-    dtype: str
-    peak_bytes: int
-    seconds: float
-    objection: str = ""
+    reason: str = ""
     missing: str = ""
 
     def because(self, reason: str) -> Alternative:
@@ -80,7 +75,7 @@ def choose(
             f"routes of this problem; choose from {known}"
         )
     there = [c for c in asked if not c.missing]
-    wanted = [c for c in there if not c.objection] or (there if forced else [])
+    wanted = [c for c in there if not c.reason] or (there if forced else [])
     if not wanted:
         missing = ", ".join(sorted({c.missing for c in asked if c.missing}))
         raise BackendUnavailableError(
@@ -102,7 +97,7 @@ def choose(
         if candidate not in asked:
             return "another was asked for"
         if candidate not in wanted:
-            return candidate.objection
+            return candidate.reason
         return _slower(candidate, chosen)
 
     return chosen, tuple(c.because(reason(c)) for c in sorted(candidates, key=attrgetter("seconds")) if c is not chosen)
@@ -142,12 +137,17 @@ def plan_json(plan: Any) -> str:
     return json.dumps(asdict(plan), allow_nan=False)
 
 
-def plan_values(kind: type[PlanType], text: str) -> PlanType:
-    """The plan that `plan_json` wrote, every field of its type. Raises: DomainError."""
+def plan_values(kind: type[PlanType], text: str, later: Mapping[str, Any] = MappingProxyType({})) -> PlanType:
+    """The plan that `plan_json` wrote, every field of its type. Raises: DomainError.
+
+    Args: later: fields that plans of before have not, as JSON.
+    """
     try:
         values = json.loads(text)
-        if isinstance(values, dict) and isinstance(shared := values.get("shared"), dict):
-            values["shared"] = {name: value for name, value in shared.items() if name not in _GONE}
+        if isinstance(values, dict):
+            values = {**later, **values}
+            if isinstance(shared := values.get("shared"), dict):
+                values["shared"] = {name: value for name, value in shared.items() if name not in _GONE}
         return json_dataclass(kind, values, "plan")
     except (ValueError, RecursionError) as error:
         raise DomainError(f"`text` must be what {kind.__name__}.to_json wrote, got something else ({error})") from None

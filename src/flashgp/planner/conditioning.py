@@ -1,4 +1,4 @@
-"""How to condition on n rows and how to train on them: the price of every route, and the choice among them.
+"""How to condition on n rows and how to train on them: the choice among the routes that planner/exact.py prices.
 
 A factor answers everything, so it is taken while it is quick or fits: in float64 while that takes less than
 PATIENCE_SECONDS, in float32 with float64 refinement where it takes longer or float64 does not fit. Iterative solves are
@@ -14,36 +14,26 @@ import torch
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.planner.choice import DTYPES, Alternative, Candidate, check_route, choose
-from flashgp.planner.plan import FACTORED, ROUTES, Plan
-from flashgp.planner.prices import PASSES, Priced, factored_plan, iterative_plans
-from flashgp.planner.problem import ConditioningProblem, Resources
-from flashgp.planner.training import trained_plan, with_fit_seconds
+from flashgp.planner.exact import routes_of, trained_plan, with_fit_seconds
+from flashgp.planner.plan import FACTORED, ROUTES, SOLVER_ROUTES, Plan
+from flashgp.planner.pricing import Price
+from flashgp.planner.problem import ConditioningProblem, PlanSettings
 
 PATIENCE_SECONDS = 10.0  # a float64 factor that takes less is never traded for float32
 
 Key = tuple[str, str, str]  # device, route, backend
 
 
-def plan_conditioning(
-    problem: ConditioningProblem,
-    resources: Resources,
-    *,
-    dtype: torch.dtype | None = None,
-    route: str | None = None,
-    routes: Sequence[str] = tuple(ROUTES),
-    solver: str | None = None,
-) -> Plan:
+def plan_conditioning(problem: ConditioningProblem, settings: PlanSettings) -> Plan:
     """The plan for n rows: a factor, eqs. (M-35) and (M-36), or iterative solves, eq. (M-98).
 
-    Args:
-        problem, resources: what is conditioned, with what.
-        dtype: torch.float64 asks for "direct", torch.float32 for "refined".
-        route: force one of ROUTES; routes: those that may be chosen; solver: what solves on them.
-
+    Args: settings: dtype, torch.float64 for "direct", torch.float32 for "refined"; route, one of ROUTES; solver, of the
+        routes that it works on; factored, of those that leave a factor; backend is of predictions.
     Raises:
         MemoryBudgetError: with needed and available bytes, when nothing that may be taken fits.
         DomainError: for arguments that exclude each other.
     """
+    dtype, route, solver = settings.dtype, settings.route, settings.solver
     if dtype is not None and dtype not in DTYPES.values():
         raise DomainError(
             f"`dtype` must be torch.float64 or torch.float32, got {dtype}; half precision is never computed in"
@@ -56,7 +46,7 @@ def plan_conditioning(
     if route is None and dtype is not None:
         route = "direct" if dtype == torch.float64 else "refined"
     # Iterative solvers take one system at a time.
-    routes = [name for name in routes if problem.batch == 1 or name in FACTORED]
+    routes = [name for name in _routes(solver, settings.factored) if problem.batch == 1 or name in FACTORED]
     if not routes:
         raise DomainError(f'`solver` must be "cholesky" for {problem.batch} models, got an iterative one; leave it out')
     if route is not None and route not in routes:
@@ -64,21 +54,24 @@ def plan_conditioning(
             f"`route` {route!r} cannot be taken for {problem.batch} models or with the other arguments; choose from "
             f"{', '.join(routes)}, or leave it out"
         )
-    profile, available, n = resources.rates, resources.available(), problem.n
-    priced = Priced(problem, profile)
+    profile, available, n = settings.rates, settings.available(), problem.n
     joining = 8 * n * (2 * problem.d + 2 * problem.outputs + 8) if problem.u < n else 0  # eq. (M-89)
     # What is left of the budget beside the number of the row that each row joined.
     left = {device: bytes_there - (8 * n if joining else 0) for device, bytes_there in available.items()}
-    plans = {_key(plan): plan for where in resources.devices for plan in _plans(priced, where, left[str(where)])}
-    plans = {key: _with_joining(plan, n, joining) for key, plan in plans.items()}
+    prices = {str(device): Price(problem, profile, device) for device in settings.devices}
+    plans = {
+        _key(plan): replace(plan, n=n, peak_bytes=_bytes_with_joining(plan.peak_bytes, n, joining))
+        for device, price in prices.items()
+        for plan in routes_of(price, left[device])
+    }
     objections = _objections(plans, available, [route] if route else routes)
 
     def completed(key: Key, alternatives: tuple[Alternative, ...] = ()) -> Plan:
-        plan = trained_plan(plans[key], priced, left[key[0]], "refined" if route == "refined" else "direct")
-        plan = with_fit_seconds(plan, priced)
+        price = prices[key[0]]
+        plan = trained_plan(plans[key], price, left[key[0]], "refined" if route == "refined" else "direct")
+        plan = with_fit_seconds(plan, price)
         plan = replace(plan, training_bytes=_bytes_with_joining(plan.training_bytes, n, joining))
-        notes = (*_notes(plan), *plan.notes, *resources.notes())
-        plan = plan if solver is None else replace(plan, solver=solver)
+        notes = (*plan.notes, *settings.notes())
         return replace(plan, available_bytes=available[key[0]], alternatives=alternatives, notes=notes)
 
     def too_large(smallest: Candidate, _: Candidate | None) -> MemoryBudgetError:
@@ -97,6 +90,21 @@ def plan_conditioning(
 
 def _key(plan: Plan | Candidate) -> Key:
     return plan.device, plan.route, plan.backend
+
+
+def _routes(solver: str | None, factored: bool) -> Sequence[str]:
+    """The routes that may be chosen. Raises: DomainError."""
+    if solver is not None and not (isinstance(solver, str) and solver in SOLVER_ROUTES):
+        raise DomainError(
+            f"`solver` must be one of {', '.join(SOLVER_ROUTES)}, got {solver!r}; pass one of them, or leave it out"
+        )
+    routes = tuple(ROUTES) if solver is None else SOLVER_ROUTES[solver]
+    if factored and not set(routes) & set(FACTORED):
+        raise DomainError(
+            f"`solver` {solver!r} leaves no factor, which jitter=, differentiable= and batches of models need; "
+            "leave it out"
+        )
+    return [route for route in routes if not factored or route in FACTORED]
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------
@@ -142,29 +150,8 @@ def _preferred(fitting: Sequence[Plan]) -> Sequence[str]:
     return ("stored", "recomputed")
 
 
-def _plans(priced: Priced, device: torch.device, available: int) -> list[Plan]:
-    """Every route on one device; what is available, how to train and the alternatives are filled in later."""
-    plans = [factored_plan(priced, device, route) for route in FACTORED]
-    return plans + (iterative_plans(priced, device, available) if priced.problem.batch == 1 else [])
-
-
-def _with_joining(plan: Plan, n: int, joining: int) -> Plan:
-    """A plan of the distinct rows as one of all n, eq. (M-89)."""
-    return replace(plan, n=n, peak_bytes=_bytes_with_joining(plan.peak_bytes, n, joining))
-
-
 def _bytes_with_joining(peak_bytes: int, n: int, joining: int) -> int:
     return max(peak_bytes, joining) + 8 * n if joining else peak_bytes
-
-
-# -- words -----------------------------------------------------------------------------------------------------------
-def _notes(plan: Plan) -> tuple[str, ...]:
-    if plan.route in FACTORED:
-        return ()
-    return (
-        f"{PASSES} passes over the pairs are assumed; the spectrum decides how many a solve takes",
-        "without a factor every exact variance costs a solve: more memory, or fewer rows, would allow one",
-    )
 
 
 def _does_not_fit(plan: Plan, cheapest: Plan | None) -> MemoryBudgetError:

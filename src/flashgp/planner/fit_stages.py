@@ -1,6 +1,6 @@
 """The stages of a fit: on how many rows it searches, how, and how many evaluations that usually takes.
 
-The search (inference/training) goes through these stages, and plans price them (planner/training.py): both from here.
+The search (inference/training) goes through these stages, and plans price them (planner/pricing.py): both from here.
 """
 
 import enum
@@ -20,21 +20,28 @@ class Search(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Usual:
-    """A number that differs from fit to fit: what is usual, and between what nine of ten lie."""
+class Cost:
+    """Seconds, or how often, which differ from fit to fit: usually, and between what nine of ten lie; and bytes that
+    rank 0 sends, usually."""
 
-    low: float
-    middle: float
-    high: float
+    low: float = 0.0
+    middle: float = 0.0
+    high: float = 0.0
+    sent: float = 0.0
 
-    def times(self, factor: float) -> "Usual":
-        return Usual(self.low * factor, self.middle * factor, self.high * factor)
+    @classmethod
+    def of(cls, seconds: float, sent: float = 0.0) -> "Cost":
+        """The same of all fits."""
+        return cls(seconds, seconds, seconds, sent)
 
-    def by(self, other: "Usual") -> "Usual":
-        return Usual(self.low * other.low, self.middle * other.middle, self.high * other.high)
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.low + other.low, self.middle + other.middle, self.high + other.high, self.sent + other.sent)
 
-    def plus(self, other: "Usual") -> "Usual":
-        return Usual(self.low + other.low, self.middle + other.middle, self.high + other.high)
+    def __mul__(self, other: "Cost | float") -> "Cost":
+        """So often another one."""
+        one = other if isinstance(other, Cost) else Cost.of(other)
+        sent = self.middle * one.sent + self.sent * one.middle
+        return Cost(self.low * one.low, self.middle * one.middle, self.high * one.high, sent)
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,15 @@ class WorkSettings:
         scoring, scoring_per_parameter: evaluations of a stage of Fisher scoring.
         reset: more in the first of these stages, for long lengthscales reset, in runs on few rows.
         estimated: evaluations of a stage by estimated gradients.
-        solves: what one of them takes, in steps of (M-100): the spectrum decides how many iterations its solves need.
-        first_solves: more for the first of a stage, whose solves begin at zero, choose a preconditioner, and may fail.
+        step_passes: passes over the pairs of the solves of one of them: the spectrum decides how many these need.
+        first_passes: more for the first of a stage, whose solves begin at zero, choose a preconditioner, and may fail.
+        gradient_passes: as long as so many passes that compute the pairs again its gradient takes.
+        passes_at_once, passes_compared, passes_low_rank: passes of a solve that begins with the full-scale
+            preconditioner, that comes to it by a comparison, and with the low rank alone.
+        preconditioners: blocks and neighbours of the full-scale one, and the passes that making it may take, (M-121).
+        at_once, at_once_most: of these, where a solve begins with it, the smallest one's and the largest one's.
+        made_most, compared_most: after a comparison; beyond compared_most there is none.
+        making: times as long as its flops say making one takes.
         informations: times that the Fisher information is drawn.
         pairs: passes over the pairs of one evaluation, at the rate of a dense block.
         calls, few_calls: small operations of one evaluation, and of one of few rows, in NumPy.
@@ -57,17 +71,29 @@ class WorkSettings:
         draw_pairs, draw_calls: of one simulated score of the Fisher information.
     """
 
-    run: Usual = Usual(11.0, 15.0, 20.0)
-    run_per_parameter: Usual = Usual(0.45, 0.65, 0.95)
-    last_run: Usual = Usual(15.0, 27.0, 42.0)
-    last_run_per_parameter: Usual = Usual(0.5, 0.75, 1.2)
-    scoring: Usual = Usual(2.0, 5.0, 9.0)
-    scoring_per_parameter: Usual = Usual(0.12, 0.3, 0.6)
-    reset: Usual = Usual(0.0, 0.45, 1.2)
-    estimated: Usual = Usual(3.0, 5.0, 9.0)
-    solves: Usual = Usual(1.5, 4.0, 8.0)
-    first_solves: Usual = Usual(5.0, 18.0, 45.0)
-    informations: Usual = Usual(1.0, 1.2, 2.0)
+    run: Cost = Cost(11.0, 15.0, 20.0)
+    run_per_parameter: Cost = Cost(0.45, 0.65, 0.95)
+    last_run: Cost = Cost(15.0, 27.0, 42.0)
+    last_run_per_parameter: Cost = Cost(0.5, 0.75, 1.2)
+    scoring: Cost = Cost(2.0, 5.0, 9.0)
+    scoring_per_parameter: Cost = Cost(0.12, 0.3, 0.6)
+    reset: Cost = Cost(0.0, 0.45, 1.2)
+    estimated: Cost = Cost(3.0, 7.0, 13.0)
+    step_passes: Cost = Cost(5.0, 12.0, 38.0)
+    first_passes: Cost = Cost(10.0, 40.0, 1000.0)
+    gradient_passes: float = 10.0
+    passes_at_once: Cost = Cost(20.0, 26.0, 45.0)
+    passes_compared: Cost = Cost(18.0, 36.0, 75.0)
+    passes_low_rank: Cost = Cost(10.0, 60.0, 140.0)
+    preconditioners: tuple[tuple[int, int, float], ...] = (
+        (64, 128, math.inf), (128, 256, math.inf), (128, 512, math.inf), (128, 896, 3.0),
+    )  # fmt: skip
+    at_once: float = 1.0
+    at_once_most: float = 2.0
+    made_most: float = 12.5
+    compared_most: float = 40.0
+    making: float = 2.0
+    informations: Cost = Cost(1.0, 1.2, 2.0)
     pairs: float = 3.0
     calls: float = 40.0
     few_calls: float = 10.0
@@ -76,14 +102,14 @@ class WorkSettings:
     draw_pairs: float = 0.2
     draw_calls: float = 40.0
 
-    def of_run(self, parameters: int, *, last: bool) -> Usual:
+    def of_run(self, parameters: int, *, last: bool) -> Cost:
         """Evaluations of one run of L-BFGS-B."""
         base, slope = (self.last_run, self.last_run_per_parameter) if last else (self.run, self.run_per_parameter)
-        return base.plus(slope.times(parameters))
+        return base + slope * parameters
 
-    def of_scoring(self, parameters: int) -> Usual:
+    def of_scoring(self, parameters: int) -> Cost:
         """Evaluations of a stage of Fisher scoring."""
-        return self.scoring.plus(self.scoring_per_parameter.times(parameters))
+        return self.scoring + self.scoring_per_parameter * parameters
 
 
 @dataclass(frozen=True)
@@ -141,7 +167,7 @@ class FitStage:
 
     rows: int
     search: Search
-    evaluations: Usual
+    evaluations: Cost
 
 
 def fit_stages(
@@ -158,12 +184,12 @@ def fit_stages(
     last = min(rows, settings.first_rows) if estimated else rows
     few, work = min(settings.start_rows, last), settings.work
     run = work.of_run(parameters, last=few == rows)
-    stages = [FitStage(few, Search.STARTS, run.times(settings.runs + settings.resets))]
+    stages = [FitStage(few, Search.STARTS, run * (settings.runs + settings.resets))]
     if few < last and scored and parameters <= settings.max_parameters:
-        reset = run.by(work.reset) if settings.resets else Usual(0.0, 0.0, 0.0)
+        reset = run * work.reset if settings.resets else Cost()
         for size in stage_sizes(few, last, settings.stage_ratio):
-            stages.append(FitStage(size, Search.SCORING, work.of_scoring(parameters).plus(reset)))
-            reset = Usual(0.0, 0.0, 0.0)
+            stages.append(FitStage(size, Search.SCORING, work.of_scoring(parameters) + reset))
+            reset = Cost()
     elif few < last:
         stages.append(FitStage(last, Search.VALUES, work.of_run(parameters, last=True)))
     if estimated:

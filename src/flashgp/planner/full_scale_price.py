@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
-from flashgp.planner.fit_stages import Usual, part_sizes
+from flashgp.planner.approximate import ApproximatePrice
+from flashgp.planner.fit_stages import Cost, part_sizes
+from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation
 from flashgp.planner.wire import evaluation_wire, neighbours_wire, points_wire, summed_wire, table_wire
 
 
 @dataclass(frozen=True)
-class FullScalePrice(Price):
+class FullScalePrice(ApproximatePrice):
     """Of the full-scale model; a rank has a share of the blocks. Field: points_open, whether fewer points are tried."""
 
     points_open: bool = False
@@ -28,14 +29,14 @@ class FullScalePrice(Price):
     @property
     def at_once(self) -> int:
         """Sets whose matrices are taken together."""
-        return min(self.of_rank(self.sets(self.problem.u)), max(1, self.work.set_pairs // self.width**2))
+        return min(self.of_rank(self.sets(self.n)), max(1, self.work.set_pairs // self.width**2))
 
     @property
-    def all_rows(self) -> Usual:
+    def all_rows(self) -> Cost:
         return self.work.all_rows
 
     def parts(self, first: int) -> list[int]:
-        return part_sizes(self.problem.u, first, self.problem.stages.part_ratio)
+        return part_sizes(self.n, first, self.problem.stages.part_ratio)
 
     def value(self, rows: int) -> float:
         m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
@@ -52,46 +53,39 @@ class FullScalePrice(Price):
         m = self.sizes.inducing
         return summed_wire(self.problem, m * m + m * self.problem.outputs + 3)
 
-    def step(self, rows: int) -> float:
+    def step(self, rows: int) -> Cost:
         m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
         sets, here, own = self.of_rank(sets), self.needed(rows), self.of_rank(rows)
         pairs = self.derivatives * (sets * w**2 + here * m) / self.rates.block_pairs
         products = sets * (2.0 * m * w**2 + 10.0 * b * w * m) + (3.0 * here + 2.0 * own) * m**2
         small = work.small * sets * (w**3 / 3.0 + 4.0 * w**2 * b)
         moved = 8.0 * work.moves * sets * w * m / self.rates.copy_bytes
-        return self.value(rows) + pairs + self.gemm(products + small) + moved
-
-    def step_wire(self, rows: int) -> float:
-        """With a gradient by residual, noise and features of all rows, by points and parameters."""
+        # Sent are gradients by residual, noise and features of all rows, by points and parameters.
         problem, width = self.problem, self.problem.features.width
-        numbers = rows * (problem.outputs + 1 + width) + self.sizes.inducing * width + problem.parameters
-        return self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
+        numbers = rows * (problem.outputs + 1 + width) + m * width + problem.parameters
+        sent = self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
+        return Cost.of(self.value(rows) + pairs + self.gemm(products + small) + moved, sent)
 
-    def layout(self, rows: int) -> float:
+    def layout(self, rows: int) -> Cost:
         distances = (rows * min(rows, self.work.candidates) + self.sets(rows) ** 2) / self.problem.ranks
-        return distances / self.rates.block_pairs + self.points(rows)
-
-    def layout_wire(self, rows: int) -> float:
         near = neighbours_wire(self.problem, rows, self.sizes.block, self.sizes.neighbours)
-        return near + points_wire(self.problem, self.sizes.inducing)
+        sent = near + points_wire(self.problem, self.sizes.inducing)
+        return Cost.of(distances / self.rates.block_pairs + self.points(rows), sent)
 
-    def condition(self) -> float:
-        tried = self.fewer.value(self.problem.u) if self.points_open else 0.0
-        return self.layout(self.problem.u) + self.value(self.problem.u) + tried
-
-    def condition_wire(self) -> float:
-        tried = self.fewer.sums_wire if self.points_open else 0.0
-        return table_wire(self.problem) + self.layout_wire(self.problem.u) + self.sums_wire + tried
+    def condition(self) -> Cost:
+        values = [self, self.fewer] if self.points_open else [self]
+        sent = table_wire(self.problem) + sum(one.sums_wire for one in values)
+        return self.layout(self.n) + Cost.of(sum(one.value(self.n) for one in values), sent)
 
     def trial(self) -> float:
         """At the first choice for all rows with the sizes asked for."""
-        return self.value(self.problem.u) + self.fewer.value(self.problem.u) if self.points_open else 0.0
+        return self.value(self.n) + self.fewer.value(self.n) if self.points_open else 0.0
 
-    def searches(self, parts: Sequence[int]) -> list[tuple[Price, int, Usual]]:
+    def searches(self, parts: Sequence[int]) -> list[tuple[ApproximatePrice, int, Cost]]:
         """With coarse sizes, and at last with those asked for, eq. (M-208)."""
         coarse = replace(self, sizes=self.sizes.coarse(), points_open=False)
         begun = [(coarse, rows, self.work.part) for rows in parts]
-        return [*begun, (coarse, self.problem.u, self.work.coarse), (self, self.problem.u, self.all_rows)]
+        return [*begun, (coarse, self.n, self.work.coarse), (self, self.n, self.all_rows)]
 
     @property
     def fewer(self) -> "FullScalePrice":
@@ -103,14 +97,14 @@ class FullScalePrice(Price):
         return evaluation_wire(self.problem)
 
     def predict(self) -> float:
-        m, q = self.sizes.inducing, min(self.sizes.predicting, self.problem.u)
+        m, q = self.sizes.inducing, min(self.sizes.predicting, self.n)
         flops = q**2 * (2.0 * m + self.work.small * q / 3.0) + 4.0 * m**2
-        distances = min(self.problem.u, 2**15)
+        distances = min(self.n, 2**15)
         return self.gemm(flops) + (0.5 * q**2 + m + distances) / self.rates.block_pairs
 
     def allocations(self) -> list[Allocation]:
         problem, m, w, work = self.problem, self.sizes.inducing, self.width, self.work
-        u, p, numbers, sets = problem.u, problem.outputs, problem.numbers, self.at_once
+        u, p, numbers, sets = self.n, problem.outputs, problem.numbers, self.at_once
         here, slots = self.needed(u), self.of_rank(self.sets(u)) * w
         shared = problem.ranks > 1
         copied = 8 * (here * (numbers + p + 2) + slots) if shared else 0

@@ -1,13 +1,15 @@
 """Plan: what conditioning and fitting will allocate and how long they will take, decided before anything is allocated.
 
-The routes are those of ROUTES; planner/conditioning.py prices them and chooses. The plan is a frozen value that
-prints, serialises, and can be handed back (`plan=`) to run the same way again. Plans of products and predictions are
-in planner/products.py.
+Exact routes are those of ROUTES, priced in planner/exact.py; approximations those of KINDS, priced in
+planner/full_scale_price.py and sparse_price.py. The plan is a frozen value that prints, serialises, and can be handed
+back (`plan=`) to run the same way again. Plans of products and predictions are in planner/products.py.
 """
 
 import html
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -26,6 +28,23 @@ TRAININGS = {
     "stored": "iterative solves on stored float32 tiles, gradients estimated",
     "recomputed": "iterative solves, tiles recomputed in every product, gradients estimated",
 }
+KINDS = {
+    "full_scale": "inducing points, and block Vecchia on what they leave",
+    "sparse": "inducing points by their collapsed bound, in passes over the rows",
+}
+LOST_HINT = {
+    "full_scale": "posterior.lost estimates it, nats a row, with a standard error",
+    "sparse": "posterior.bound has a lower and an upper bound on log p(y)",
+}
+# Fields that came later, as JSON: plans of before have none.
+LATER: dict[str, Any] = {
+    "fit_seconds": 0.0, "fit_seconds_low": 0.0, "fit_seconds_high": 0.0, "largest_fit": None, "factors": 1,
+    "offers": [], "shared": None, "approximation": "", "inducing": 0, "block": 0, "neighbours": 0, "predicting": 0,
+    "allocations": [], "predict_seconds": 0.0, "more_seconds": 0.0, "most_neighbours": 0, "sample_seconds": [0.0, 0.0],
+}  # fmt: skip
+HELD, LAYOUT, PASS, GRADIENT, FEW = "all of it", "choosing points", "a pass", "a gradient", "few rows"
+# One in so many inducing points is tried; so many neighbours a predicted point has at most, unless a block has more.
+FEWER_POINTS, MOST_PREDICTING = 8, 1024
 _SOLVERS = {"cholesky": "Cholesky", "cg": "block conjugate gradients, preconditioned"}
 _DESCRIPTIONS = {
     "direct": "Cholesky of all rows, float64",
@@ -94,58 +113,136 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Fields: inducing points; rows of a block; neighbours of a block; neighbours of a point that is predicted."""
+
+    inducing: int
+    block: int
+    neighbours: int
+    predicting: int
+
+    def doubled(self) -> "Sizes":
+        """Twice the neighbours, of points too; without any twice the inducing points."""
+        if self.neighbours:
+            neighbours = 2 * self.neighbours
+            predicting = max(neighbours, min(2 * self.predicting, MOST_PREDICTING))
+            return replace(self, neighbours=neighbours, predicting=predicting)
+        return replace(self, inducing=2 * self.inducing)
+
+    def coarse(self) -> "Sizes":
+        """What a search begins with, eq. (M-208): an eighth of the inducing points, half the neighbours."""
+        return replace(self, inducing=-(-self.inducing // FEWER_POINTS), neighbours=-(-self.neighbours // 2))
+
+    def within(self, rows: int) -> "Sizes":
+        """The same where there are no more rows."""
+        return replace(
+            self, inducing=min(self.inducing, rows), neighbours=min(self.neighbours, rows),
+            predicting=min(self.predicting, rows),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Buffers of one kind. Fields: during, what they are there for; name; bytes."""
+
+    during: str
+    name: str
+    bytes: int
+
+
+def peak_of(allocations: Iterable[Allocation], phases: Iterable[str]) -> int:
+    """What is held all the while, and the largest of the phases, eq. (M-183)."""
+    total: Counter[str] = Counter()
+    for one in allocations:
+        total[one.during] += one.bytes
+    return total[HELD] + max((total[phase] for phase in phases), default=0)
+
+
+@dataclass(frozen=True)
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
-    Fields: route, one of ROUTES; solver, one of SOLVER_ROUTES; backend, that evaluates the pairs; device and
-    dtype (of the factor, or of products) as text; n, d, outputs, batch (members); factors, covariance matrices of each
-    member: 1, or one for each output with noise of its own, of which conditioning keeps a factor each;
-    distinct, of the n rows, which are those that are computed with; rank, most columns of the preconditioner of an
-    iteration, 0 with a factor; peak_bytes and seconds of conditioning once; training, how `fit` gets its gradients, one
-    of TRAININGS; training_bytes, the peak of it; fit_step_seconds of one objective with gradient;
-    training_factor_passes, after so many passes of a step a float32 factor takes over, 0 where it does not fit;
-    training_rank, as rank, of its steps; fit_seconds of a whole fit with its posterior, eq. (M-146), and
-    fit_seconds_low and fit_seconds_high, between which most fits end, 0 where that was not planned;
-    available_bytes; profile, whose rates were used; kernel, "fused" or what of it runs through Python, and why; notes;
+    Fields: device; n, d, outputs; distinct, of the n rows, which are those that are computed with; peak_bytes and
+    seconds of conditioning once; training_bytes, the peak of a fit; fit_step_seconds of one objective with gradient;
+    fit_seconds of a whole fit with its posterior, eqs. (M-146) and (M-186), and fit_seconds_low and fit_seconds_high,
+    between which most fits end, 0 where that was not planned; available_bytes; profile, whose rates were used; kernel,
+    "fused" or what of it runs through Python, and why; notes; shared, what ranks send where several share the work:
+    bytes and seconds are then those of each of them, without time on the network.
+
+    Of exact inference: route, one of ROUTES; solver, one of SOLVER_ROUTES; backend, that evaluates the pairs; dtype (of
+    the factor, or of products); batch (members); factors, covariance matrices of each member: 1, or one for each output
+    with noise of its own, of which conditioning keeps a factor each; rank, most columns of the preconditioner of an
+    iteration, 0 with a factor; training, how `fit` gets its gradients, one of TRAININGS; training_factor_passes, after
+    so many passes of a step a float32 factor takes over, 0 where it does not fit; training_rank, as rank, of its steps;
     alternatives, the routes not chosen, with their price and the reason; largest_fit, the largest table that a fit
-    would finish within the limits that were named; offers, approximations where the fit takes long; shared, what ranks
-    send where several share the work: bytes and seconds are then those of each of them, without time on the network.
+    would finish within the limits that were named; offers, approximations where the fit takes long.
+
+    Of an approximation: approximation, one of KINDS, "" of exact inference; inducing, block, neighbours and predicting,
+    the sizes (0 where there are none); allocations, all of them; predict_seconds of a point; more_seconds, of a whole
+    fit with twice the neighbours, or twice the inducing points where there are none; most_neighbours, that a fit takes
+    where these add much, (M-209): bytes are for them, 0 where it takes no more; sample_seconds, of a fit whose
+    hyperparameters are those of a sample, (M-244): the least, and with all rows learned.
     """
 
-    route: str
-    solver: str
-    backend: str
     device: str
-    dtype: str
     n: int
     distinct: int
     d: int
     outputs: int
-    batch: int
-    rank: int
     peak_bytes: int
     seconds: float
-    training: str
     training_bytes: int
     fit_step_seconds: float
-    training_factor_passes: int
-    training_rank: int
-    fit_seconds: float
-    fit_seconds_low: float
-    fit_seconds_high: float
     available_bytes: int
     profile: str
     kernel: str
+    fit_seconds: float = 0.0
+    fit_seconds_low: float = 0.0
+    fit_seconds_high: float = 0.0
     notes: tuple[str, ...] = ()
+    shared: Shared | None = None
+    route: str = ""
+    solver: str = ""
+    backend: str = ""
+    dtype: str = "float64"
+    batch: int = 1
+    factors: int = 1
+    rank: int = 0
+    training: str = ""
+    training_factor_passes: int = 0
+    training_rank: int = 0
     alternatives: tuple[Alternative, ...] = ()
     largest_fit: LargestFit | None = field(default=None, compare=False)
-    factors: int = 1
     offers: tuple[Offer, ...] = field(default=(), compare=False)
-    shared: Shared | None = None
+    approximation: str = ""
+    inducing: int = 0
+    block: int = 0
+    neighbours: int = 0
+    predicting: int = 0
+    allocations: tuple[Allocation, ...] = ()
+    predict_seconds: float = 0.0
+    more_seconds: float = 0.0
+    most_neighbours: int = 0
+    sample_seconds: tuple[float, float] = (0.0, 0.0)
 
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.inducing, self.block, self.neighbours, self.predicting)
+
+    def bytes_of(self, *, training: bool) -> int:
+        """The peak of a fit, or of conditioning."""
+        return self.training_bytes if training else self.peak_bytes
+
+    def seconds_of(self, *, training: bool) -> float:
+        """Of a whole fit, or of conditioning."""
+        return self.fit_seconds if training else self.seconds
+
+    def fits(self, *, training: bool) -> bool:
+        return self.bytes_of(training=training) <= self.available_bytes
 
     def to_json(self) -> str:
         return plan_json(self)
@@ -153,17 +250,26 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Raises: DomainError for text that is not a plan."""
-        plan = plan_values(cls, text)
+        plan = plan_values(cls, text, LATER)
+        if plan.approximation:
+            if plan.approximation not in KINDS:
+                raise DomainError(
+                    f"`text` names the approximation {plan.approximation!r}; it must be one of {[*KINDS]}"
+                )
+            return plan
         if plan.solver == "alternating_projections":  # of files of version 0.1; conjugate gradients do the same
             plan = replace(plan, solver="cg")
-        if ROUTES.get(plan.route) != plan.dtype:
-            raise DomainError(f"`text` names route {plan.route!r} in {plan.dtype!r}, which this version does not know")
-        if plan.route not in SOLVER_ROUTES.get(plan.solver, ()):
-            raise DomainError(f"`text` names solver {plan.solver!r}, which this version does not know for its route")
-        if plan.training not in TRAININGS:
-            raise DomainError(f"`text` names the training {plan.training!r}, which this version does not know")
-        if plan.backend not in (engine.backend for engine in ENGINES):
-            raise DomainError(f"`text` names the backend {plan.backend!r}, which this version does not know")
+        known = {
+            "route": ROUTES.get(plan.route) == plan.dtype,
+            "solver": plan.route in SOLVER_ROUTES.get(plan.solver, ()),
+            "training": plan.training in TRAININGS,
+            "backend": plan.backend in (engine.backend for engine in ENGINES),
+        }
+        for name, there in known.items():
+            if not there:
+                raise DomainError(
+                    f"`text` names the {name} {getattr(plan, name)!r}, {plan.dtype}, which this version does not know"
+                )
         if plan.factors not in (1, plan.outputs):
             raise DomainError(f"`text` names {plan.factors} factors of {plan.outputs} outputs; one, or one of each")
         if not min(plan.n, 1) <= plan.distinct <= plan.n:
@@ -173,7 +279,17 @@ class Plan:
     @property
     def fit_text(self) -> str:
         """The seconds of a whole fit in words."""
-        return seconds_text(self.fit_seconds_low, self.fit_seconds, self.fit_seconds_high)
+        low, middle, high = map(readable_seconds, (self.fit_seconds_low, self.fit_seconds, self.fit_seconds_high))
+        return f"about {middle}, most between {low} and {high}"
+
+    @property
+    def sizes_text(self) -> str:
+        """The sizes of an approximation in words."""
+        if self.approximation == "sparse":
+            return f"{self.inducing:,} inducing points"
+        more = f", or {self.most_neighbours:,} where these add much" if self.most_neighbours else ""
+        sizes = f"{self.inducing:,} inducing points, blocks of {self.block:,} rows, {self.neighbours:,} neighbours"
+        return sizes + more
 
     def lines(self) -> list[tuple[str, str]]:
         """(name, readable value); the alternatives are a table of their own."""
@@ -182,19 +298,35 @@ class Plan:
         size += f", {self.outputs} outputs" if self.outputs > 1 else ""
         size += ", each with noise of its own" if self.factors > 1 else ""
         size += f", {self.batch} models" if self.batch > 1 else ""
+        memory = f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"
+        training = f"{self.training}: {TRAININGS[self.training]}; " if self.training else ""
+        if self.approximation:
+            how = [("approximation", f"{self.approximation}: {KINDS[self.approximation]}"), ("sizes", self.sizes_text)]
+            largest = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
+            of_it = [("of it", "; ".join(f"{a.name} ({a.during}): {readable_bytes(a.bytes)}" for a in largest))]
+            each = f", each from {self.predicting:,} neighbours" if self.predicting else ""
+            more = [
+                ("predict", f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points{each}"),
+                ("twice as many", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
+                ("what is lost", LOST_HINT[self.approximation]),
+            ]
+        else:
+            route = f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.backend} tiles on {self.device}"
+            how, of_it = [("route", route), ("solver", _SOLVERS[self.solver])], []
+            more = [("fits up to", str(self.largest_fit))] if self.largest_fit else []
+            more += [("approximate", offers_text(self.offers))] if self.offers else []
         return [
             ("problem", size),
             ("kernel", kernel_line(self.kernel)),
-            ("route", f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.backend} tiles on {self.device}"),
-            ("solver", _SOLVERS[self.solver]),
-            ("peak memory", f"{readable_bytes(self.peak_bytes)} of {readable_bytes(self.available_bytes)} available"),
+            *how,
+            ("peak memory", memory),
+            *of_it,
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             *(self.shared.lines() if self.shared else []),
-            ("training", f"{self.training}: {TRAININGS[self.training]}; {readable_bytes(self.training_bytes)} at most"),
+            ("training", f"{training}{readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             *([("whole fit", self.fit_text)] if self.fit_seconds else []),
-            *([("fits up to", str(self.largest_fit))] if self.largest_fit else []),
-            *([("approximate", offers_text(self.offers))] if self.offers else []),
+            *more,
             *(("note", note) for note in self.notes),
         ]
 
@@ -208,11 +340,6 @@ class Plan:
 def offers_text(offers: Sequence[Offer]) -> str:
     """Approximations with their costs, and where to read what they lose."""
     return f"approximation={' or '.join(map(str, offers))}; posterior.lost and posterior.bound say what that loses"
-
-
-def seconds_text(low: float, middle: float, high: float) -> str:
-    """The seconds of a whole fit in words."""
-    return f"about {readable_seconds(middle)}, most between {readable_seconds(low)} and {readable_seconds(high)}"
 
 
 def kernel_line(fusion: str) -> str:

@@ -1,12 +1,13 @@
 """What a plan is asked about: the problem, in sizes, and the resources that may be used, in bytes and rates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from flashgp.foundations.determinism import is_deterministic
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.form import Form
 from flashgp.foundations.machine import accelerator, available_bytes, parse_bytes
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
@@ -76,7 +77,7 @@ class ConditioningProblem:
     whose price it is but for (M-89), None for all; outputs; batch, models; factors, covariance matrices of each model:
     1, or one for each output with noise of its own; parameters, numbers that a fit trains; own_modules, whether modules
     of a user's own take part; stages, what decides those of a fit; ranks, of a group that shares iterative solves: what
-    is planned is what each of them takes."""
+    is planned is what each of them takes; has_features, whether the kernel has random ones, which samples need."""
 
     form: Form
     n: int
@@ -90,6 +91,7 @@ class ConditioningProblem:
     stages: StageSettings = field(default_factory=StageSettings)
     factors: int = 1
     ranks: int = 1
+    has_features: bool = False
 
     @property
     def columns(self) -> int:
@@ -114,28 +116,66 @@ class ConditioningProblem:
 
     def products(self, t: int, count: int) -> ProductProblem:
         """Float32 products of the distinct rows with t right-hand sides."""
-        features = Features(max(1, self.features.width), self.features.function_width, self.features.function_bytes)
-        return ProductProblem(self.form, self.u, None, features, t=t, products=count, dtype=torch.float32)
+        return ProductProblem(self.form, self.u, None, self.product_features, t=t, products=count, dtype=torch.float32)
+
+    @property
+    def product_features(self) -> Features:
+        """Of products, which have one column at least."""
+        return replace(self.features, width=max(1, self.features.width))
+
+
+def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
+    """x's own device by default; "auto" an accelerator when there is one. Raises: DomainError."""
+    if device is None:
+        return x.device
+    if device == "auto":
+        return accelerator() or torch.device("cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DomainError(
+            f"`device` must be None, 'auto' or a torch device, got {device!r} ({error}); for example 'cpu'"
+        ) from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise DomainError(f"`device` must be a cpu or cuda device, got {device!r}; pass 'cpu'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise BackendUnavailableError(
+            f"`device` must be one that torch can use, got {device!r} with {torch.cuda.device_count()} CUDA devices "
+            "in sight; pass 'cpu', or install a CUDA build of torch"
+        )
+    return chosen
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What may be used.
+class PlanSettings:
+    """What a plan keeps to.
 
-    Fields: memory, budget in bytes or text like "8GiB", None for what is free now; device, of several the quickest is
-    chosen; profile, whose rates, None for the machine's current one; deterministic, the built-in profile then; engines,
-    between which a plan of products chooses.
+    Fields: memory, budget in bytes or text like "8GiB", None for what is free now; device, "auto" or several for
+    the quickest of them, None for the CPU; dtype, route, solver, factored, backend, deterministic, as `fgp.plan` takes
+    them; profile, whose rates, None for the machine's current one, with deterministic the built-in one; stages, of a
+    fit; ranks, of a group; engines, between which a plan of products chooses.
     """
 
     memory: str | int | None = None
-    device: torch.device | str | Sequence[torch.device] = "cpu"
+    device: torch.device | str | Sequence[torch.device] | None = None
+    dtype: torch.dtype | None = None
+    route: str | None = None
+    solver: str | None = None
+    factored: bool = False
+    backend: str | None = None
     profile: MachineProfile | None = None
     deterministic: bool = False
+    stages: StageSettings = field(default_factory=StageSettings)
+    ranks: int = 1
     engines: tuple[Engine, ...] = ENGINES
 
     @property
     def devices(self) -> list[torch.device]:
-        return [torch.device(self.device)] if isinstance(self.device, torch.device | str) else list(self.device)
+        """Raises: DomainError for one that cannot be used."""
+        if isinstance(self.device, Sequence) and not isinstance(self.device, str):
+            return list(self.device)
+        other = accelerator() if self.device == "auto" else None
+        return [chosen_device(self.device, torch.zeros(0))] if other is None else [torch.device("cpu"), other]
 
     @property
     def rates(self) -> MachineProfile:
@@ -159,15 +199,3 @@ class Resources:
             return ("built-in rates, no measured ones: as deterministic=True asks",)
         advice = f"`{tune_command()}` measures this machine's in seconds"
         return (f"built-in rates, no measured ones: {'; '.join(filter(None, (unused_profile(), advice)))}",)
-
-
-@dataclass(frozen=True)
-class OtherWork:
-    """Work beside products. Fields: kept_bytes, held all the while; peak_bytes and seconds of what comes before or
-    after, as the variance of a prediction does, eq. (M-59); room, bytes that larger torch tiles than the least may take
-    within the budget."""
-
-    kept_bytes: int = 0
-    peak_bytes: int = 0
-    seconds: float = 0.0
-    room: float = field(default=float("inf"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flashgp.foundations.determinism import deterministically
+from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
@@ -31,9 +31,8 @@ from flashgp.planner.choice import (
 )
 from flashgp.planner.engines import ENGINES, Engine
 from flashgp.planner.plan import kernel_line, printed, printed_html
-from flashgp.planner.problem import OtherWork, ProductProblem, Resources
+from flashgp.planner.problem import PlanSettings, ProductProblem
 
-NOTHING_ELSE = OtherWork()
 PRODUCT_ROUTES = ("dense", "stored", "recomputed")
 STORED_ROWS = 256  # of a stored panel: enough for matrix products at their full rate
 # Per row, column and halving: partitioning, gathering and bounds take about as long as copying so many bytes.
@@ -136,46 +135,41 @@ class ProductPlan:
         return printed_html(self.lines(), self.alternatives)
 
 
+@deterministic_where(lambda problem, settings, **_: settings.deterministic)
 def plan_product(
     problem: ProductProblem,
-    resources: Resources,
+    settings: PlanSettings,
     *,
-    route: str | None = None,
-    backend: str | None = None,
-    beside: OtherWork = NOTHING_ELSE,
+    kept_bytes: int = 0,
+    other_bytes: int = 0,
+    other_seconds: float = 0.0,
+    room: float = math.inf,
 ) -> ProductPlan:
     """The quickest way to compute K V that fits, eqs. (M-55) to (M-58).
 
     Args:
         problem: the product; far tiles skipped make "recomputed" the only route. Float32 tiles serve float64 only when
             forced.
-        resources: memory, devices and rates.
-        route, backend: take these, whatever their seconds.
-        beside: what else takes memory and time.
+        settings: memory, devices, rates, engines; a route and a backend are taken whatever their seconds.
+        kept_bytes: held all the while; other_bytes and other_seconds: of what comes before or after, as the variance
+            of a prediction does, eq. (M-59).
+        room: bytes that larger torch tiles than the least may take within the budget.
 
     Raises:
         MemoryBudgetError: if nothing fits, with the least bytes that any route needs.
         BackendUnavailableError: if what is forced needs a package that is missing.
         DomainError: for a problem that is none.
     """
-    with deterministically(resources.deterministic):
-        return _plan_product(problem, resources, route, backend, beside)
-
-
-def _plan_product(
-    problem: ProductProblem, resources: Resources, route: str | None, backend: str | None, beside: OtherWork
-) -> ProductPlan:
     problem.check()
-    check_route(route, PRODUCT_ROUTES)
-    profile, available = resources.rates, resources.available()
+    check_route(settings.route, PRODUCT_ROUTES)
+    profile, available = settings.rates, settings.available()
     size = _Size(problem, profile)
     candidates = [
         replace(
-            one, peak_bytes=max(one.peak_bytes, beside.peak_bytes) + beside.kept_bytes,
-            seconds=one.seconds + beside.seconds,
+            one, peak_bytes=max(one.peak_bytes, other_bytes) + kept_bytes, seconds=one.seconds + other_seconds
         )
-        for where in resources.devices
-        for one in _candidates(size, where, resources.engines)
+        for where in settings.devices
+        for one in _candidates(size, where, settings.engines)
     ]  # fmt: skip
 
     def completed(chosen: Candidate, alternatives: tuple[Alternative, ...] = ()) -> ProductPlan:
@@ -186,14 +180,14 @@ def _plan_product(
             symmetric=problem.symmetric, d=problem.features.width, t=problem.t, batch=problem.batch,
             products=problem.products, kept=float(problem.kept), peak_bytes=chosen.peak_bytes, seconds=chosen.seconds,
             available_bytes=available[chosen.device], tile_pairs=size.tile_pairs(where, 0.0),
-            profile=profile.name, kernel=problem.form.fusion, notes=resources.notes(),
+            profile=profile.name, kernel=problem.form.fusion, notes=settings.notes(),
             alternatives=alternatives,
         )  # fmt: skip
         if not plan.in_torch_tiles:
             return plan
         # The least tiles have been priced: larger ones take what is left, and refuse nothing that fits.
-        pairs = size.tile_pairs(where, min(beside.room, plan.available_bytes - beside.kept_bytes))
-        with_tiles = size.tile_bytes(where, pairs) + size.operand_bytes() + beside.kept_bytes
+        pairs = size.tile_pairs(where, min(room, plan.available_bytes - kept_bytes))
+        with_tiles = size.tile_bytes(where, pairs) + size.operand_bytes() + kept_bytes
         return replace(plan, tile_pairs=pairs, peak_bytes=max(plan.peak_bytes, with_tiles))
 
     def too_large(smallest: Candidate, other: Candidate | None) -> MemoryBudgetError:
@@ -209,9 +203,11 @@ def _plan_product(
             cheapest_plan=None if other is None else completed(other),
         )
 
-    chosen, alternatives = choose(candidates, available, route=route, backend=backend, too_large=too_large)
+    chosen, alternatives = choose(
+        candidates, available, route=settings.route, backend=settings.backend, too_large=too_large
+    )
     plan = completed(chosen, alternatives)
-    engine = next(engine for engine in resources.engines if engine.backend == plan.backend)
+    engine = next(engine for engine in settings.engines if engine.backend == plan.backend)
     compiles = (COMPILES_FIRST,) if engine.compiles_first() else ()
     return replace(plan, notes=(*_prices(plan, candidates), *compiles, *plan.notes))
 
@@ -224,7 +220,7 @@ def stored_bytes(n: int, dtype: torch.dtype = torch.float32) -> int:
 def product_prices(problem: ProductProblem, device: torch.device, profile: MachineProfile) -> list[Candidate]:
     """The prices of all ways to compute K V that can be taken here, as `plan_product` compares them."""
     candidates = _candidates(_Size(problem, profile), device, ENGINES)
-    return [one for one in candidates if not one.missing and not one.objection]
+    return [one for one in candidates if not one.missing and not one.reason]
 
 
 class _Size:
@@ -311,11 +307,11 @@ def _candidates(size: _Size, device: torch.device, engines: Sequence[Engine]) ->
     candidates = [
         Candidate(
             "dense", "torch", where, name, item * problem.pairs + tiles + base,
-            build + multiply(problem.dtype, item * problem.pairs), objection=keeps,
+            build + multiply(problem.dtype, item * problem.pairs), reason=keeps,
         ),
         Candidate(
             "stored", "torch", where, "float32", stored + panel + tiles + base, build + multiply(torch.float32, stored),
-            objection="rounds K to float32: only on request" if problem.dtype == torch.float64 else keeps,
+            reason="rounds K to float32: only on request" if problem.dtype == torch.float64 else keeps,
         ),
     ]  # fmt: skip
     for engine in engines:

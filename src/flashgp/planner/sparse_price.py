@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from flashgp.planner.approximate_prices import GRADIENT, HELD, LAYOUT, PASS, Allocation, Price
-from flashgp.planner.fit_stages import Usual
+from flashgp.planner.approximate import ApproximatePrice
+from flashgp.planner.fit_stages import Cost
+from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation
 from flashgp.planner.wire import evaluation_wire, points_wire, summed_wire, survey_wire
 
 
 @dataclass(frozen=True)
-class SparsePrice(Price):
+class SparsePrice(ApproximatePrice):
     """Of the collapsed bound; a rank has a share of the rows. Field: read, whether rows are read, not held."""
 
     read: bool = False
@@ -20,14 +21,14 @@ class SparsePrice(Price):
 
     def own(self, rows: int) -> int:
         """Of all rows those of a rank; of the sample, which each rank has and goes through by itself, all of it."""
-        return rows if rows < self.problem.u else self.of_rank(rows)
+        return rows if rows < self.n else self.of_rank(rows)
 
     @property
     def sample(self) -> int:
         return min(self.problem.n, max(self.work.sample_rows, self.work.pivot_share * self.sizes.inducing))
 
     @property
-    def all_rows(self) -> Usual:
+    def all_rows(self) -> Cost:
         return self.work.all_rows_read
 
     def parts(self, first: int) -> list[int]:
@@ -44,24 +45,17 @@ class SparsePrice(Price):
         m = self.sizes.inducing
         return summed_wire(self.problem, m * m + m * self.problem.outputs + 6)
 
-    def step(self, rows: int) -> float:
-        m, own = self.sizes.inducing, self.own(rows)
+    def step(self, rows: int) -> Cost:
+        m, own, problem = self.sizes.inducing, self.own(rows), self.problem
         pairs = self.derivatives * own * m / self.rates.block_pairs
-        return self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3)
+        sent = 0.0  # of the sample, which ranks search by themselves
+        if rows >= self.n:
+            numbers = m * problem.features.width + 2 * problem.parameters  # a gradient by points and parameters
+            sent = self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
+        return Cost.of(self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3), sent)
 
-    def step_wire(self, rows: int) -> float:
-        """With a gradient by points and parameters; ranks search the sample by themselves."""
-        problem = self.problem
-        if rows < problem.u:
-            return 0.0
-        numbers = self.sizes.inducing * problem.features.width + 2 * problem.parameters
-        return self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
-
-    def layout(self, rows: int) -> float:
-        return self.points(rows)
-
-    def layout_wire(self, rows: int) -> float:
-        return points_wire(self.problem, self.sizes.inducing)
+    def layout(self, rows: int) -> Cost:
+        return Cost.of(self.points(rows), points_wire(self.problem, self.sizes.inducing))
 
     @property
     def reading(self) -> float:
@@ -70,20 +64,17 @@ class SparsePrice(Price):
         return 10.0 * 8.0 * self.of_rank(problem.n) * (problem.d + problem.outputs) / self.rates.copy_bytes
 
     def by_sample(self) -> tuple[float, float]:
-        work, n = self.work, self.problem.u
-        first, _, rows = self.first_stages()
-        search = sum(work.part.low * self.step(part) for part in self.parts(rows))
+        work, n, (first, rows) = self.work, self.n, self.first_stages()
+        search = sum(work.part.low * self.step(part).middle for part in self.parts(rows))
         both = min(n, work.learned_rows * self.sizes.inducing), n
         # (M-244)
         least, whole = (search + self.reading + 2.0 * self.points(n) + work.minibatch * self.value(k) for k in both)
         return first.low + work.slack * least, first.low + work.slack * whole
 
-    def condition(self) -> float:
-        problem = self.problem
-        return self.reading + self.layout(problem.n) + self.value(problem.n)
-
-    def condition_wire(self) -> float:
-        return survey_wire(self.problem, self.sample) + self.layout_wire(self.problem.n) + self.sums_wire
+    def condition(self) -> Cost:
+        rows = self.problem.n
+        sent = survey_wire(self.problem, self.sample) + self.sums_wire
+        return self.layout(rows) + Cost.of(self.reading + self.value(rows), sent)
 
     @property
     def few_wire(self) -> float:

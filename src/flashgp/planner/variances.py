@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.form import Form
-from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import Candidate
-from flashgp.planner.prices import PASSES
-from flashgp.planner.problem import Features, ProductProblem
+from flashgp.planner.exact import usual_passes
+from flashgp.planner.pricing import Price
+from flashgp.planner.problem import ProductProblem
 from flashgp.planner.products import product_prices
 
 VARIANCES = ("auto", "exact", "sampled")
@@ -82,23 +81,13 @@ DEFAULT_VARIANCES = VarianceSettings()
 
 
 @dataclass(frozen=True)
-class VarianceProblem:
-    """What the price depends on.
+class VarianceProblem(Price):
+    """What variances of a prediction are priced by.
 
-    Fields: form; n, training rows; n_test; batch, models; features; temporaries, tiles alive at once; device, profile;
-    has_features, whether the kernel has random features, without which nothing is sampled; room, bytes that a
-    prediction may take, for wider strips; settings.
+    Fields: n_test; room, bytes that a prediction may take, for wider strips; settings.
     """
 
-    form: Form
-    n: int
     n_test: int
-    batch: int
-    features: Features
-    temporaries: int
-    device: torch.device
-    profile: MachineProfile
-    has_features: bool
     room: float = 0.0
     settings: VarianceSettings = DEFAULT_VARIANCES
 
@@ -137,34 +126,37 @@ def check_variance(variance: Any) -> str:
     return str(variance)
 
 
-def variance_price(problem: VarianceProblem, route: str, passes: int = PASSES, asked: str = "auto") -> VariancePrice:
+def variance_price(
+    priced: VarianceProblem, route: str, passes: int | None = None, asked: str = "auto"
+) -> VariancePrice:
     """The way to variances that `predict` takes on a posterior conditioned by a route, and its price.
 
-    Args: passes over the pairs, of a block of solves without a factor; asked, one of VARIANCES.
+    Args: passes over the pairs, of a block of solves without a factor, None for what is usual; asked, one of VARIANCES.
     """
-    by_factor = _by_factor(problem)
+    passes = usual_passes(priced.n) if passes is None else passes
+    by_factor = _by_factor(priced)
     if asked == "sampled":
-        return _from_samples(problem, route, passes, math.inf)
-    if route == "direct" or not problem.n or problem.batch != 1:
+        return _from_samples(priced, route, passes, math.inf)
+    if route == "direct" or not priced.n or priced.problem.batch != 1:
         return by_factor
-    exact = _by_solves(problem, route, passes)
+    exact = _by_solves(priced, route, passes)
     if route == "refined" and exact.seconds > CORRECTION_SECONDS:
         return by_factor  # if its rounding matters at the points is seen there
-    return _cheaper(problem, route, passes, asked, exact)
+    return _cheaper(priced, route, passes, asked, exact)
 
 
-def exact_or_sampled(problem: VarianceProblem, route: str, passes: int = PASSES, asked: str = "auto") -> VariancePrice:
+def exact_or_sampled(priced: VarianceProblem, route: str, passes: int, asked: str = "auto") -> VariancePrice:
     """The same where it is settled that a factor does not give them."""
     if asked == "sampled":
-        return _from_samples(problem, route, passes, math.inf)
-    return _cheaper(problem, route, passes, asked, _by_solves(problem, route, passes))
+        return _from_samples(priced, route, passes, math.inf)
+    return _cheaper(priced, route, passes, asked, _by_solves(priced, route, passes))
 
 
-def _cheaper(problem: VarianceProblem, route: str, passes: int, asked: str, exact: VariancePrice) -> VariancePrice:
+def _cheaper(priced: VarianceProblem, route: str, passes: int, asked: str, exact: VariancePrice) -> VariancePrice:
     """Exact solves, or samples where these are quicker and exact solves take longer than `sampled_seconds`, (M-107)."""
-    if asked == "exact" or not problem.has_features or exact.seconds <= problem.settings.patience:
+    if asked == "exact" or not priced.problem.has_features or exact.seconds <= priced.settings.patience:
         return exact
-    sampled = _from_samples(problem, route, passes, exact.seconds)
+    sampled = _from_samples(priced, route, passes, exact.seconds)
     return sampled if sampled.seconds < exact.seconds else exact
 
 
@@ -176,37 +168,37 @@ def strip_points(n: int, batch: int = 1, room: float = 0.0, strip_bytes: int = S
     return max(least, wide) if batch == 1 else least
 
 
-def _by_factor(problem: VarianceProblem) -> VariancePrice:
+def _by_factor(priced: VarianceProblem) -> VariancePrice:
     """Strips of K_sx and their triangular solves, eq. (M-59)."""
-    n, n_test, batch, rates = problem.n, problem.n_test, problem.batch, problem.profile.rates(problem.device)
-    rows = min(strip_points(n, batch, problem.room, problem.settings.strip_bytes), n_test)
+    n, n_test, batch, rates = priced.n, priced.n_test, priced.problem.batch, priced.rates
+    rows = min(strip_points(n, batch, priced.room, priced.settings.strip_bytes), n_test)
     strip = 8 * n * rows * batch
-    tile = 8 * problem.temporaries * min(rows, tile_rows(n, batch, problem.device)) * n * batch
-    features = 8 * (n_test + n) * problem.features.width * batch
+    tile = 8 * priced.problem.temporaries * min(rows, tile_rows(n, batch, priced.device)) * n * batch
+    features = 8 * (n_test + n) * priced.problem.features.width * batch
     flops = batch * n_test * n * n
     seconds = flops / rates.gemm_float64 + 2 * batch * n_test * n / rates.block_pairs
     seconds += math.ceil(n_test / max(1, rows)) * rates.call_seconds
-    peak = 3 * strip + tile + problem.features.function_bytes + features
+    peak = 3 * strip + tile + priced.problem.features.function_bytes + features
     return VariancePrice("factor", peak, seconds, least_seconds=seconds)
 
 
-def _by_solves(problem: VarianceProblem, route: str, passes: int) -> VariancePrice:
+def _by_solves(priced: VarianceProblem, route: str, passes: int) -> VariancePrice:
     """A block of solves for every SOLVED_POINTS points, eq. (M-107)."""
-    n, points = problem.n, min(SOLVED_POINTS, max(1, problem.n_test))
-    blocks = math.ceil(problem.n_test / SOLVED_POINTS)
-    peak, seconds = _block(problem, route, passes, points)
-    features = 8 * (problem.n_test + n) * problem.features.width
+    n, points = priced.n, min(SOLVED_POINTS, max(1, priced.n_test))
+    blocks = math.ceil(priced.n_test / SOLVED_POINTS)
+    peak, seconds = _block(priced, route, passes, points)
+    features = 8 * (priced.n_test + n) * priced.problem.features.width
     note = f"variance by solves, {SOLVED_POINTS} points at a time"
     return VariancePrice("solves", peak + features, blocks * seconds, note, blocks * seconds)
 
 
-def _from_samples(problem: VarianceProblem, route: str, passes: int, instead: float) -> VariancePrice:
+def _from_samples(priced: VarianceProblem, route: str, passes: int, instead: float) -> VariancePrice:
     """With the largest sizes that keep to the limit, else the smallest, whose solves end with it, eq. (M-264).
 
     Args: instead, seconds of exact solves; inf where samples were asked for.
     """
-    limit = problem.settings.limit("auto" if math.isfinite(instead) else "sampled")
-    prices = [_with_probes(problem, route, passes, sizes) for sizes in problem.settings.sizes]
+    limit = priced.settings.limit("auto" if math.isfinite(instead) else "sampled")
+    prices = [_with_probes(priced, route, passes, sizes) for sizes in priced.settings.sizes]
     price = next((one for one in prices if one.seconds <= limit), prices[-1])
     price = replace(price, seconds=min(price.seconds, max(limit, price.least_seconds)))
     if math.isinf(instead):
@@ -214,20 +206,20 @@ def _from_samples(problem: VarianceProblem, route: str, passes: int, instead: fl
     return replace(price, note=f"{price.note}: exact solves would take about {readable_seconds(instead)}")
 
 
-def _with_probes(problem: VarianceProblem, route: str, passes: int, sizes: ProbeSizes) -> VariancePrice:
+def _with_probes(priced: VarianceProblem, route: str, passes: int, sizes: ProbeSizes) -> VariancePrice:
     """One block of solves, the low-rank factor, and what each point takes then, eq. (M-107)."""
-    n, n_test, rates = problem.n, problem.n_test, problem.profile.rates(problem.device)
+    n, n_test, rates = priced.n, priced.n_test, priced.rates
     samples, rank, width = sizes.samples, sizes.rank, sizes.rank + sizes.neighbours
     block, solving = (0, 2 * n * n * samples / rates.gemm_float64)
     least = solving
     if route != "direct":
-        block, solving = _block(problem, route, passes, samples)
-        least = _block(problem, route, 1, samples, 1)[1]
+        block, solving = _block(priced, route, passes, samples)
+        least = _block(priced, route, 1, samples, 1)[1]
     low_rank = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64
     if rank:
-        low_rank += _product(problem, "recomputed", torch.float64, rank, 1).seconds
-    drawing = n * samples * problem.settings.features / rates.block_pairs
-    evaluations = samples * problem.settings.features + POINT_WORK * n + sizes.neighbours**2
+        low_rank += _product(priced, "recomputed", torch.float64, rank, 1).seconds
+    drawing = n * samples * priced.settings.features / rates.block_pairs
+    evaluations = samples * priced.settings.features + POINT_WORK * n + sizes.neighbours**2
     after = n_test * evaluations / rates.block_pairs
     after += n_test * (2 * n * (samples + rank) / rates.gemm_float64 + width**3 / 3 / rates.cholesky_float64)
     kept = 8 * n * 2 * (samples + rank)
@@ -239,24 +231,26 @@ def _with_probes(problem: VarianceProblem, route: str, passes: int, sizes: Probe
 
 
 def _block(
-    problem: VarianceProblem, route: str, passes: int, points: int, corrections: int = CORRECTION_PASSES
+    priced: VarianceProblem, route: str, passes: int, points: int, corrections: int = CORRECTION_PASSES
 ) -> tuple[int, float]:
     """(bytes, seconds) of one block of solves; not of what a posterior keeps, its tiles and preconditioner."""
-    exact = _product(problem, "recomputed", torch.float64, points, corrections)
-    beside = 8 * problem.n * BLOCK_VECTORS * points + exact.peak_bytes
+    exact = _product(priced, "recomputed", torch.float64, points, corrections)
+    beside = 8 * priced.n * BLOCK_VECTORS * points + exact.peak_bytes
     if route == "refined":
-        solving = 2 * corrections * problem.n**2 * points / problem.profile.rates(problem.device).gemm_float64
+        solving = 2 * corrections * priced.n**2 * points / priced.rates.gemm_float64
         return beside, exact.seconds + solving
-    return beside, _product(problem, route, torch.float32, points, passes).seconds + exact.seconds
+    return beside, _product(priced, route, torch.float32, points, passes).seconds + exact.seconds
 
 
-def _product(problem: VarianceProblem, route: str, dtype: torch.dtype, points: int, passes: int) -> Candidate:
+def _product(priced: VarianceProblem, route: str, dtype: torch.dtype, points: int, passes: int) -> Candidate:
     """The quickest way to so many products with so many columns."""
-    small = problem.device.type == "cpu" and problem.n**2 < PORTABLE_PAIRS
-    features = replace(problem.features, width=max(1, problem.features.width))
+    small = priced.device.type == "cpu" and priced.n**2 < PORTABLE_PAIRS
     products = passes if route == "recomputed" else max(2, passes)  # for one product alone no tiles would be kept
-    product = ProductProblem(problem.form, problem.n, None, features, t=points, products=products, dtype=dtype)
-    prices = product_prices(product, problem.device, problem.profile)
+    sizes = priced.problem
+    product = ProductProblem(
+        sizes.form, priced.n, None, sizes.product_features, t=points, products=products, dtype=dtype
+    )
+    prices = product_prices(product, priced.device, priced.profile)
     return min(
         (p for p in prices if p.route == route and not (small and p.backend != "torch")), key=lambda p: p.seconds
     )

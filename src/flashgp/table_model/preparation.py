@@ -22,21 +22,20 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference import plan as plans
-from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
-from flashgp.inference.exact_plan import conditioning_plan
+from flashgp.inference.choice import approximate_plan, conditioning_plan
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
 from flashgp.inference.over_ranks import decided_over, planned_over
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
-from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.survey import Survey
@@ -56,7 +55,7 @@ from flashgp.units import ColumnScaling, Scaling, check_scales
 
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
-_Planned = tuple[Approximation | None, Plan | ApproximatePlan, tuple[Event, ...]]
+_Planned = tuple[Approximation | None, Plan, tuple[Event, ...]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,7 +75,7 @@ class PreparedTable(Prepared):
 
     encoding: Encoding
     kernel_words: str
-    plan: Plan | ApproximatePlan
+    plan: Plan
     notes: tuple[str, ...]
     x: _Numbers
     y: _Numbers
@@ -87,7 +86,7 @@ class PreparedTable(Prepared):
     @property
     def exact_plan(self) -> Plan | None:
         """The plan, where it is of exact inference."""
-        return self.plan if isinstance(self.plan, Plan) else None
+        return None if self.plan.approximation else self.plan
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +134,7 @@ def prepare(
     rows = RowCounts(len(train), x.shape[1], None if same is None else int(same.max()) + 1)
     approximation, plan, events = planned(group, gp, rows, settings, options)
     options = replace(options, group=group)
-    if isinstance(plan, Plan) and approximation is None:  # it has memory, dtype and solver
+    if approximation is None:  # the plan has memory, dtype and solver
         options = replace(options, plan=plan, memory=None, dtype=None, solver=None)
     return PreparedTable(
         settings, gp, standard.scalings, (standard.x, standard.y), options, approximation,

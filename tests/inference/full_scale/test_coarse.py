@@ -6,7 +6,7 @@ import flashgp as fgp
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from inference.plain_gp import data, model
 
 FEW = FitSettings(stochastic=StochasticSettings(first_rows=100))  # so that small tables have all stages

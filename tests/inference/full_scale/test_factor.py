@@ -15,7 +15,7 @@ from flashgp.inference.full_scale.layout import Layout, layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from inference.plain_gp import F64, data, model
 from pairwise.pair_cases import ONE_CASE_EACH, Case
 

@@ -9,7 +9,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.full_scale.layout import Layout, with_points_that_suffice
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from solvers.dense_system import matern
 
 F64 = torch.float64

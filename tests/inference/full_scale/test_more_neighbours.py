@@ -7,13 +7,13 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.choice import approximate_plan
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
-from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Plan, Sizes
+from flashgp.planner.problem import PlanSettings
 from inference.plain_gp import F64, model, rough
 
 FEW = FitSettings(stochastic=StochasticSettings(first_rows=200))  # so that small tables have all stages
@@ -95,7 +95,7 @@ def test_plans_have_room_for_them() -> None:
     """Where nobody named neighbours or a time limit and they fit; else none are tried."""
     n, d = 36_000, 8
 
-    def build(n: int = n, **asked: object) -> ApproximatePlan:
+    def build(n: int = n, **asked: object) -> Plan:
         return fgp.plan(model(d), n=n, d=d, approximation="full_scale", **asked)
 
     few = [build(3000, inducing=8, **asked) for asked in ({}, {"neighbours": 96}, {"neighbours": 192})]
@@ -107,7 +107,7 @@ def test_plans_have_room_for_them() -> None:
     assert free.fit_seconds < twice.fit_seconds
     assert free.fit_seconds_high > twice.fit_seconds_high, "trying them takes time too"
     assert "192 where these add much" in str(free)
-    assert ApproximatePlan.from_json(free.to_json()) == free
+    assert Plan.from_json(free.to_json()) == free
     for asked in ({"neighbours": 96}, {"time_limit": 1e4}):
         assert build(**asked).most_neighbours == 0, asked
     for share in (0.5, 0.9, 0.99):

@@ -23,6 +23,7 @@ from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings, StochasticSettings
+from flashgp.planner.approximate import by_sample
 from flashgp.sources.source import Batches, Held
 from flashgp.sources.survey import Survey, surveyed
 from inference.plain_gp import F64, data, model
@@ -197,7 +198,7 @@ def test_rows_that_are_not_random_are_a_warning() -> None:
 
 def test_the_plan_names_the_sample() -> None:
     plan = fgp.plan(model(), n=10_000_000, d=2, approximation="sparse", inducing=512, time_limit=60.0)
-    assert plan.by_sample(60.0)
+    assert by_sample(plan, 60.0)
     assert any("sample" in note for note in plan.notes)
     assert "sample" in str(plan)
     for other in ({"time_limit": 1e6}, {}):

@@ -12,15 +12,17 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.decision import decided
+from flashgp.inference.choice import decided
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import Fit, fit_as
-from flashgp.inference.plan_settings import PlanSettings, RowCounts
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.approximate import by_sample
+from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.sources.source import Held
 from inference.plain_gp import F64, PlainGP, data, model
 from inference.streamed.test_learning import STEPS
@@ -109,11 +111,11 @@ def test_a_smooth_function_with_noise_keeps_its_points_and_says_what_ended_it() 
     assert not of_kind(found.report.events, EventKind.FIT_TIME_UP)
 
 
-def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, ApproximatePlan]:
+def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, Plan]:
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0, 1.0])) if gp is None else gp
     settings = PlanSettings(memory="16GiB", profile=BUILT_IN)
     taken, plan, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
-    assert isinstance(plan, ApproximatePlan) == (taken is not None)
+    assert bool(plan.approximation) == (taken is not None)
     return event.fields["chosen"], plan  # type: ignore[return-value]
 
 
@@ -125,7 +127,7 @@ def test_short_limits_take_points_that_a_sample_has_time_for(n: int, limit: floa
     chosen, plan = decision(n, limit)
     assert chosen == "sparse"
     assert plan.inducing >= least
-    assert plan.by_sample(limit)
+    assert by_sample(plan, limit)
     assert 0.0 < plan.sample_seconds[0] <= plan.fit_seconds <= plan.fit_seconds_high <= limit
     assert any("sample" in note for note in plan.notes)
 

@@ -15,7 +15,7 @@ from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.history import Solving, TimeUp
 from flashgp.inference.training.settings import EstimateSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
-from flashgp.planner import training
+from flashgp.planner.exact import FACTOR_COLUMNS
 from flashgp.solvers.settings import ComparisonSettings, SolveSettings
 from inference.training.tables import objectives, prior, table
 
@@ -229,7 +229,7 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     assert numpy.linalg.norm(found - wanted) < 0.15 * numpy.linalg.norm(wanted)
     _, few = objectives(gp, x, y, factor_passes=1, probes=8)
     few(theta)
-    assert few.probes == EstimateSettings().factor_probes == training.FACTOR_COLUMNS - 1, "planned, and better"
+    assert few.probes == EstimateSettings().factor_probes == FACTOR_COLUMNS - 1, "planned, and better"
 
 
 @pytest.mark.parametrize("factors", [Solving.FLOAT32_FACTOR, Solving.FLOAT64_FACTOR])

@@ -24,16 +24,15 @@ from flashgp.foundations.placement import placement_events
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import Rounding, Stopping, mean_goal, record, smallest_pivot, unfinished
-from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed, of_observed
 from flashgp.inference.output_states import AnyState, OutputStates, joined_report
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
-from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join, joined_event
 from flashgp.inference.settings import ConditionSettings, SolveSettings
@@ -48,6 +47,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
+from flashgp.planner.problem import PlanSettings
 from flashgp.processes.agreement import largest, smallest
 from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine

@@ -29,7 +29,7 @@ from flashgp.inference.full_scale.state import FullScaleState, Tables
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from flashgp.solvers.growing.shared_rows import SharedRows
 from flashgp.solvers.preconditioners.near_rows import (
     Neighbourhoods,

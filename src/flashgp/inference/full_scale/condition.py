@@ -12,19 +12,20 @@ from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan, refuse_unfit
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import approximate_plan, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
-from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join, joined_event
 from flashgp.inference.settings import ConditionSettings
-from flashgp.planner.approximate import ApproximatePlan
+from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.agreement import smallest
 from flashgp.processes.group import ALONE
 
@@ -108,9 +109,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     return state
 
 
-def _of_part(
-    data: Data, asked: Approximation, settings: ConditionSettings, plan: ApproximatePlan
-) -> FullScaleState | None:
+def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan: Plan) -> FullScaleState | None:
     """The state of as many random rows as there is time for; None where there is time for all of them.
 
     Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
@@ -145,7 +144,7 @@ def _of_part(
     return state
 
 
-def _plan(prior: Prior, x: Tensor, distinct: int, asked: Approximation, settings: ConditionSettings) -> ApproximatePlan:
+def _plan(prior: Prior, x: Tensor, distinct: int, asked: Approximation, settings: ConditionSettings) -> Plan:
     """The plan of conditioning, with the sizes that are left to it. Raises: MemoryBudgetError, DomainError."""
     rows = RowCounts(len(x), x.shape[-1], distinct)
     solve = settings.solve

@@ -18,8 +18,8 @@ from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
@@ -28,7 +28,6 @@ from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
-from flashgp.inference.plan_settings import chosen_device
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.fit import EngineFit, nothing_explained, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, power_law
@@ -38,9 +37,9 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.train import Trained
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.approximate_prices import Sizes
 from flashgp.planner.fit_stages import part_sizes
+from flashgp.planner.plan import Plan, Sizes
+from flashgp.planner.problem import chosen_device
 
 MUCH = 0.05  # nats a row that more neighbours add, from which they are taken
 
@@ -60,7 +59,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         refuse_unfit(prior, "full_scale", batch=data.is_batch)
         target = chosen_device(options.device, data.x)
         self.counts, self.wanted = data.counts, options.planning(device=target)
-        self.plan: ApproximatePlan = self._planned(prior, asked)
+        self.plan: Plan = self._planned(prior, asked)
         self.prior, sizes = prior.released(), self.plan.sizes
         asked = asked.resolved(sizes)
         workspace = Workspace(deadline=options.deadline)
@@ -71,7 +70,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         self.mark = (asked.kind, doubled, *map(dataclasses.astuple, (sizes, sizes.coarse())), points)
         self.choices = _Choices(self.problem, asked, options, more=doubled)
 
-    def _planned(self, prior: Prior, sizes: Approximation, *, taken: bool = False) -> ApproximatePlan:
+    def _planned(self, prior: Prior, sizes: Approximation, *, taken: bool = False) -> Plan:
         limit = self.options.deadline.limit
         plan = functools.partial(
             approximate_plan, prior, self.counts, settings=self.wanted, time_limit=limit, taken=taken

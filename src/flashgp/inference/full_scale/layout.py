@@ -23,7 +23,8 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
-from flashgp.planner.approximate_prices import ApproximateWork, Sizes
+from flashgp.planner.approximate import ApproximateWork
+from flashgp.planner.plan import Sizes
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares

@@ -13,9 +13,12 @@ from torch import Tensor
 from flashgp.foundations.determinism import deterministic_where
 from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.state import FullScaleState, Lost
-from flashgp.inference.plan_settings import PlanSettings, RowCounts, conditioning_problem, resources_of
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, left_out_moments
-from flashgp.planner.approximate import ApproximatePlan, plan_approximate
+from flashgp.planner.approximate import ApproximateWork
+from flashgp.planner.full_scale_price import FullScalePrice
+from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.solvers.preconditioners.near_rows import (
     Neighbourhoods,
     nearest_earlier_rows,
@@ -56,11 +59,12 @@ def _seconds_of_more(state: FullScaleState) -> float:
     """What a fit with twice the neighbours takes, by the state's plan, or one that is made here: for a state that came
     from a file, or that rows have joined."""
     plan = state.report.plan
-    if not isinstance(plan, ApproximatePlan) or plan.inducing != state.sizes.inducing:
+    if not isinstance(plan, Plan) or plan.inducing != state.sizes.inducing:
         n, d = state.x.shape
         settings = PlanSettings(device=state.x.device, deterministic=state.settings.deterministic)
         problem = conditioning_problem(state.prior, RowCounts(n, d, state.distinct), settings)
-        plan = plan_approximate("full_scale", problem, state.sizes, resources_of(settings))
+        price = FullScalePrice(problem, settings.rates, state.x.device, state.sizes, ApproximateWork())
+        plan = price.plan("full_scale", settings)
     return plan.more_seconds
 
 

@@ -19,7 +19,7 @@ from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.settings import SolveSettings
-from flashgp.planner.approximate_prices import Sizes
+from flashgp.planner.plan import Sizes
 from flashgp.solvers.growing.shared_rows import SharedRows
 
 

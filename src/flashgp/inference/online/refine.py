@@ -12,15 +12,15 @@ import torch
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
+from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
-from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import continued
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.planner.problem import PlanSettings
 
 
 def refined(

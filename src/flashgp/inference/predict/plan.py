@@ -10,20 +10,19 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.form import broadcast_batch
-from flashgp.foundations.profile import BUILT_IN
-from flashgp.foundations.profile_store import current_profile
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan import PredictionQuestion, prediction_plan
-from flashgp.inference.plan_settings import PlanSettings, ProblemSize, RowCounts
+from flashgp.inference.plan import prediction_plan
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.state import State
 from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
-from flashgp.planner.prices import PASSES
-from flashgp.planner.problem import ProductProblem
+from flashgp.planner.exact import usual_passes
+from flashgp.planner.problem import PlanSettings, ProductProblem
 from flashgp.planner.products import ProductPlan, product_prices
 from flashgp.planner.variances import (
     DEFAULT_VARIANCES,
     VariancePrice,
+    VarianceProblem,
     VarianceSettings,
     exact_or_sampled,
     variance_price,
@@ -50,12 +49,12 @@ def _passes_of_solves(state: State) -> int:
     ended before its tolerance says no more than how many are too few.
     """
     if state.plan is None or state.plan.solver != "cg":
-        return PASSES
+        return usual_passes(state.distinct)
     usual = state.online.usual_iterations
     known = state.report.iterations if usual is None else usual
     if known is not None and of_kind(state.report.events, EventKind.SOLVE_ENDED):
-        return max(PASSES, known)
-    return PASSES if known is None else max(1, known)
+        return max(usual_passes(state.distinct), known)
+    return usual_passes(state.distinct) if known is None else max(1, known)
 
 
 def price_of(
@@ -65,9 +64,7 @@ def price_of(
 
     Of a group, whose ranks may have other rates, by those of rank 0 where they share solves; all of its ranks ask then.
     """
-    size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
-    profile = BUILT_IN if deterministic else current_profile()
-    problem = replace(size.variances(state.prior, n_test, state.x.device, profile), settings=settings)
+    problem = _variances(state, n_test, deterministic, settings)
     price = exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
     group = state.settings.group
     return (
@@ -75,6 +72,14 @@ def price_of(
         if group.size == 1 or state.solves is None
         else VariancePrice.from_json(group.text_of_first(price.to_json()))
     )
+
+
+def _variances(
+    state: State, n_test: int, deterministic: bool, settings: VarianceSettings = DEFAULT_VARIANCES
+) -> VarianceProblem:
+    problem = conditioning_problem(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
+    rates = PlanSettings(deterministic=deterministic).rates
+    return VarianceProblem(problem, rates, state.x.device, n_test, settings=settings)
 
 
 def prices_event(state: BaseState, points: int = PRICED_POINTS) -> Event | None:
@@ -91,14 +96,10 @@ def prices_event(state: BaseState, points: int = PRICED_POINTS) -> Event | None:
 def _prices_of_one(state: State, points: int) -> Event | None:
     if not state.count or state.batch_shape:
         return None
-    size = ProblemSize.of(state.prior, RowCounts(state.distinct, state.x.shape[-1]))
-    profile, device = BUILT_IN if state.settings.deterministic else current_profile(), state.x.device
-    features = replace(size.features, width=max(1, size.features.width))
-    product = ProductProblem(
-        state.prior.kernel.form, points, state.distinct, features, t=state.residual.shape[-1], dtype=torch.float64
-    )
-    means = min(price.seconds for price in product_prices(product, device, profile))
-    problem = size.variances(state.prior, points, device, profile)
+    problem, t = _variances(state, points, state.settings.deterministic), state.residual.shape[-1]
+    sizes = problem.problem
+    product = ProductProblem(sizes.form, points, sizes.u, sizes.product_features, t=t, dtype=torch.float64)
+    means = min(price.seconds for price in product_prices(product, problem.device, problem.profile))
     route, passes = _route_of_variances(state), _passes_of_solves(state)
     exact, price = (variance_price(problem, route, passes, asked) for asked in ("exact", "auto"))
     if max(means, exact.seconds) <= QUICK_SECONDS:
@@ -131,9 +132,10 @@ def planner_of(
     settings = PlanSettings(memory, x_test.device, deterministic=deterministic)
 
     def planned(variance: bool | str) -> ProductPlan:
-        route, passes = _route_of_variances(state), _passes_of_solves(state)
-        question = PredictionQuestion(n_test, variance, route, passes, time_limit)
-        return prediction_plan(prior, rows, question, settings)
+        return prediction_plan(
+            prior, rows, n_test, settings, variance=variance, conditioned=_route_of_variances(state),
+            passes=_passes_of_solves(state), time_limit=time_limit,
+        )  # fmt: skip
 
     return planned
 

@@ -17,7 +17,7 @@ from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError,
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import check_numbers
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import refuse_unfit
+from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.extent import check_residual, check_rows
 from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.gathered import compare_models, tensor_mark

@@ -13,13 +13,13 @@ from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import approximate_plan
 from flashgp.inference.extent import check_residual
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.over_ranks import dealt, planned_over
-from flashgp.inference.plan_settings import PlanSettings, RowCounts, chosen_device
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
@@ -35,6 +35,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.history import TimeUp
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey

@@ -22,8 +22,8 @@ from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, SampleReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import approximate_plan, exact_price
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import approximate_plan, exact_price
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -31,7 +31,7 @@ from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.over_ranks import dealt, planned_over
-from flashgp.inference.plan_settings import RowCounts, chosen_device
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.condition import at_most, condition_on
@@ -57,8 +57,9 @@ from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings
 from flashgp.inference.training.train import Trained
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate import ApproximatePlan
-from flashgp.planner.approximate_prices import ApproximateWork
+from flashgp.planner.approximate import ApproximateWork, by_sample
+from flashgp.planner.plan import Plan
+from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
@@ -100,7 +101,7 @@ class StreamedFit(EngineFit[Any]):
         self.counts = RowCounts(survey.count, survey.width, alike=survey.sample.row_variance is None)
         read, limit = not isinstance(self.rows, Held), options.deadline.limit
         self.wanted = options.planning(memory=agreed_memory(options.memory, target, group), device=target)
-        self.plan: ApproximatePlan = planned_over(
+        self.plan: Plan = planned_over(
             group, lambda one: approximate_plan(prior, self.counts, one, self.wanted, limit, read=read), asked
         )
         self.asked = asked.resolved(self.plan.sizes)
@@ -219,7 +220,7 @@ class StreamedFit(EngineFit[Any]):
         return state
 
 
-def _rows_of_part(problem: Problem, plan: ApproximatePlan, options: FitOptions, price: Callable[[int], float]) -> int:
+def _rows_of_part(problem: Problem, plan: Plan, options: FitOptions, price: Callable[[int], float]) -> int:
     """Rows that an exact search finishes in its share of the time limit, of those of the sample; 0 for too few."""
     assert options.deadline.limit is not None
     search = options.stages.work.of_scoring(ParameterVector(problem.prior, problem.roles).size).middle
@@ -239,9 +240,7 @@ def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSetting
     return state
 
 
-def sample_chosen(
-    plan: ApproximatePlan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog
-) -> Event | None:
+def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog) -> Event | None:
     """That a sample takes the place of passes over all rows, and why; None for passes.
 
     Args: reading, seconds of the first pass; log, of the checkpoint, whose way is kept.
@@ -254,7 +253,7 @@ def sample_chosen(
         reason = SampleReason.CHECKPOINT
     elif any(log.has(str(Run(Stage.APPROXIMATE, number))) for number in (0, 1)):
         return None
-    elif plan.by_sample(deadline.limit, least):
+    elif by_sample(plan, deadline.limit, least):
         reason = SampleReason.PLANNED
     elif deadline.passed(2.0 * least * reading) and least:
         reason = SampleReason.READING

@@ -27,8 +27,8 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import refuse_unfit
 from flashgp.inference.approximation import refuse_exact
+from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound, add_symmetric, block, summed

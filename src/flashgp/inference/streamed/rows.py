@@ -7,8 +7,8 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.approximate_plan import refuse_unfit
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.bound import Inputs

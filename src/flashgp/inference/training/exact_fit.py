@@ -7,12 +7,11 @@ from flashgp.foundations.events import Event
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.approximate_plan import offer_event, offered, with_offers
+from flashgp.inference.choice import conditioning_plan, offer_event, offered, with_offers
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.exact_plan import conditioning_plan
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed
 from flashgp.inference.output_states import AnyState
@@ -27,7 +26,6 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.inference.training.train import Trained, train
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan, allowed_bytes
 
 
@@ -124,7 +122,7 @@ def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
     return plan
 
 
-def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[ApproximatePlan, ...]:
+def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[Plan, ...]:
     """The approximations that would fit in place of an exact plan."""
     models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
     asked = options.planning(memory=plan.available_bytes, device=torch.device(plan.device))

@@ -48,7 +48,6 @@ from flashgp.inference.training.objective import LogJoint, Problem, priors_in_fo
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.period_starts import PERIODIC_ROLES
 from flashgp.inference.training.train import Trained
-from flashgp.planner.approximate import ApproximatePlan
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource
@@ -110,7 +109,7 @@ class EngineFit(ABC, Generic[S]):
     prior: Prior
     options: FitOptions
     problem: Problem
-    plan: Plan | ApproximatePlan
+    plan: Plan
     mark: tuple[Any, ...]
     searchers: Group
     interrupts: list[Event]
@@ -340,7 +339,7 @@ def report_answer(
     if plan is None:
         planned = engine.plan
         report.plan, report.predicted_seconds = planned, planned.fit_seconds or None
-        if not isinstance(planned, Plan):
+        if planned.approximation:
             conditioning.plan, report.predicted_bytes = planned, planned.training_bytes  # of the search too
     else:
         report.plan, report.predicted_seconds = plan, plan.seconds

@@ -22,7 +22,7 @@ from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, searched, settled, stages_of
-from flashgp.planner.approximate_prices import ApproximateWork
+from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fit_stages import FitStage, Search
 from flashgp.processes.agreement import deadline_of
 

@@ -10,7 +10,6 @@ import torch
 from flashgp.foundations.checks import check_device, check_dtype, check_jitter
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.plan_settings import PlanSettings
 from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
@@ -18,6 +17,7 @@ from flashgp.inference.training.settings import SampleSettings, SearchSettings, 
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.processes.group import ALONE, Group
 
 

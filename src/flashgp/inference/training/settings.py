@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from flashgp.planner.approximate_prices import ApproximateWork
+from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.solvers.settings import SolveSettings
 

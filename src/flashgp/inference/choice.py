@@ -1,0 +1,298 @@
+"""Which inference, in which sizes: plans of a prior, exact and approximate, what fits instead, what "auto" takes."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.events import ApproximationReason, Event, EventKind
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.inference.approximation import DEFAULT, LADDER, Approximation
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
+from flashgp.inference.prior import Prior
+from flashgp.likelihoods import Gaussian
+from flashgp.planner.approximate import (
+    ApproximatePrice,
+    ApproximateWork,
+    by_sample,
+    with_more_neighbours,
+    with_sample,
+)
+from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.full_scale_price import FullScalePrice
+from flashgp.planner.plan import Offer, Plan, Sizes, offers_text
+from flashgp.planner.pricing import Price
+from flashgp.planner.problem import PlanSettings
+from flashgp.planner.sparse_price import SparsePrice
+from flashgp.sources.shuffled import buffer_rows
+
+# What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
+Decision = tuple[Approximation | None, Plan, Event]
+
+
+# -- exact -----------------------------------------------------------------------------------------------------------
+@deterministic_where(lambda prior, rows, settings, **_: settings.deterministic)
+def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool = False) -> Plan:
+    """What conditioning and fitting take; the batch may be empty.
+
+    Args: training: whether a refusal offers approximations by what whole fits with them take.
+    Raises: as `plan`.
+    """
+    try:
+        return plan_conditioning(conditioning_problem(prior, rows, settings), settings)
+    except MemoryBudgetError as error:
+        if settings.factored or settings.route is not None:
+            raise
+        raise with_offers(error, offered(prior, rows, settings, training=training), training=training) from None
+
+
+def exact_price(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Callable[[int], float]:
+    """Seconds of an exact value with its gradient of so many of the rows."""
+    return Price(conditioning_problem(prior, rows, settings), settings.rates, settings.devices[0]).exact_seconds
+
+
+# -- approximate -----------------------------------------------------------------------------------------------------
+@deterministic_where(lambda prior, rows, asked, settings, time_limit=None, **_: settings.deterministic)
+def approximate_plan(
+    prior: Prior,
+    rows: RowCounts,
+    asked: Approximation,
+    settings: PlanSettings,
+    time_limit: float | None = None,
+    *,
+    training: bool = True,
+    read: bool = False,
+    taken: bool = False,
+) -> Plan:
+    """The plan of an approximation, its "auto" sizes chosen by what fits, eq. (M-187).
+
+    Args:
+        asked: of kind "full_scale" or "sparse".
+        settings: of its ranks bytes and seconds are those of each.
+        time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
+            sizes of the ladder that keep to it and fit, by passes or by a sample, (M-244); without it the
+            default ones, or the largest smaller ones that fit, and a fit may take twice the neighbours if that fits
+            too, (M-209). Where none does, the smallest.
+        training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held; taken:
+            whether the sizes are there already, so that nothing is refused.
+    Raises: MemoryBudgetError, before anything is allocated, where sizes that were asked for do not fit, or the smallest
+        do not; DomainError for more points or neighbours than rows; ShapeError for points of other columns.
+    Cost: a plan for each step of the ladder, some 50 us each.
+    """
+    problem, device, work = conditioning_problem(prior, rows, settings), settings.devices[0], ApproximateWork()
+    asked.points_of(problem.d)  # which may be refused
+    # What is free now is asked for once: all steps compare with the same number.
+    settings = replace(settings, memory=max(1, settings.available()[str(device)]))
+    # A minibatch has one noise variance, and one process.
+    stepping = training and settings.ranks == 1 and rows.alike and prior.likelihood.rows_alike
+
+    def with_sizes(one: Approximation, sizes: Sizes) -> Plan:
+        common = problem, settings.rates, device, sizes.within(problem.u), work
+        sparse = one.kind == "sparse"
+        price: ApproximatePrice = SparsePrice(*common, read) if sparse else FullScalePrice(*common, one.leaves_points)
+        plan = price.plan(one.kind, settings)
+        if time_limit is None or not stepping or not by_sample(plan, time_limit):
+            return plan
+        size = min(problem.n, max(work.min_block, work.block_numbers // max(1, plan.inducing)))
+        mixed = min(problem.n, buffer_rows(size, problem.d + problem.outputs))
+        return with_sample(plan, mixed, time_limit)
+
+    def largest(one: Approximation) -> Plan:
+        top = DEFAULT if time_limit is None else len(LADDER) - 1
+        plans = [with_sizes(one, one.sizes_at(step, problem.n)) for step in range(top, -1, -1)]
+        fitting = [plan for plan in plans if plan.fits(training=training)]
+        quick = [plan for plan in fitting if time_limit is None or plan.seconds_of(training=training) <= time_limit]
+        return (quick or fitting[-1:] or plans[-1:])[0]
+
+    chosen = largest(asked) if asked.automatic else with_sizes(asked, asked.sizes_at(DEFAULT, problem.n))
+    if not taken and not chosen.fits(training=training):
+        raise _too_large(chosen, largest(Approximation(asked.kind)), training=training)
+    if training and time_limit is None and asked.leaves_neighbours and not taken and chosen.fits(training=True):
+        more = with_sizes(asked, chosen.sizes.doubled())
+        if more.neighbours > chosen.neighbours and more.fits(training=True):
+            return with_more_neighbours(chosen, more)
+    return chosen
+
+
+def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
+    """A plan does not fit what is available. Args: other, the largest that would, where that does."""
+    needed, advice = plan.bytes_of(training=training), "pass a larger memory=, or fewer rows"
+    if other.fits(training=training):
+        sizes = f"inducing={other.inducing}"
+        sizes += f", neighbours={other.neighbours}" if other.approximation == "full_scale" else ""
+        bytes_there = readable_bytes(other.bytes_of(training=training))
+        advice = f"{sizes} needs {bytes_there} and fits; or pass a larger memory="
+    return MemoryBudgetError(
+        f"`memory` allows {readable_bytes(plan.available_bytes)}, but {plan.sizes_text} of {plan.distinct:,} rows need "
+        f"{readable_bytes(needed)}; {advice}",
+        needed_bytes=needed,
+        available_bytes=plan.available_bytes,
+        cheapest_plan=other if other.fits(training=training) else None,
+    )
+
+
+def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
+    """Why a model has no approximation of a kind, and what to do; nothing where it has one.
+
+    Args: batch, whether it is of several tables or models.
+    """
+    if batch:
+        return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
+    if prior.separate and prior.factors > 1:
+        return (
+            f"needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
+            "Gaussian(shared=True), or fit a model for each output"
+        )
+    likelihood = prior.likelihood
+    known = isinstance(likelihood, Gaussian) and likelihood.row_weight is None and likelihood.counts is None
+    if kind == "sparse" and not likelihood.rows_alike and not known:
+        return (
+            "by inducing points alone needs a likelihood that treats all rows alike but for known variances, got "
+            'row_weight; leave it out, or pass approximation="full_scale" with neighbours'
+        )
+    return ""
+
+
+def refuse_unfit(prior: Prior, kind: str, *, batch: bool) -> None:
+    """DomainError for models that the approximation is not made for."""
+    if why := obstacle(prior, kind, batch=batch):
+        raise DomainError(f"`approximation` {why}")
+
+
+# -- what would do instead -------------------------------------------------------------------------------------------
+def offered(
+    prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None = None, *, training: bool = True
+) -> tuple[Plan, ...]:
+    """The approximations that a model can have and that fit, full scale first. Cost: a millisecond."""
+    kinds = (Approximation("full_scale"), Approximation("sparse"))
+    return tuple(_fitting(prior, rows, kinds, settings, time_limit, training=training)[0])
+
+
+def _fitting(
+    prior: Prior,
+    rows: RowCounts,
+    kinds: Sequence[Approximation],
+    settings: PlanSettings,
+    time_limit: float | None,
+    *,
+    training: bool,
+) -> tuple[list[Plan], list[MemoryBudgetError]]:
+    """Plans of the approximations that a model can have, and refusals of those that do not fit."""
+    plans: list[Plan] = []
+    refusals: list[MemoryBudgetError] = []
+    batch = rows.batch * prior.kernel.batch_shape.numel() > 1
+    for one in kinds:
+        if rows.n and not obstacle(prior, one.kind, batch=batch):
+            try:
+                plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
+            except MemoryBudgetError as error:
+                refusals.append(error)
+    return plans, refusals
+
+
+def offers_of(plans: Sequence[Plan], *, training: bool = True) -> tuple[Offer, ...]:
+    """Their costs, of a whole fit or of conditioning."""
+    return tuple(
+        Offer(
+            plan.approximation, plan.inducing, plan.neighbours, plan.bytes_of(training=training),
+            plan.seconds_of(training=training),
+        )
+        for plan in plans
+    )  # fmt: skip
+
+
+def _costs(exact: Plan | None, plans: Sequence[Plan], *, training: bool = True) -> dict[str, Any]:
+    """Seconds and bytes of exact inference and of approximations, as fields of an event; None where nothing fits."""
+    found: dict[str, Any] = {"exact_seconds": None, "exact_bytes": None}
+    for one in plans if exact is None else (exact, *plans):
+        name = one.approximation or "exact"
+        found[f"{name}_seconds"] = one.seconds_of(training=training)
+        found[f"{name}_bytes"] = one.bytes_of(training=training)
+    return found
+
+
+def offer_event(exact: Plan, plans: Sequence[Plan], limit: float | None) -> Event:
+    """That an exact fit takes longer than its limit, and what approximations would take."""
+    both = len(plans) > 1
+    return Event(EventKind.APPROXIMATION_OFFERED, limit=limit, both=both or None, **_costs(exact, plans))
+
+
+def with_offers(error: MemoryBudgetError, plans: Sequence[Plan], *, training: bool) -> MemoryBudgetError:
+    """The same refusal of exact inference, with the approximations that would fit."""
+    offers = offers_of(plans, training=training)
+    if not offers:
+        return error
+    return MemoryBudgetError(
+        f"{error}; or {offers_text(offers)}", needed_bytes=error.needed_bytes, available_bytes=error.available_bytes,
+        cheapest_plan=error.cheapest_plan, offers=offers,
+    )  # fmt: skip
+
+
+# -- approximation="auto" --------------------------------------------------------------------------------------------
+def decided(
+    prior: Prior,
+    rows: RowCounts,
+    asked: Approximation,
+    settings: PlanSettings,
+    time_limit: float | None = None,
+    *,
+    training: bool = True,
+) -> Decision:
+    """Exact inference where its plan keeps to the limits; else full scale, else inducing points alone.
+
+    Args:
+        asked: of kind "auto", with sizes where they were asked for.
+        settings: what plans keep to; the exact one is made as they say.
+        time_limit: seconds of a whole fit, or of conditioning without `training`; None for any.
+    Returns: what is taken, None for exact inference, with its sizes; its plan; and the reason with all costs. Where
+        nothing keeps to the time limit, the quickest of what fits the memory.
+    Raises: MemoryBudgetError where nothing fits the memory; ShapeError, DomainError for points of other columns.
+    """
+    exact: Plan | None = None
+    refusals: list[MemoryBudgetError] = []
+    try:
+        exact = conditioning_plan(prior, rows, settings, training=training)
+    except MemoryBudgetError as error:
+        refusals.append(error)
+    asked.points_of(rows.d)  # which may be refused, also where they are not taken
+    if exact is not None and not exact.fits(training=training):
+        needed, available = exact.bytes_of(training=training), exact.available_bytes
+        refusals.append(MemoryBudgetError(
+            f"`memory` allows {readable_bytes(available)}, but an exact fit of {rows.n:,} rows needs "
+            f"{readable_bytes(needed)}, and no approximation fits; pass a larger memory=",
+            needed_bytes=needed, available_bytes=available,
+        ))  # fmt: skip
+        exact = None
+    event = functools.partial(_chosen, training=training)
+
+    def took(plan: Plan) -> float:
+        return plan.seconds_of(training=training)
+
+    def on_time(plan: Plan) -> bool:
+        return time_limit is None or took(plan) <= time_limit
+
+    if exact is not None and on_time(exact):
+        return None, exact, event(None, ApproximationReason.FITS, exact, ())
+    plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
+    chosen = next(filter(on_time, plans), None) or min(plans, key=took, default=None)
+    if chosen is not None and exact is not None and not on_time(chosen) and took(exact) <= took(chosen):
+        chosen = None
+    if chosen is not None:
+        taken = next(one for one in asked.candidates if one.kind == chosen.approximation).resolved(chosen.sizes)
+        reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME
+        return taken, chosen, event(taken.kind, reason, exact, plans)
+    if exact is None:
+        raise [*refusals, *others][0]
+    return None, exact, event(None, ApproximationReason.NO_OTHER, exact, plans)
+
+
+def _chosen(
+    approximation: str | None, reason: ApproximationReason, exact: Plan | None, plans: Sequence[Plan], *, training: bool
+) -> Event:
+    words = {None: None, "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
+    return Event(
+        EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=words[approximation],
+        reason=reason, **_costs(exact, plans, training=training),
+    )  # fmt: skip
