@@ -194,10 +194,16 @@ def handed_out(value: Any, seen: set[int]) -> Iterator[Tensor]:
             yield from handed_out(item, seen)
     elif type(value).__module__.startswith("flashgp."):
         for name in dir(value):
-            if not name.startswith("_") and name not in ("state", "factor", "report", "plan"):
+            if not name.startswith("_") and name not in ("state", "factor", "report", "plan", *_refused(value)):
                 item = getattr(value, name)
                 if not callable(item) or isinstance(item, nn.Module):
                     yield from handed_out(item, seen)
+
+
+def _refused(value: object) -> list[str]:
+    """The names that a posterior does not answer."""
+    names = [name for name in dir(type(value)) if not name.startswith("_")]
+    return [name for name in names if value.can(name) is not None] if isinstance(value, fgp.Posterior) else []
 
 
 @pytest.mark.parametrize("how", MADE)

@@ -96,7 +96,7 @@ def test_a_file_holds_points_sums_and_a_sample_and_no_code(tmp_path: Path) -> No
     ("name", "change"),
     [
         ("approximation.count", lambda c: c.update(count=-1)),
-        ("inducing", lambda c: c.update(count=59)),
+        ("sample_x", lambda c: c.update(count=59)),
         ("approximation.logs", lambda c: c.update(logs="many")),
         ("approximation", lambda c: c.update(squares=-1.0)),
         ("approximation", lambda c: c.update(left=-1e-3)),
