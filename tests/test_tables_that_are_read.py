@@ -334,7 +334,7 @@ def test_without_a_factor_parts_are_sampled_as_all_together_would_be() -> None:
     sparse = fgp.TableModel(starts=1, target_transform="none", approximation="sparse", inducing=9).fit(
         columns, target="wave"
     )
-    assert sparse._variance_of(10**8) == "auto"
+    assert sparse._variance_of(10**8) == "exact"
 
 
 def test_a_part_that_fails_leaves_no_predictions(model: Path, tmp_path: Path) -> None:

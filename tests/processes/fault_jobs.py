@@ -123,7 +123,7 @@ def interrupted_at_the_end(process_group: Any, kind: str) -> tuple[str, bool, in
             return fgp.fit(gp, x[part], y[part], starts=1, group=group, progress=False, **ENDS[kind])
 
         wanted = fitted(whole)
-        after = 4 if kind == "exact" else 3  # collectives after the last pass, whose end is one
+        after = 4  # collectives after the last pass, whose end is one
         group = PlantedGroup(process_group, 1, whole.count - after - 1, KeyboardInterrupt)
         try:
             fitted(group)

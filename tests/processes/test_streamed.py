@@ -63,7 +63,7 @@ def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
     assert "none on any rank" in none
     for text in (append, stream):
         assert "a posterior of 2 ranks" in text
-    assert memory.startswith("MemoryBudgetError")
+    assert memory.startswith("RankMismatchError")
 
 
 def test_time_ends_on_all_ranks_together(ranks: Ranks) -> None:

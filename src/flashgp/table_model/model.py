@@ -373,7 +373,7 @@ class TableModel:
     def _variance_of(self, count: int) -> str:
         """How variances of so many rows are computed, so that those of all parts are alike."""
         parts = self.posterior.state.parts
-        if len(parts) != 1 or parts[0].factor is not None or not parts[0].count:
+        if len(parts) != 1 or not parts[0].exact or parts[0].factor is not None or not parts[0].count:
             return "exact"
         return "sampled" if price_of(parts[0], count, "auto", deterministic=False).way == "samples" else "exact"
 

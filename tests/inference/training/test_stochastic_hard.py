@@ -129,7 +129,8 @@ def test_a_nan_of_float32_tiles_while_training_brings_float64_products(after: in
 # -- kills -----------------------------------------------------------------------------------------------------------
 CHILD = """
 import os, signal, sys
-import dataclasses
+import dataclasses, torch
+torch.set_num_threads(int(sys.argv[2]))  # which last bits depend on
 import flashgp as fgp
 from inference.training.tables import SETTINGS, planned, prior, table
 seen = []
@@ -146,7 +147,7 @@ fgp.fit(prior(), x, y, plan=planned(prior(), 220), starts=1, checkpoint=sys.argv
 def test_kill_9_in_the_search_over_all_rows(tmp_path: Path) -> None:
     """What was evaluated is not evaluated again; what comes after agrees to the tolerance of solves, and says so."""
     path = tmp_path / "log"
-    child = Forked(CHILD, path)
+    child = Forked(CHILD, path, torch.get_num_threads())
     x, y = table(220)
     options = {"plan": planned(prior(), 220), "starts": 1, "settings": SETTINGS}
     whole = fgp.fit(prior(), x, y, **options)
