@@ -112,3 +112,12 @@ def test_sites_of_a_gaussian_likelihood_are_its_observations(engine: str) -> Non
     known = conditioned(model(Gaussian(0.3)), x, y, engine)
     torch.testing.assert_close(post.predict(at).mean, known.predict(at).mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(post.predict(at).variance, known.predict(at).variance, rtol=1e-8, atol=1e-9)
+
+
+def test_what_iterated_sites_do_not_keep_to_is_refused() -> None:
+    """A posterior of random rows has no marginals of the others."""
+    x, y, _ = table()
+    gp = model(Counts())
+    for options in ({"time_limit": 60.0}, {"differentiable": True}):
+        with pytest.raises(fgp.DomainError, match="beside Counts; leave it out"):
+            gp.condition(x, y, **options)

@@ -58,6 +58,11 @@ def condition(
 
     if prior.likelihood.has_sites:
         state = _shared(prior, rows, settings, asked, engine)
+    elif settings.deadline.limit is not None or settings.differentiable:
+        raise DomainError(
+            "`time_limit` and `differentiable` are of sites that are known without iteration, got one of them beside "
+            f"{prior.likelihood.name}; leave it out"
+        )
     elif isinstance(rows, Data | Held) and group.size == 1:
         x, y = rows.x, rows.y.to(torch.float64)
         state = condition_by_sites(prior, x, y, lambda own: Posterior(given(own))).state

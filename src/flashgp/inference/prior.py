@@ -188,11 +188,6 @@ class Prior(NamedValues):
         prior.outputs = None
         return prior
 
-    @property
-    def each_output(self) -> "list[Self]":
-        """The prior of every output, whose parameters are those of this one."""
-        return [self.output(index) for index in range(self.outputs or 0)]
-
     # -- what inference computes with -----------------------------------------------------------------------------
     def is_batch(self, x: Tensor, y: Tensor) -> bool:
         """Whether there is more than one system, or one in a batch: these take a factor."""

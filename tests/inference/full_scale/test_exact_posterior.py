@@ -58,6 +58,12 @@ def test_a_fit_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(first.posterior.predict(x[:5]).mean, second.posterior.predict(x[:5]).mean)
 
 
+def test_what_the_search_chose_is_told() -> None:
+    x, y = rows(700)
+    kinds = [event.kind for event in fitted(x, y, approximation="full_scale", exact_posterior=True).report.events]
+    assert EventKind.FEWER_POINTS_SUFFICE in kinds, kinds
+
+
 def test_it_is_of_rows_that_are_held() -> None:
     with pytest.raises(fgp.DomainError, match="`exact_posterior` needs rows that are held"):
         fgp.fit(fgp.GP(fgp.kernels.RBF()), [rows()], exact_posterior=True)

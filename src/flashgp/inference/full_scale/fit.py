@@ -77,6 +77,10 @@ class FullScaleFit(EngineFit[FullScaleState]):
         )
         return planned_over(self.options.group, plan, sizes)
 
+    @property
+    def chosen(self) -> list[Event]:
+        return self.choices.events
+
     def expect(self, recorder: Recorder) -> None:
         recorder.expect(exact_price(self.prior, self.counts, self.wanted), 3)
         recorder.expect(power_law(self.plan.fit_step_seconds, self.problem.rows, 1), 1)
@@ -91,7 +95,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.options.conditioning()
         state = condition(choices.asked, self.prior, self.data, settings)
-        state.report.events += choices.events
+        state.report.events += self.chosen
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
         state.report.plan = answer  # what is lost is told with it

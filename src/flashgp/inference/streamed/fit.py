@@ -129,6 +129,10 @@ class StreamedFit(EngineFit[Any]):
             return deadline
         return self.options.deadline.share(self.options.settings.sample.share)
 
+    @property
+    def chosen(self) -> list[Event]:
+        return [] if self.weighted is None else [self.weighted]
+
     def expect(self, recorder: Recorder) -> None:
         recorder.expect(self.price, 3)
         recorder.expect(power_law(self.plan.fit_step_seconds, self.survey.count, 1), 1)
@@ -206,7 +210,7 @@ class StreamedFit(EngineFit[Any]):
         else:
             points = self._points(self.survey, trained.theta)
             state, said = _learned(self.prior, self.survey, points, self.options.settings.sample, settings)
-            report.events += [self.weighted, said]
+            report.events += [*self.chosen, said]
             whole_learned = said.fields["whole"]
         report_answer(report, recorder, state, self)
         limit = deadline.limit

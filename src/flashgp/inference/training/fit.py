@@ -99,8 +99,7 @@ class EngineFit(ABC, Generic[S]):
     Args: prior; rows, of this rank with those of the others; options; asked, the approximation. Raises: as `fit`.
 
     Fields: prior, released; problem, rows that are held; plan; mark, what of the engine's own a checkpoint is of;
-    workspace, of the search; searchers, ranks that search together; interrupts, of the posterior, which then is the
-    best so far.
+    searchers, ranks that search together; interrupts, of the posterior, which then is the best so far.
     """
 
     gathers: ClassVar[bool] = True  # whether every rank has all rows
@@ -126,6 +125,11 @@ class EngineFit(ABC, Generic[S]):
         """That of the search. Args: log, of the checkpoint, whose way is kept; deadline, which leaves the posterior its
         time."""
         return deadline
+
+    @property
+    def chosen(self) -> list[Event]:
+        """What the search chose in place of what was planned."""
+        return []
 
     def interrupt(self) -> None:
         """Ctrl-C came in a solve of the posterior, which ends it with what it has."""
@@ -208,7 +212,7 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
             state: Any = engine.answer(trained, recorder, report)
         else:
             state = condition(engine.result, exact.data, options.conditioning(interrupted=engine.interrupt))
-            report.events += [Event(EventKind.EXACT_POSTERIOR), *engine.interrupts[:1]]
+            report.events += [*engine.chosen, Event(EventKind.EXACT_POSTERIOR), *engine.interrupts[:1]]
             report_answer(report, recorder, state, engine, exact.plan)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
     log_prior = objective.log_prior(trained.theta) if type(objective) is LogJoint else None
@@ -342,7 +346,7 @@ def report_answer(
         if planned.approximation:
             conditioning.plan, report.predicted_bytes = planned, planned.training_bytes  # of the search too
     else:
-        report.plan, report.predicted_seconds = plan, plan.seconds
+        report.plan, report.predicted_seconds = plan, engine.plan.fit_seconds + plan.seconds
     report.backend = joined_titles(*workspace.backends, conditioning.backend)
     report.events += [event for event in workspace.events if event not in conditioning.events]
     report.events += conditioning.events
