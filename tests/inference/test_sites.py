@@ -121,3 +121,13 @@ def test_what_iterated_sites_do_not_keep_to_is_refused() -> None:
     for options in ({"time_limit": 60.0}, {"differentiable": True}):
         with pytest.raises(fgp.DomainError, match="beside Counts; leave it out"):
             gp.condition(x, y, **options)
+
+
+@pytest.mark.parametrize("scale", [30.0, 1e4])
+def test_steps_that_lower_the_bound_are_halved(scale: float) -> None:
+    """Counts far above what the prior expects: a whole first step sends e^f beyond all numbers."""
+    x, y, _ = table()
+    post = conditioned(model(Counts()), x, (scale * y).round(), "a factor")
+    large = y >= y.median()
+    rate = post.predict(x).mean.exp()
+    torch.testing.assert_close(rate[large], (scale * y)[large], rtol=0.3, atol=0.0)

@@ -17,10 +17,11 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.likelihoods import Likelihood, Sites
+from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
 
 MAX_STEPS = 100
-SMALLEST_STEP = 2.0**-10
+SMALLEST_STEP = 2.0**-30
 
 
 @dataclass(frozen=True)
@@ -63,30 +64,31 @@ def condition_by_sites(
     Raises: ConvergenceError where no step raises the bound.
     Cost: some 5 to 20 conditionings.
     """
-    likelihood, step, moved, best = prior.likelihood, 1.0, math.inf, -math.inf
+    likelihood, step, moved = prior.likelihood, 1.0, math.inf
     with torch.no_grad():
         start = prior.mean_at(x)
-        mean = start if prior.outputs is not None else start.squeeze(-1)
-        variance = prior.kernel(x).diagonal().double()
-        at = Marginals(mean.expand(y.shape), variance.reshape(-1, *[1] * (y.dim() - 1)).expand(y.shape))
-        kept = sites = likelihood.sites_at(y, at.mean, at.variance, prior.outputs)
+        mean = (start if prior.outputs is not None else start.squeeze(-1)).expand(y.shape)
+        own = prior.kernel(x).diagonal().double()
+        at = Marginals(mean, own.reshape(-1, *[1] * (y.dim() - 1)).expand(y.shape))
+        kept = Sites(at.mean, at.variance / LEAST)  # q(f) is the prior
+        best = float(likelihood.expected_log_prob(y, at.mean, at.variance).sum())
         for steps in range(1, MAX_STEPS + 1):
+            sites = _between(kept, likelihood.sites_at(y, at.mean, at.variance, prior.outputs), step)
             posterior = condition(prior.with_likelihood(HeldSites(likelihood, sites)))
             here = marginals(posterior, sites)
             value = bound(posterior, likelihood, y, here, sites)
-            if value is not None and value < best - tolerance and steps > 1:
+            if value is not None and not value >= best - tolerance:  # NaN too
                 step *= 0.5
                 if step < SMALLEST_STEP:
                     break
-            else:
-                moved, at, kept, best = here.divergence(at), here, sites, -math.inf if value is None else value
-                if moved < tolerance:
-                    posterior.report.events.append(
-                        Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved)
-                    )
-                    return posterior
-                step = min(1.0, 2.0 * step)
-            sites = _between(kept, likelihood.sites_at(y, at.mean, at.variance, prior.outputs), step)
+                continue
+            moved, at, kept, best = here.divergence(at), here, sites, best if value is None else value
+            if moved < tolerance and step == 1.0:
+                posterior.report.events.append(
+                    Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved)
+                )
+                return posterior
+            step = min(1.0, 2.0 * step)
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "
         f"{moved:.2g} nats; scale the targets, or give the kernel a smaller variance",
