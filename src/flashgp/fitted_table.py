@@ -128,7 +128,7 @@ class FittedTable:
 
     def importance(self, groups: Any, settings: ImportanceSettings) -> Importance:
         """That of inputs, with `rmse` in units of the target. Args: groups, names with positions of columns."""
-        found = importance(self.posterior.state.rows_kept, groups, settings, self._mean_of)
+        found = importance(self.posterior.state.training_table, groups, settings, self._mean_of)
         events = [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
         interrupted = self.fit is not None and self.fit.interrupted
         return replace(found, unfinished=why_unfinished(events, interrupted=interrupted))

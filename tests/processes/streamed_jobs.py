@@ -167,7 +167,7 @@ def limited_at(group: Any, moment: int | None) -> dict[str, Any]:
 def parquet(group: Any, pattern: str) -> list[Any]:
     """Rows of files dealt to ranks, as they are and in standard units: differences from one process, rows of ranks."""
     rows = fgp.data.parquet(pattern, target="y", columns=["a", "b"])
-    own = rows.dealt(Group.of(group))
+    own = rows.shard(Group.of(group))
     found = [own.count, len(torch.cat([torch.as_tensor(y) for _, _, y, _ in own.batches()])) if own.count else 0]
     out: list[Any] = [found]
     alone, ours = model().condition(rows, inducing=9), model().condition(rows, inducing=9, group=group)

@@ -529,7 +529,7 @@ def test_where_the_smallest_is_made_in_a_pass_a_solve_begins_with_the_largest_ma
 
     settings = replace(COMPARISON, at_once=1.0)
     found = CandidatePreconditioner(make, [smallest, 2.0, 2.1, math.inf], settings=settings)
-    assert found.is_quick() is (size is not None)
+    assert found.choose_initial_size() is (size is not None)
     if size is not None:
         assert found.preconditioner() is not None
         assert sizes == [size]

@@ -105,7 +105,7 @@ class ParquetRows(RowSource):
     def length(self) -> int:
         return self.count
 
-    def dealt(self, group: Group) -> "ParquetRows":
+    def shard(self, group: Group) -> "ParquetRows":
         if group.size == 1 or self._pieces is not None:
             return self
         part = copy.copy(self)

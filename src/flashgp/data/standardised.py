@@ -26,8 +26,8 @@ class StandardisedRows(RowSource):
     def length(self) -> int | None:
         return self.rows.length
 
-    def dealt(self, group: Group) -> "StandardisedRows":
-        return StandardisedRows(self.rows.dealt(group), self.scaling)
+    def shard(self, group: Group) -> "StandardisedRows":
+        return StandardisedRows(self.rows.shard(group), self.scaling)
 
     def batches(self) -> Iterator[Batch]:
         return self._scaled(self.rows.batches())
@@ -68,7 +68,7 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
     """
     ranks = Group.of(group)
     with ranks.together():
-        source = source_of(rows).dealt(ranks)
+        source = source_of(rows).shard(ranks)
         survey = surveyed_over(ranks, source, None, 0, seed=0)
     x, y = survey.x_moments, survey.y_moments
     scaling = Scaling(tuple(x.mean.tolist()), tuple(x.scale.tolist()), float(y.mean), float(y.scale))

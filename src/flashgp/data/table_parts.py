@@ -57,7 +57,7 @@ class ParquetParts(TableParts):
         self._pieces: Sequence[Piece] | None = None  # those of a rank
         self._called = dict(zip(self.paths, short if len({*short}) == len(short) else self.paths, strict=True))
 
-    def dealt(self, group: Group) -> "ParquetParts":
+    def shard(self, group: Group) -> "ParquetParts":
         if group.size == 1 or self._pieces is not None:
             return self
         part = copy.copy(self)
@@ -113,8 +113,8 @@ class EncodedRows(RowSource):
         """Known where no row is left out."""
         return self.table.count if self.encoding.missing == "error" else None
 
-    def dealt(self, group: Group) -> "EncodedRows":
-        return EncodedRows(self.table.dealt(group), self.encoding)
+    def shard(self, group: Group) -> "EncodedRows":
+        return EncodedRows(self.table.shard(group), self.encoding)
 
     def batches(self) -> Iterator[Batch]:
         return self._encoded(self.table.parts())

@@ -120,7 +120,7 @@ def _bracket(state: StreamedState, rows: Any) -> Bound:
 
 
 _ALL: Answers = {
-    "importance": lambda state, groups, settings: importance(state.rows_kept, groups, settings),
+    "importance": lambda state, groups, settings: importance(state.training_table, groups, settings),
 }
 _EXACT: Answers = {
     **_ALL, "append": online.append, "drop": online.drop, "fantasize": fantasize, "leave_one_out": leave_one_out,

@@ -180,8 +180,8 @@ class BaseState:
         return self.x, self.y
 
     @property
-    def rows_kept(self) -> Any:
-        """The rows that importance and plots are told from: all."""
+    def training_table(self) -> Any:
+        """The rows that importance and plots are computed from: all of them."""
         return self
 
     def checked_points(self, x: Any, name: str) -> Tensor:

@@ -16,7 +16,7 @@ from flashgp.inference.data import Data, held
 from flashgp.inference.exact.condition import condition as condition_exactly
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
-from flashgp.inference.over_ranks import asked_alike, check_alike, decided_for, gathered_for
+from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -39,7 +39,7 @@ def condition(
         wanted = PlanSettings(
             settings.memory, settings.device, settings.dtype, deterministic=settings.solve.deterministic
         )
-        asked, _, event = decided_for(group, prior, rows, asked, wanted, settings.deadline.limit, training=False)
+        asked, _, event = choose_inference(group, prior, rows, asked, wanted, settings.deadline.limit, training=False)
         if asked is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
     if isinstance(rows, Data) and asked is not None and asked.kind == "sparse":

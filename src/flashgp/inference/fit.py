@@ -26,7 +26,7 @@ from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit
 from flashgp.inference.gp import GP
-from flashgp.inference.over_ranks import check_alike, decided_for
+from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.progress_bar import shown_progress
@@ -271,7 +271,7 @@ def fit_as(
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.deadline.limit
-        asked, _, event = decided_for(group, gp, rows, asked, _wanted(options), limit, training=True)
+        asked, _, event = choose_inference(group, gp, rows, asked, _wanted(options), limit, training=True)
     columns = None
     if asked is None:
         assert isinstance(rows, Data)

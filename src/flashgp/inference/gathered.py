@@ -152,8 +152,8 @@ def of_this_rank(prior: Prior, shares: Shares | None, group: Group) -> Prior:
 
 
 @contextmanager
-def own_rows_of_interrupted(shares: Shares | None, group: Group) -> Iterator[None]:
-    """The GP that a FitInterrupted brings knows this rank's rows, as that of a fit to its end does."""
+def local_rows_on_interrupt(shares: Shares | None, group: Group) -> Iterator[None]:
+    """Reduce the GP of a FitInterrupted to this rank's rows, as at the end of a fit."""
     try:
         yield
     except FitInterrupted as stop:

@@ -60,7 +60,7 @@ class OutputStates(BaseState):
         return torch.stack([part.y for part in self.parts], dim=-1) if self.table is None else self.table[1]
 
     @property
-    def rows_kept(self) -> "OutputStates":
+    def training_table(self) -> "OutputStates":
         self.common("importance")
         return self
 

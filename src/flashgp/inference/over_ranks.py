@@ -54,9 +54,9 @@ def asked_alike(asked: Approximation | None) -> dict[str, object]:
     return {"approximation": asked.kind, "inducing": inducing, "neighbours": asked.neighbours}
 
 
-def dealt(rows: RowSource, group: Group) -> RowSource:
-    """This rank's part of rows that all ranks name alike; rows that are its own as they are. Raises: DomainError."""
-    return rows if group.size == 1 else rows.dealt(group)
+def shard(rows: RowSource, group: Group) -> RowSource:
+    """This rank's part of a source that all ranks name; a rank's own rows stay whole. Raises: DomainError."""
+    return rows if group.size == 1 else rows.shard(group)
 
 
 def planned_over(group: Group, plan: Callable[[Approximation], Plan], asked: Approximation) -> Plan:
@@ -73,7 +73,7 @@ def planned_over(group: Group, plan: Callable[[Approximation], Plan], asked: App
     return own if own.sizes == least else plan(asked.resolved(least))
 
 
-def decided_for(
+def choose_inference(
     group: Group,
     prior: Prior,
     data: Data,
@@ -83,10 +83,11 @@ def decided_for(
     *,
     training: bool,
 ) -> Decision:
-    """What approximation="auto" takes for rows that are held, by one process, or some of them by each rank of a group.
+    """Choose the inference of approximation="auto" for rows held by one process, or shared by the ranks of a group.
 
-    Args: settings, with the memory and device that were asked for; the rest as `decided`.
-    Raises: as `decided`, and ShapeError, DomainError for what is no table; the same on every rank.
+    Args:
+        settings: with the memory and device that were asked for.
+    Raises: as `decided`; ShapeError, DomainError if the data are no table; the same on every rank.
     """
     with group.together():
         rows = data.counts if group.size == 1 else counts_over(group, prior, data)

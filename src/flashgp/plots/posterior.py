@@ -88,7 +88,7 @@ def posterior_1d(
             f"`posterior` must be of one model with one output, got x of shape {tuple(like.shape)} and outputs "
             f"{posterior.gp.outputs}; plot one at a time"
         )
-    kept = posterior.state.rows_kept  # of rows that were read a sample
+    kept = posterior.state.training_table  # of rows that were read a sample
     d = like.shape[-1]
     if not 0 <= column < d or points < 2 or samples < 0:
         raise DomainError(

@@ -338,7 +338,7 @@ class Group:
                 names.append(name)
                 lines.append(f"{name} is " + ", ".join(_by_rank(values)))
         if names:
-            raise self.raised_by_all(
+            raise self.share_error(
                 RankMismatchError(
                     f"ranks of `group` were given different arguments: {'; '.join(lines)}. Pass the same on every rank",
                     names=names,
@@ -346,8 +346,8 @@ class Group:
                 )
             )
 
-    def raised_by_all(self, error: E) -> E:
-        """An error that every rank raises by itself: from the same numbers, or in place of one that all were told."""
+    def share_error(self, error: E) -> E:
+        """Mark an error as raised by every rank, from the same numbers or in place of a shared one; returns it."""
         if self.size > 1:
             self._step.shared, self._step.source = error, 0
         return error
@@ -361,7 +361,7 @@ class Group:
         """Number of rows of each rank. Raises: DomainError, on every rank, where there are fewer rows than ranks."""
         counts = self.gather_rows(torch.tensor([rows]), Shares((1,) * self.size)).tolist()
         if error := too_many_ranks("group", self.size, sum(counts)):
-            raise self.raised_by_all(error)
+            raise self.share_error(error)
         return Shares(tuple(counts))
 
     def check_device(self, device: torch.device) -> None:

@@ -27,8 +27,8 @@ class RowSource(ABC):
         """Number of rows, where it is known before they are read."""
         return None
 
-    def dealt(self, group: Group) -> "RowSource":
-        """The part of a rank: this source itself where ranks have rows of their own. Raises: RankMismatchError."""
+    def shard(self, group: Group) -> "RowSource":
+        """The part of this rank; the source itself if ranks have rows of their own. Raises: RankMismatchError."""
         return self
 
     @abstractmethod

@@ -37,7 +37,7 @@ class TableParts(ABC):
     count: int | None = None
     header: bool = True
 
-    def dealt(self, group: Group) -> "TableParts":
+    def shard(self, group: Group) -> "TableParts":
         """The part of a rank; this table itself where ranks have parts of their own."""
         return self
 

@@ -162,7 +162,7 @@ def prepare_rows(
     asked = approximation_of_read(settings.approximation, settings.inducing, settings.neighbours)
     single = None if settings.compute_dtype == torch.float64 else settings.compute_dtype
     refuse_exact(solver=settings.solver, dtype=single)
-    total, parts = parts.count or 0, parts.dealt(group)
+    total, parts = parts.count or 0, parts.shard(group)
     in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
     target, drop, categorical = columns
     encoding, table = learn_encoding(in_time, target, drop, settings.missing, dates, categorical, group)  # type: ignore[arg-type]

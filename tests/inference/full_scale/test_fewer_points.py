@@ -8,7 +8,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.full_scale.layout import Layout, with_points_that_suffice
+from flashgp.inference.full_scale.layout import Layout, drop_redundant_points
 from flashgp.planner.plan import Sizes
 from solvers.dense_system import matern
 
@@ -77,9 +77,7 @@ def test_a_thousandth_of_a_nat_a_row_is_the_limit(few: float, kept: int) -> None
     """Of 1,000 rows; Vecchia is no bound, so that fewer points may say more."""
     whole = Layout(torch.zeros(16, 1, dtype=F64), cast(Any, None), Sizes(16, 8, 8, 8))
     values = {16: 1000.0, 2: few}
-    layout, made, event = with_points_that_suffice(
-        whole, lambda one: (len(one.inducing), values[len(one.inducing)]), 1000
-    )
+    layout, made, event = drop_redundant_points(whole, lambda one: (len(one.inducing), values[len(one.inducing)]), 1000)
     assert len(layout.inducing) == layout.sizes.inducing == made == kept
     assert (event is not None) == (kept == 2)
 
@@ -92,7 +90,7 @@ def test_fewer_points_without_a_factor_are_passed_over() -> None:
             raise fgp.NotPositiveDefiniteError("none")
         return "whole", 0.0
 
-    assert with_points_that_suffice(whole, make, 1000) == (whole, "whole", None)
+    assert drop_redundant_points(whole, make, 1000) == (whole, "whole", None)
 
 
 @pytest.mark.parametrize("n", [0, 1, 300])

@@ -17,7 +17,7 @@ from flashgp.inference.choice import approximate_plan, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
-from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
+from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
@@ -89,7 +89,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     if asked.chosen and len(layout.inducing) < (most := min(sizes.inducing, len(points))):
         events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
     if asked.leaves_points:
-        layout, (factor, sums), event = with_points_that_suffice(layout, make, rows.count, ranks)
+        layout, (factor, sums), event = drop_redundant_points(layout, make, rows.count, ranks)
         events += [] if event is None else [event]
     else:
         (factor, sums), _ = make(layout)

@@ -23,7 +23,7 @@ from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
-from flashgp.inference.full_scale.layout import Layout, layout_of, with_points_that_suffice
+from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
@@ -41,7 +41,7 @@ from flashgp.planner.fit_stages import part_sizes
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 
-MUCH = 0.05  # nats a row that more neighbours add, from which they are taken
+MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
 
 
 class FullScaleFit(EngineFit[FullScaleState]):
@@ -147,23 +147,25 @@ class _Choices:
         found = None
         if asked.leaves_points:
             with suppress(NotPositiveDefiniteError), group.together():  # which the search finds too, and passes over
-                layout, found, event = with_points_that_suffice(layout, make, size, group)
+                layout, found, event = drop_redundant_points(layout, make, size, group)
                 if problem is self.problem:
                     self.asked = asked.with_points(layout.sizes.inducing)
                     self.events += [] if event is None else [event]
         found = self._made(problem, layout) if found is None else found
         if problem is self.problem and self.more and self._coarse is not None:
             with suppress(NotPositiveDefiniteError), group.together():
-                return self._with_neighbours_that_add_much(found, values.get(found), self._coarse)
+                return self._double_neighbours_if_useful(found, values.get(found), self._coarse)
         return found
 
-    def _with_neighbours_that_add_much(
+    def _double_neighbours_if_useful(
         self, found: FullScaleLogJoint, value: float | None, coarse: FullScaleLogJoint
     ) -> FullScaleLogJoint:
-        """Twice the neighbours where these add more than MUCH nats a row; tried once, and only where those asked for
-        have added as much to half of them.
+        """The model with twice the neighbours if these add more than MIN_GAIN nats a row, else `found`.
 
-        Args: value, the log likelihood of `found` where it is known, nats.
+        Tried once, and only if the planned neighbours gained as much over half of them.
+
+        Args:
+            value: the log likelihood of `found` where it is known, nats.
         """
         self._coarse, layout, rows = None, found.layout, self.problem.rows
 
@@ -172,12 +174,12 @@ class _Choices:
             return float(self.options.group.from_first(both))
 
         value = found.log_likelihood() if value is None else value
-        if gain(value, coarse.log_likelihood()) <= MUCH:
+        if gain(value, coarse.log_likelihood()) <= MIN_GAIN:
             return found
         sizes = layout.sizes.doubled().within(rows)
         other = self._made(self.problem, self._layout(self.problem, sizes, layout.inducing))
         added = gain(other.log_likelihood(), value)
-        if added <= MUCH:
+        if added <= MIN_GAIN:
             return found
         self.asked, self.taken = self.asked.resolved(sizes), True
         kept, planned = sizes.neighbours, layout.sizes.neighbours

@@ -65,14 +65,16 @@ class Layout:
         return replace(self, inducing=points, sizes=replace(self.sizes, inducing=len(points)))
 
 
-def with_points_that_suffice(
+def drop_redundant_points(
     layout: Layout, make: Callable[[Layout], tuple[T, float]], rows: int, group: Group = ALONE
 ) -> tuple[Layout, T, Event | None]:
-    """The layout, or the same with an eighth of its points where all of them would add at most NEGLIGIBLE nats a row,
-    eq. (M-207); what was made of it; and the event that says so.
+    """Keep an eighth of the inducing points if the others add at most NEGLIGIBLE nats a row, eq. (M-207).
 
-    Args: make, what a layout is wanted for, with the log likelihood of so many rows, nats; group, whose rank 0 decides.
-    Raises: what `make` raises for the layout; fewer points without a factor are passed over.
+    Args:
+        make: makes the wanted value of a layout and its log likelihood of so many rows, nats.
+        group: its rank 0 decides.
+    Returns: the layout, the value made of it, and the event if points were dropped.
+    Raises: the errors of `make` for the layout; fewer points without a factor are passed over.
     """
     made, many = make(layout)
     fewer = layout.with_fewer_points()

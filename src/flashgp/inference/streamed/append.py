@@ -17,7 +17,7 @@ from flashgp.inference.base_state import UPDATE
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.objective import block_rows
-from flashgp.inference.streamed.rows import inputs_of, noise_of, row_variances_back, sample_rows
+from flashgp.inference.streamed.rows import inputs_of, move_row_variances_to_likelihood, noise_of, sample_rows
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
@@ -82,7 +82,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
         events=[*(event for event in report.events if event.stage != UPDATE), online.event],
     )  # fmt: skip
     if held is not None:
-        prior = row_variances_back(prior, held)
+        prior = move_row_variances_to_likelihood(prior, held)
     return dataclasses.replace(
         state, prior=prior, sums=sums, sample=sample.rows, report=report, online=online, held=held
     )

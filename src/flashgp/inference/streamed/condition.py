@@ -18,7 +18,7 @@ from flashgp.inference.choice import approximate_plan
 from flashgp.inference.extent import check_residual
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
-from flashgp.inference.over_ranks import dealt, planned_over
+from flashgp.inference.over_ranks import planned_over, shard
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -26,9 +26,9 @@ from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of
 from flashgp.inference.streamed.rows import (
     inputs_of,
+    move_row_variances_to_data,
+    move_row_variances_to_likelihood,
     noise_of,
-    row_variances_apart,
-    row_variances_back,
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
@@ -47,7 +47,7 @@ def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: Con
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
     group = settings.solve.group
-    prior, rows = row_variances_apart(prior, dealt(rows, group), fitting=group.size > 1)
+    prior, rows = move_row_variances_to_data(prior, shard(rows, group), fitting=group.size > 1)
     survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline, group=group)
     return condition_on(prior, survey, asked, settings)
 
@@ -131,7 +131,7 @@ def _state(
         events=events, plan=plan,
     )  # fmt: skip
     held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
-    prior = prior if held is None else row_variances_back(prior, held)
+    prior = prior if held is None else move_row_variances_to_likelihood(prior, held)
     # Answers come later, of few points: they have no deadline, and wait for no compile.
     function = replace(bound.basis, workspace=Workspace(), pairs=CpuTiles())
     return StreamedState(

@@ -30,7 +30,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.over_ranks import dealt, planned_over
+from flashgp.inference.over_ranks import planned_over, shard
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -39,10 +39,10 @@ from flashgp.inference.streamed.learning import learned_values
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import (
+    move_row_variances_to_data,
+    move_row_variances_to_likelihood,
     noise_of,
     prior_of_rows,
-    row_variances_apart,
-    row_variances_back,
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
@@ -88,7 +88,7 @@ class StreamedFit(EngineFit[Any]):
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.by_part, self.searchers, self.interrupts = options, by_part, ALONE, []
         refuse_exact_fit(options)
-        prior, self.rows = row_variances_apart(prior, dealt(rows, group), fitting=True)
+        prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), fitting=True)
         clock = options.deadline.clock
         began = clock()
         self.whole = whole = survey_of(
@@ -119,7 +119,7 @@ class StreamedFit(EngineFit[Any]):
 
     @property
     def result(self) -> Prior:
-        return row_variances_back(self.prior, self.rows)
+        return move_row_variances_to_likelihood(self.prior, self.rows)
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.

@@ -56,7 +56,7 @@ def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first
         yield Inputs(residual, prior.kernel.rows(rows.x), sites.variance, sites.log_scale)
 
 
-def row_variances_apart(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:
+def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:
     """Known variances of rows that are held go from the likelihood to the rows. What else a likelihood knows of single
     rows stays there: conditioning takes them one after the other.
 
@@ -81,8 +81,8 @@ def row_variances_apart(prior: Prior, source: RowSource, *, fitting: bool) -> tu
     return prior.with_likelihood(gaussian.with_rows()), Held(source.x, source.y, known)
 
 
-def row_variances_back(prior: Prior, source: RowSource) -> Prior:
-    """The inverse: a prior that knows the variances of the rows that are held."""
+def move_row_variances_to_likelihood(prior: Prior, source: RowSource) -> Prior:
+    """The inverse of `move_row_variances_to_data`: the prior with the variances of the held rows."""
     if not isinstance(source, Held) or source.row_variance is None or not isinstance(prior.likelihood, Gaussian):
         return prior
     return prior.with_likelihood(prior.likelihood.with_rows(source.row_variance))

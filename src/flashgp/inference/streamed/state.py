@@ -190,8 +190,8 @@ class StreamedState(BaseState):
         return None if self.held is None or self.held.length != self.count else (self.held.x, self.held.y)
 
     @property
-    def rows_kept(self) -> Any:
-        """The sample, with the prior of its rows. Raises: DomainError where the likelihood knows rows one by one."""
+    def training_table(self) -> Any:
+        """The kept sample of the rows, with their prior. Raises: DomainError if the likelihood is of single rows."""
         if (reason := self.obstacle("importance")) is not None:
             raise DomainError(reason)
         return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.settings)

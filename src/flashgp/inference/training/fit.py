@@ -34,8 +34,8 @@ from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import (
     agreed_report,
     compare_models,
+    local_rows_on_interrupt,
     of_this_rank,
-    own_rows_of_interrupted,
     shared_event,
 )
 from flashgp.inference.over_ranks import asked_alike, gathered_for
@@ -176,7 +176,7 @@ def fitted_by(
             prior, rows, shares, options = gathered_for(prior, rows, group, options, alike)
         else:
             compare_models(prior, group, **alike)
-        with own_rows_of_interrupted(shares, group):
+        with local_rows_on_interrupt(shares, group):
             fitted = _fitted(engine(prior, rows, options, *asked, **more), began)
         agreed_report(fitted.state.report, group)
         for report in (fitted.report, fitted.state.report):
@@ -268,7 +268,7 @@ def last_pass(group: Group, message: str, prior: Prior, recorder: Recorder) -> I
     except KeyboardInterrupt as stop:
         if group.size > 1 and group.source_of(stop) is None:
             raise  # it came to this rank as all had ended the pass: the others are told of it in what follows
-        raise group.raised_by_all(FitInterrupted(message, gp=prior, history=recorder.history)) from stop
+        raise group.share_error(FitInterrupted(message, gp=prior, history=recorder.history)) from stop
 
 
 def mark_of(problem: Problem, options: FitOptions, beside: tuple[Any, ...]) -> str:

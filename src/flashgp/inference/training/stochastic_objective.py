@@ -90,12 +90,16 @@ class EstimateOptions:
 
 
 @dataclass
-class _Matrix:
-    """What the gradients of one covariance matrix leave to the next one.
+class _WarmStart:
+    """Solution, pivots and preconditioner of one covariance matrix, kept from one gradient to the next.
 
-    Fields: pivots of the preconditioner; ready, the factor that they were drawn with, for the next gradient; solution
-    of the last solve, where the next one begins; full_scale as preconditioner, in the gradients so far, its size where
-    it is kept, and gain, iterations with the low rank that one with full scale does the work of.
+    Fields:
+        pivots: of the low-rank preconditioner.
+        ready: the factor that they were drawn with, for the next gradient.
+        solution: of the last solve; the next one begins there.
+        full_scale: outcome of full scale as preconditioner in the gradients so far.
+        size: of the full-scale preconditioner where it is kept.
+        gain: iterations with the low rank that one with full scale does the work of.
     """
 
     pivots: Tensor | None = None
@@ -130,12 +134,12 @@ class EstimatedLogJoint(LogJoint):
         self.solving, self.corrections = Solving.ITERATIONS, 0
         self._draws = 0
         self._anchor: numpy.ndarray | None = None
-        self._matrices = [_Matrix() for _ in range(problem.prior.factors)]  # one, or of every output
+        self._warm_starts = [_WarmStart() for _ in range(problem.prior.factors)]  # one, or of every output
         self._index = 0  # of the one that is worked on
 
     @property
-    def _matrix(self) -> _Matrix:
-        return self._matrices[self._index]
+    def _warm(self) -> _WarmStart:
+        return self._warm_starts[self._index]
 
     @property
     def estimate(self) -> Estimate:
@@ -167,7 +171,7 @@ class EstimatedLogJoint(LogJoint):
         self.solving = solving
         if solving.by_factor and self.probes < self._limits.factor_probes:
             self.probes = self._limits.factor_probes
-            for matrix in self._matrices:
+            for matrix in self._warm_starts:
                 matrix.solution = None
 
     def on_part(self, rows: int) -> "EstimatedLogJoint":
@@ -190,7 +194,7 @@ class EstimatedLogJoint(LogJoint):
         if part.solving is not Solving.ITERATIONS:
             self.solve_by(Solving.FLOAT64_ITERATIONS)
         if not is_deterministic():  # then every slow gradient tries it for itself
-            for own, of_part in zip(self._matrices, part._matrices, strict=True):
+            for own, of_part in zip(self._warm_starts, part._warm_starts, strict=True):
                 if of_part.full_scale == "kept":
                     own.full_scale, own.size, own.gain = of_part.full_scale, of_part.size, of_part.gain
 
@@ -199,7 +203,7 @@ class EstimatedLogJoint(LogJoint):
         that they do not depend on which gradient is computed first (those of a resumed fit are read, not computed)."""
         self._draws += 1
         self._anchor = anchor.copy()
-        for matrix in self._matrices:
+        for matrix in self._warm_starts:
             if matrix.full_scale == "lost":  # here, and perhaps won elsewhere
                 matrix.full_scale = "untried"
             matrix.pivots = None
@@ -208,13 +212,14 @@ class EstimatedLogJoint(LogJoint):
 
     def __call__(self, theta: numpy.ndarray) -> Evaluation:
         with one_thread(self.rows):
-            for index, matrix in enumerate(self._matrices):
+            for index, matrix in enumerate(self._warm_starts):
                 if matrix.pivots is None:
                     self._index = index
                     anchor = theta if self._anchor is None else self._anchor
                     partial = self._drawn(anchor)
                     matrix.pivots = partial.pivots
-                    kept = len(self._matrices) == 1 and numpy.array_equal(anchor, theta)  # one factor is enough memory
+                    # One factor is enough memory.
+                    kept = len(self._warm_starts) == 1 and numpy.array_equal(anchor, theta)
                     matrix.ready = partial if kept else None
             return dataclasses.replace(super().__call__(theta), estimate=self.estimate)
 
@@ -292,7 +297,7 @@ class EstimatedLogJoint(LogJoint):
         """K^-1 of residual and probes and P^-1 of the probes, or None where a factor would have been quicker."""
         products = self._system(rows, theta, noise, stored=self.options.stored)
         system = self._rows_here(products)
-        matrix, space = self._matrix, system.space
+        matrix, space = self._warm, system.space
         partial, matrix.ready = matrix.ready or self._low_rank(system, matrix.pivots), None
         # What P leaves out is spread over its diagonal: (M-102).
         level = system.noise + partial.trace / self._count(system)
@@ -341,19 +346,19 @@ class EstimatedLogJoint(LogJoint):
             self._note(EventKind.GRADIENTS_FULL_SCALE_REFUSED, error=candidate.why)
         elif outcome in ("kept", "lost") and not began_with:
             self._note(EventKind.GRADIENTS_FULL_SCALE, kept=outcome == "kept")
-            self._matrix.gain = candidate.gain
+            self._warm.gain = candidate.gain
         if is_deterministic():
             return
-        self._matrix.full_scale, self._matrix.size = outcome, candidate.size
+        self._warm.full_scale, self._warm.size = outcome, candidate.size
         # Making it again for every gradient has to pay: few iterations may be left of solves that start warm.
-        saved = iterations * (self._matrix.gain - 1.0) if iterations else 0.0
+        saved = iterations * (self._warm.gain - 1.0) if iterations else 0.0
         if began_with and outcome == "kept" and saved < making:
-            self._matrix.full_scale = "untried"
+            self._warm.full_scale = "untried"
             self._note(EventKind.GRADIENTS_NO_FULL_SCALE)
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
-        self._matrix.ready = None
+        self._warm.ready = None
         operator, workspace = self._operator(rows, theta), self.problem.direct.workspace
         system = CovarianceSystem(operator, noise.expand(rows.count), workspace=workspace)
         method = self._prepared(system)
@@ -371,8 +376,8 @@ class EstimatedLogJoint(LogJoint):
             self.corrections = self.iterations - before
             if self.corrections > self._limits.double_after:
                 self._use_double(self.corrections)
-        assert self._matrix.solution is not None
-        return self._matrix.solution, probes_solved
+        assert self._warm.solution is not None
+        return self._warm.solution, probes_solved
 
     def _prepared(self, system: CovarianceSystem) -> PreparedConjugateGradients:
         """Solves with a factor: in float32 while that is of the matrix itself, then in float64, or, where that does not
@@ -399,11 +404,11 @@ class EstimatedLogJoint(LogJoint):
         # With a factor these are some corrections, which every rank of a group makes by itself: no clock may end one.
         alone = self.options.group.size > 1 and self.solving.by_factor
         deadline = NO_DEADLINE if alone else self.options.deadline
-        limits, start = Limits(deadline=deadline, iterations=iterations), self._matrix.solution
+        limits, start = Limits(deadline=deadline, iterations=iterations), self._warm.solution
         if start is not None and len(start) != len(rhs):  # of this rank's rows, before factors of all took over
             start = None
         solution = method.solve(rhs, goal, start=start, limits=limits)
-        self._matrix.solution = solution.value
+        self._warm.solution = solution.value
         self.iterations += solution.iterations
         self.passes += solution.passes
         self.residual = float(solution.relative_residual.max())

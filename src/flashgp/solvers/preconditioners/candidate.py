@@ -89,9 +89,8 @@ class CandidatePreconditioner:
             if chosen != self.size:
                 self.size, self._preconditioner = chosen, None
 
-    def is_quick(self) -> bool:
-        """Choose an initial size. True if building the smallest one costs about one iteration; the largest of about
-        that cost is taken then."""
+    def choose_initial_size(self) -> bool:
+        """True if building the smallest size costs about one iteration; the largest of about that cost is chosen."""
         self._choose(self.settings.at_once)
         quick = (self.at_once or is_deterministic()) and self.price <= self.settings.at_once
         if quick:
@@ -190,7 +189,7 @@ class ComparisonRun(Comparison):
 
     def begins(self, solve: SolveState) -> bool:
         candidate, begun = self.candidate, self.candidate.outcome == "kept" and not is_deterministic()
-        if begun or not candidate.may_be_tried(solve.dtype) or not candidate.is_quick():
+        if begun or not candidate.may_be_tried(solve.dtype) or not candidate.choose_initial_size():
             return False
         room = solve.has_room_for(self.settings.length, candidate.price)
         self.due = self.at_once = bool(candidate.space.number(room))
