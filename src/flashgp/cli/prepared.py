@@ -27,7 +27,7 @@ from flashgp.table_model.preparation import PreparedTable, prepare, prepare_rows
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 _METHODS = {
     "sparse": "approximation by inducing points, their collapsed bound",
-    "full_scale": "full-scale approximation: inducing points, and block Vecchia on what they leave",
+    "full_scale": "full-scale approximation: inducing points and a block-Vecchia factor of the residual covariance",
 }
 _Rows = npt.NDArray[np.int64]
 
@@ -125,7 +125,7 @@ def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:
         ("memory", f"about {readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.available_bytes)} available"),
         ("time", f"{_time_text(plan, prepared.settings.time_limit)}{rates}"),
         *([("fits up to", str(plan.largest_fit))] if plan.largest_fit else []),
-        *([("what is lost", LOST_HINT[plan.approximation])] if plan.approximation else []),
+        *([("accuracy lost", LOST_HINT[plan.approximation])] if plan.approximation else []),
     ]
 
 

@@ -29,7 +29,7 @@ TRAININGS = {
     "recomputed": "iterative solves, tiles recomputed in every product, gradients estimated",
 }
 KINDS = {
-    "full_scale": "inducing points, and block Vecchia on what they leave",
+    "full_scale": "inducing points and a block-Vecchia factor of the residual covariance",
     "sparse": "inducing points by their collapsed bound, in passes over the rows",
 }
 LOST_HINT = {
@@ -302,17 +302,18 @@ class Plan:
         training = f"{self.training}: {TRAININGS[self.training]}; " if self.training else ""
         if self.approximation:
             how = [("approximation", f"{self.approximation}: {KINDS[self.approximation]}"), ("sizes", self.sizes_text)]
-            largest = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
-            of_it = [("of it", "; ".join(f"{a.name} ({a.during}): {readable_bytes(a.bytes)}" for a in largest))]
+            ordered = sorted(self.allocations, key=lambda one: -one.bytes)[:3]
+            text = "; ".join(f"{a.name} ({a.during}): {readable_bytes(a.bytes)}" for a in ordered)
+            largest = [("largest allocations", text)]
             each = f", each from {self.predicting:,} neighbours" if self.predicting else ""
             more = [
                 ("predict", f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points{each}"),
-                ("twice as many", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
-                ("what is lost", LOST_HINT[self.approximation]),
+                ("with twice the sizes", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
+                ("accuracy lost", LOST_HINT[self.approximation]),
             ]
         else:
             route = f"{self.route}: {_DESCRIPTIONS[self.route]}, {self.backend} tiles on {self.device}"
-            how, of_it = [("route", route), ("solver", _SOLVERS[self.solver])], []
+            how, largest = [("route", route), ("solver", _SOLVERS[self.solver])], []
             more = [("fits up to", str(self.largest_fit))] if self.largest_fit else []
             more += [("approximate", offers_text(self.offers))] if self.offers else []
         return [
@@ -320,7 +321,7 @@ class Plan:
             ("kernel", kernel_line(self.kernel)),
             *how,
             ("peak memory", memory),
-            *of_it,
+            *largest,
             ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
             *(self.shared.lines() if self.shared else []),
             ("training", f"{training}{readable_bytes(self.training_bytes)} at most"),
@@ -351,7 +352,8 @@ def kernel_line(fusion: str) -> str:
 
 def printed(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative]) -> str:
     """A plan as text: its lines, then the table of what was not chosen."""
-    shown = [f"{name:<14} {text}" for name, text in lines]
+    width = max(14, *(len(name) for name, _ in lines))
+    shown = [f"{name:<{width}} {text}" for name, text in lines]
     if alternatives:
         table = table_of(alternatives)
         widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]

@@ -98,7 +98,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         state.report.events += self.chosen
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
-        state.report.plan = answer  # what is lost is told with it
+        state.report.plan = answer  # `lost` has its seconds from here
         events = [] if self.options.deadline.passed(self.plan.seconds) else [lost(state).event]
         report_answer(report, recorder, state, self)
         report.plan = state.report.plan = answer

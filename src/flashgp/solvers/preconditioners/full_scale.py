@@ -1,4 +1,4 @@
-"""The full-scale preconditioner P = F F^T + V: inducing points, and block Vecchia on what they leave, (M-121).
+"""The full-scale preconditioner P = F F^T + V: inducing points, block Vecchia for the residual covariance, (M-121).
 
 The partial Cholesky factor F holds the long waves of K. Rows are cut into blocks of near rows, and W with V^-1 = W^T W
 whitens each block given the nearest rows of earlier blocks, under the covariance that F leaves plus noise. Both ends
