@@ -1,4 +1,4 @@
-"""What a command does after its fit, scores, likelihood and figures, within what is left of its time limit.
+"""Work of a command after its fit: scores, likelihood and figures, within the rest of its time limit.
 
 The fit leaves time for it, by the plan. What would still end too late is done for fewer rows, or left out, and a note
 says so. Does not do: writing the model, which always happens.
@@ -20,7 +20,7 @@ from .options import FitOptions
 
 @dataclass(frozen=True)
 class AfterFit:
-    """How long that takes, and what may be left out.
+    """Settings of the work after a fit: its time, and what may be left out.
 
     Args:
         max_share: of the time left before the fit, that is kept for what follows it.
@@ -60,8 +60,8 @@ class AfterFit:
         return min(seconds, self.max_share * max(0.0, deadline.left))
 
     def scored(self, posterior: Posterior, count: int, deadline: Deadline) -> int:
-        """How many of so many rows can still be predicted, with their variances; 0 for too few to tell, and where each
-        takes a solve like that of the weights, which the time limit ended."""
+        """Number of rows, of `count`, that can still be predicted with their variances; 0 for too few to tell, and
+        where each takes a solve like that of the weights, which the time limit ended."""
         ended = of_kind(posterior.report.events, EventKind.SOLVE_ENDED)
         if posterior.factor is None and any(event.fields["reason"] == StopReason.TIME for event in ended):
             return 0
@@ -73,12 +73,13 @@ class AfterFit:
         return rows
 
     def has_time_for_left_out(self, posterior: Posterior, deadline: Deadline) -> bool:
-        """Of few rows there always is: it takes some milliseconds, however long a busy machine took to condition."""
+        """True if leave-one-out fits into the time left. Of few rows it always does: it takes some milliseconds,
+        however long a busy machine took to condition."""
         few = posterior.count <= self.time.min_rows or posterior.can("leave_out") is None
         return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
 
     def has_time_for_importance(self, prepared: PreparedTable, rows: int, deadline: Deadline) -> bool:
-        """Of the importance of inputs, for a posterior of so many rows."""
+        """True if the importance of inputs fits into the time left, for a posterior of so many rows."""
         return not self.time.late(deadline, importance_seconds(prepared, rows))
 
     def has_time_for_evidence(self, posterior: Posterior, deadline: Deadline) -> bool:
@@ -90,7 +91,7 @@ AFTER_FIT = AfterFit()
 
 
 def importance_seconds(prepared: PreparedTable, rows: int) -> float:
-    """What the importance of all inputs takes for a posterior of so many rows, by the plan of its predictions."""
+    """Seconds of the importance of all inputs for a posterior of so many rows, by the plan of its predictions."""
     settings, inputs = ImportanceSettings(), len(prepared.names)
     held, permutations, parts = settings.sizes(rows, inputs)
     others = min(settings.others, max(1, rows - held // parts))

@@ -138,14 +138,14 @@ def _command(options: type, work: str) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class _Profiling:
-    """What `flashgp profile` was asked for: the trace to write, whether without PyTorch's operations, as JSON."""
+    """Arguments of `flashgp profile`: the trace to write, whether without PyTorch's operations, as JSON."""
 
     trace: str | None
     coarse: bool
     json: bool
 
     def around(self, work: Work) -> Work:
-        """The same work, followed by its bottleneck table; its result has the profile beside it."""
+        """Wrap the work so that its bottleneck table follows it; the result has the profile beside it."""
 
         def profiled(console: Console) -> dict[str, Any]:
             from flashgp.profiling import take_profile

@@ -1,4 +1,4 @@
-"""What a command says, and where: results on stdout, notes, warnings, errors and progress on stderr.
+"""Output of a command: results on stdout, notes, warnings, errors and progress on stderr.
 
 With --json stdout carries one JSON object and nothing else. Progress is a bar on a terminal; elsewhere a line every ten
 seconds, so that a log of a long fit is not silent. Names from tables are shown without control characters.
@@ -67,19 +67,19 @@ class Console:
             self.say("  " + "  ".join(cells).rstrip())
 
     def note(self, text: str) -> None:
-        """Something decided for the user."""
+        """Say a decision made for the user."""
         self.notes.append(text)
         if not self.quiet:
             typer.echo(_shown(f"note: {text}"), err=True)
 
     def warn(self, text: str) -> None:
-        """Something that may be wrong; said once."""
+        """Warn of a likely mistake; said once."""
         if text not in self.warnings:
             self.warnings.append(text)
             typer.echo(_shown(f"warning: {text}"), err=True)
 
     def error(self, error: BaseException) -> None:
-        """Why the command failed: on stderr, and with --json also as the one object on stdout."""
+        """Say why the command failed: on stderr, and with --json also as the one object on stdout."""
         typer.echo(_shown(f"error: {error}"), err=True)
         if self.json:
             numbers = {k: v for k, v in vars(error).items() if isinstance(v, int | float) and not isinstance(v, bool)}

@@ -1,4 +1,4 @@
-"""What the report of a fit shows: data, figures of merit, model, functions, plan against what happened, versions."""
+"""Report page of a fit: data, figures of merit, model, functions, plan against what happened, versions."""
 
 import platform
 import shlex
@@ -197,7 +197,7 @@ def _data(outcome: FitOutcome) -> Section:
 
 
 def _computation(outcome: FitOutcome) -> Section:
-    """How it was computed: what was expected beside what happened."""
+    """Section on the computation: expected beside measured."""
     plan, report, post = outcome.prepared.plan, outcome.fit.report, outcome.fit.posterior.report
     evaluations = max(1, len(outcome.fit.history))
     steps = (report.seconds or 0.0) - (post.seconds or 0.0)

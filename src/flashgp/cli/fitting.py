@@ -85,7 +85,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
 
 
 def _without_model(checkpoint: str | None) -> str:
-    """Why there is no model, and how the fit goes on."""
+    """Message for a fit without a model: the reason, and how the fit goes on."""
     again = "with --checkpoint the same command would go on from there"
     if checkpoint is not None:
         there = Path(checkpoint).is_file()
@@ -107,7 +107,7 @@ def _say_interrupted(stop: FitInterrupted, prepared: PreparedTable, checkpoint: 
 
 
 def _check_outputs(options: FitOptions) -> None:
-    """Everything that can be known before work starts."""
+    """Check all that can be known before work starts."""
     written = {"--out": options.out, "--report": options.report, "--checkpoint": options.checkpoint}
     for table in found_files(options.table) if is_pattern(options.table) else [options.table]:
         require_distinct({"TABLE": table, **written})

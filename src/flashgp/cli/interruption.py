@@ -13,12 +13,12 @@ NOTHING_WRITTEN = "interrupted; nothing was written"
 
 
 def launched() -> bool:
-    """Whether torchrun, or who sets its variables, has started several processes."""
+    """True if torchrun, or who sets its variables, has started several processes."""
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
 def silent() -> bool:
-    """Whether another rank has the voice."""
+    """True if another rank prints in place of this one."""
     return launched() and os.environ["RANK"] != "0"
 
 
@@ -31,7 +31,7 @@ def before_work(*_: object) -> NoReturn:
 
 
 class OneInterrupt:
-    """What a rank does with Ctrl-C, once. The terminal sends it to every process, and torchrun again to those that it
+    """Handler of Ctrl-C on a rank, once. The terminal sends it to every process, and torchrun again to those that it
     has started: no other one may end what the first has begun, telling the others and saying one message.
 
     A rank that waits for another, inside torch, does not see it: a thread ends the process where the ranks have not
@@ -67,6 +67,6 @@ class OneInterrupt:
 
 
 def interrupted() -> bool:
-    """Whether Ctrl-C has come to this rank: what then goes wrong between ranks is how the others ended."""
+    """True if Ctrl-C has come to this rank: errors between ranks then come from how the others ended."""
     handler = signal.getsignal(signal.SIGINT)
     return isinstance(handler, OneInterrupt) and handler.heard

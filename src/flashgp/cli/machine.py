@@ -1,4 +1,4 @@
-"""What the command line says of the machine: `flashgp tune`, `flashgp doctor` and `flashgp bench`.
+"""Commands on the machine: `flashgp tune`, `flashgp doctor` and `flashgp bench`.
 
 Each imports what it runs: a doctor does not wait for the benchmarks.
 """

@@ -1,4 +1,4 @@
-"""What each command can be asked for: one dataclass a command, whose fields are its arguments and options.
+"""Arguments of each command: one dataclass a command, whose fields are its arguments and options.
 
 The docstring of a class is the command's help. Values are checked here, so that bad usage is known before any work.
 Nothing is imported here that a command needs only once it runs.
@@ -52,7 +52,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How a table of text is read."""
+    """Options of reading a table of text."""
 
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="One character; decided if left out.")] = None
     decimal: Annotated[str | None, typer.Option("--decimal", help="Decimal mark, . or ,; decided if left out.")] = None
@@ -66,7 +66,7 @@ class TextOptions:
 
     @property
     def text(self) -> dict[str, Any]:
-        """The same for `read_table`."""
+        """The options as keyword arguments of `read_table`."""
         return {field.name: getattr(self, field.name) for field in fields(TextOptions)}
 
     def refuse_beside_pattern(self, pattern: str) -> None:
@@ -81,7 +81,7 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(TextOptions):
-    """How a table is read, and what of it is the model's."""
+    """Options of reading a table, and the roles of its columns."""
 
     kernel: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What a fit came to: scores, parameters and figures, for people and as JSON."""
+"""Results of a fit: scores, parameters and figures, for people and as JSON."""
 
 import time
 from collections.abc import Sequence
@@ -46,7 +46,10 @@ _Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command was asked for. Fields: options; began, by `time.perf_counter`; deadline."""
+    """Arguments of a command.
+
+    Fields: options; began, by `time.perf_counter`; deadline.
+    """
 
     options: FitOptions
     began: float
@@ -55,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class FitOutcome:
-    """All that the report shows.
+    """Contents of the report.
 
     Fields:
         asked, prepared, fit, model: what was asked for, and what it became.
@@ -88,7 +91,7 @@ class FitOutcome:
 
 
 def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
-    """What a fit of the command line reached, with its scores on held-out rows, as far as there is time."""
+    """Results of a fit of the command line, with its scores on held-out rows, as far as there is time."""
     result = model.training
     assert result is not None
     scaling, post = prepared.scaling, result.posterior
@@ -208,7 +211,7 @@ def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> Importance | None:
-    """Of the inputs, where there are two and time for it: a note says so."""
+    """Importance of the inputs, if there are two and time for it: else a note says so."""
     rows = model.posterior.count
     if rows < 2 or len(prepared.names) < 2:
         return None
@@ -264,7 +267,7 @@ def _log_evidence(prepared: PreparedTable, post: Posterior) -> float | None:
 
 
 def maximised(outcome: FitOutcome) -> list[tuple[str, str]]:
-    """What the fit maximised beside the likelihood, in standard units."""
+    """Terms that the fit maximised beside the likelihood, in standard units."""
     log_prior = outcome.fit.log_prior
     if log_prior is None:
         return []
@@ -272,7 +275,7 @@ def maximised(outcome: FitOutcome) -> list[tuple[str, str]]:
 
 
 def evidence_text(outcome: FitOutcome) -> str:
-    """The same for people, with its standard error where there is no factor to compute it from."""
+    """The evidence for people, with its standard error where there is no factor to compute it from."""
     post = outcome.fit.posterior
     if outcome.evidence is None:
         whole = post.count == outcome.prepared.count
@@ -286,7 +289,7 @@ def evidence_text(outcome: FitOutcome) -> str:
 
 
 def scored_words(outcome: FitOutcome) -> str:
-    """How the rows were scored."""
+    """Words on how the rows were scored."""
     if not outcome.left_out:
         return "held out"
     sampled = outcome.prepared.read and len(outcome.observed) < outcome.prepared.count
@@ -294,7 +297,7 @@ def scored_words(outcome: FitOutcome) -> str:
 
 
 def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
-    """The same as data, for `--json`."""
+    """Results as data, for `--json`."""
     options, prepared, report = outcome.options, outcome.prepared, outcome.fit.report
     scores = None if outcome.scores is None else outcome.scores.to_json()
     return {

@@ -98,7 +98,7 @@ def _files(options: PredictOptions) -> list[str]:
 
 
 def _predictions(options: PredictOptions, model: TableModel, files: list[str]) -> Iterator[TablePrediction]:
-    """Of one part after the other. Raises: FlashGPError."""
+    """Predictions of one part after the other. Raises: FlashGPError."""
     asked: Any = {
         "unseen": options.unseen, "missing": options.missing, "variance": options.variance, "memory": options.memory,
         "time_limit": options.time_limit,
@@ -123,7 +123,7 @@ def _beside(kept: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, An
 
 @dataclass
 class _SoFar:
-    """What is said of all parts together."""
+    """Totals of the parts so far."""
 
     target: str
     counts: RowCounts = field(default_factory=RowCounts)
@@ -162,7 +162,7 @@ class _SoFar:
 
 
 def _joined(one: Scores | None, other: Scores | None) -> Scores | None:
-    """Of the rows of both."""
+    """Scores of the rows of both."""
     return other if one is None else one if other is None else one.joined(other)
 
 

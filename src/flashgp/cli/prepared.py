@@ -130,7 +130,7 @@ def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:
 
 
 def _time_text(plan: Plan, limit: float | None) -> str:
-    """Of the whole fit, no more than its limit."""
+    """Time of the whole fit, no more than its limit, in words."""
     if not limit or plan.fit_seconds <= limit:
         return plan.fit_text
     return f"at most {readable_seconds(limit)}, the time limit"

@@ -24,7 +24,7 @@ LAST_WORD_SECONDS = 10.0  # that rank 0 has to say what failed, from the end of 
 
 
 class SilentConsole(Console):
-    """That of ranks that say nothing: rank 0 says it, errors that all share included."""
+    """Console of a rank that prints nothing: rank 0 prints, errors that all share included."""
 
     def __init__(self, began: float | None = None) -> None:
         super().__init__(quiet=True, began=began)
@@ -65,7 +65,7 @@ def explained(text: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def usage_of_first() -> Iterator[None]:
-    """What every rank would print before its work begins, help and what is wrong with the words, from rank 0 alone."""
+    """Print help, and errors of the words given, from rank 0 alone."""
     if not silent():
         yield
         return
@@ -84,7 +84,7 @@ def own_stderr() -> Iterator[None]:
 
 
 def shown_by_another_rank(console: Console, error: BaseException) -> bool:
-    """Whether a rank without a voice leaves an error to the first rank that has it, or to rank 0."""
+    """True if a silent rank leaves an error to the first rank that has it, or to rank 0."""
     return isinstance(console, SilentConsole) and console.group.source_of(error) not in (None, console.group.rank)
 
 
@@ -103,7 +103,7 @@ def warn_of_others(console: Console) -> None:
 
 @contextmanager
 def all_ranks(console: Console) -> Iterator[None]:
-    """What all ranks do together, up to its end or to `leave_group`: `console.group` is theirs, and an error of one is
+    """Run a body on all ranks, up to its end or to `leave_group`: `console.group` is theirs, and an error of one is
     raised by all."""
     with ExitStack() as console.together:
         console.group = console.together.enter_context(_process_group())

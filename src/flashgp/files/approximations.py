@@ -126,7 +126,7 @@ def _full_scale(
 
 
 def _appended_blocks(blocks: Tensor, u: int, appended: int) -> int:
-    """How many blocks, the last ones, have the last rows, `appended` of u. Raises: ModelFileError."""
+    """Number of blocks, the last ones, with the last rows, `appended` of u. Raises: ModelFileError."""
     if appended > u:
         raise refused("learned.appended", f"at most the {u} rows", appended)
     late = (blocks >= u - appended).any(1)

@@ -228,7 +228,8 @@ class Container:
         return tensor if order is None else tensor.permute([order.index(i) for i in range(len(order))])
 
     def lower_triangle(self, name: str, n: int) -> Tensor:
-        """What `lower_triangle` wrote, as (*batch, n, n) stored column by column; the caller has checked the shape."""
+        """The tensor that `lower_triangle` wrote, as (*batch, n, n) stored column by column; the caller has checked the
+        shape."""
         dtype, (*batch, _), _ = self.slots[name]
         columns = torch.zeros(*batch, n, n, dtype=dtype)
         flat = columns.reshape(math.prod(batch), n, n).numpy()

@@ -154,7 +154,7 @@ def save(
 
 
 def _factors(found: Sequence[TriangularFactor | None]) -> list[TriangularFactor]:
-    """Those that there are. Raises: DomainError where some outputs have others."""
+    """Factors present in the file. Raises: DomainError where some outputs have others."""
     kinds = {None if factor is None else factor.dtype for factor in found}
     if len(kinds) > 1:
         raise DomainError(
@@ -262,7 +262,7 @@ def _each(factor: Factor) -> list[Factor]:
 
 
 def _settings(value: Any, version: int) -> SolveSettings:
-    """How solves go on; before version 4 to the tolerance that is the default. Raises: ModelFileError."""
+    """Settings of later solves; before version 4 the default tolerance. Raises: ModelFileError."""
     fields = json_fields(value, "solves", _SOLVES if version > 3 else _SOLVES[:2])
     if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
         raise refused("solves.seed", "a whole number", fields["seed"])
@@ -274,7 +274,7 @@ def _settings(value: Any, version: int) -> SolveSettings:
 
 
 def _update_state(value: Any) -> UpdateState:
-    """What happened online. Raises: ModelFileError."""
+    """Record of online updates. Raises: ModelFileError."""
     fields = json_fields(value, "learned", _LEARNED)
     for name, count in fields.items():
         json_count(count, f"learned.{name}", _MAX_COUNT)

@@ -1,4 +1,4 @@
-"""What a file claims, compared with itself and with the free memory, before and after its tensors are read."""
+"""Checks of a file's claims, against each other and the free memory, before and after its tensors are read."""
 
 import contextlib
 import copy
@@ -85,7 +85,7 @@ def check_shapes(container: Container, outputs: Any, *, separate: bool) -> tuple
 
 
 def broadcasts(shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to the other one as it is."""
+    """True if a shape broadcasts to the other one as it is."""
     try:
         return numpy.broadcast_shapes(shape, batch) == batch  # torch's imports SymPy, which takes a second
     except ValueError:

@@ -1,4 +1,4 @@
-"""What all approximate fits are priced by: buffers, stages, eqs. (M-183) and (M-186), and the plans made of them.
+"""Prices of approximate fits: buffers, stages, eqs. (M-183) and (M-186), and the plans made of them.
 
 Seconds are flops, covariances and bytes moved at the rates of the profile that exact plans use; what is counted instead
 of derived stands in `ApproximateWork`. Each approximation prices itself in a file of its own, full_scale_price.py and
@@ -19,7 +19,7 @@ from flashgp.planner.problem import PlanSettings
 
 @dataclass(frozen=True)
 class ApproximateWork:
-    """What an approximation takes beside its formulas: counted on fits, or constants of the code that does it.
+    """Work of an approximation beside its formulas: counted on fits, or constants of the code that does it.
 
     Args:
         set_pairs: covariances of small matrices that are taken together (inference/full_scale/factor.py).
@@ -69,7 +69,10 @@ class ApproximateWork:
 
 @dataclass(frozen=True)
 class ApproximatePrice(Price):
-    """What both approximations have in common. Fields: sizes; work."""
+    """Price of an approximation.
+
+    Fields: sizes; work.
+    """
 
     sizes: Sizes
     work: ApproximateWork
@@ -166,7 +169,7 @@ class ApproximatePrice(Price):
         ]
 
     def tiles(self, rows: int) -> list[Allocation]:
-        """Of the portable backend at the covariances of rows with inducing points, (M-55): a gradient keeps two tiles.
+        """Tiles of the portable backend at the covariances of rows with inducing points, (M-55): a gradient keeps two.
 
         On a CPU a tile has a few MiB, which the buffers of other moments cover; one of an accelerator has 2^24 pairs.
         """
@@ -213,8 +216,8 @@ def with_more_neighbours(plan: Plan, more: Plan) -> Plan:
 
 
 def by_sample(plan: Plan, time_limit: float | None, min_evaluations: float = ApproximateWork.min_evaluations) -> bool:
-    """Whether too few values with gradients of all rows fit into the time of a fit, so that those of a sample take
-    their place: of inducing points alone."""
+    """True if too few values with gradients of all rows fit into the time of a fit of inducing points alone, so that
+    those of a sample take their place."""
     late = time_limit is not None and min_evaluations * plan.fit_step_seconds > time_limit
     return late and plan.approximation == "sparse"
 

@@ -1,4 +1,4 @@
-"""How to condition on n rows and how to train on them: the choice among the routes that planner/exact.py prices.
+"""Choice of the route that conditions on n rows and of the training beside it, among those of planner/exact.py.
 
 A factor answers everything, so it is taken while it is quick or fits: in float64 while that takes less than
 PATIENCE_SECONDS, in float32 with float64 refinement where it takes longer or float64 does not fit. Iterative solves are
@@ -123,7 +123,7 @@ _AGAINST = {
 
 
 def _objections(plans: Mapping[Key, Plan], available: Mapping[str, int], routes: Sequence[str]) -> dict[Key, str]:
-    """What speaks against each plan; nothing against those among which the quickest that fits is taken."""
+    """Reason against each plan; the quickest one that fits is taken among those without one."""
     fitting = [p for p in plans.values() if p.route in routes and p.peak_bytes <= available[p.device]]
     preferred = _preferred(fitting) if fitting else routes
     against = _AGAINST.get(preferred[0], {}) if fitting else {}

@@ -30,7 +30,7 @@ class Engine:
     skips: bool = True
 
     def supported(self) -> bool:
-        """Whether this version of the library has it."""
+        """True if this version of the library has it."""
         if self.backend in BACKENDS:
             return True
         try:
@@ -39,7 +39,7 @@ class Engine:
             return False
 
     def installed(self) -> bool:
-        """Whether its package can be found; nothing is imported."""
+        """True if its package can be found; nothing is imported."""
         return not self.package or importlib.util.find_spec(self.package) is not None
 
     def load(self) -> bool:
@@ -52,17 +52,17 @@ class Engine:
         return self.backend in BACKENDS
 
     def create(self) -> Backend:
-        """One that computes products of every size, however small. Raises: ImportError for a missing package."""
+        """Create a backend for products of every size, however small. Raises: ImportError for a missing package."""
         if self.backend not in BACKENDS:
             importlib.import_module(self.module)
         return BACKENDS[self.backend].for_every_size()
 
     def compiler_bytes(self) -> int:
-        """What its compiler takes of this process's memory at the next product: most before the first one."""
+        """Bytes of this process's memory that the compiler takes at the next product: most before the first one."""
         return BACKENDS[self.backend].compiler_bytes() if self.load() else 0
 
     def compiles_first(self) -> bool:
-        """Whether this process has compiled nothing of it yet."""
+        """True if this process has compiled nothing of it yet."""
         return self.load() and BACKENDS[self.backend].compiles_first()
 
     def runs_on(self, device: torch.device) -> bool:

@@ -1,6 +1,5 @@
-"""What exact inference takes: every way to condition on n rows, eqs. (M-35), (M-36) and (M-98), how `fit` trains beside
-it, eq. (M-100), and a whole fit, eq. (M-146). The choice among the ways is planner/conditioning.py.
-"""
+"""Prices of exact inference: every route to condition on n rows, eqs. (M-35), (M-36) and (M-98), the training beside
+it, eq. (M-100), and a whole fit, eq. (M-146). The choice among the routes is planner/conditioning.py."""
 
 import math
 from collections.abc import Callable
@@ -162,7 +161,7 @@ def _of_rank(product: Candidate, n: int, ranks: int) -> Candidate:
 
 # -- training --------------------------------------------------------------------------------------------------------
 def trained_plan(plan: Plan, price: Price, available: int, factor: str) -> Plan:
-    """How `fit` trains beside this way to condition, eq. (M-100).
+    """Choose how `fit` trains beside this route, eq. (M-100).
 
     A closed-form gradient while TRAINING_EVALUATIONS of them take less than TRAINING_SECONDS, or are the quickest;
     else estimated gradients, on stored tiles where they fit. factor: the route whose factor gives exact gradients,
@@ -229,7 +228,7 @@ def with_fit_seconds(plan: Plan, price: Price) -> Plan:
 
 
 def stages_of(price: Price, *, estimated: bool) -> tuple[FitStage, ...]:
-    """Of a fit of the problem; estimated, whether gradients of many rows are."""
+    """Stages of a fit of the problem; estimated: True if gradients of many rows are."""
     problem = price.problem
     settings = problem.stages.for_model(own_modules=problem.own_modules)
     scored = problem.batch == 1 and not problem.own_modules

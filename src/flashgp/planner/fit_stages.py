@@ -11,7 +11,7 @@ ALL_ROWS = 2**62  # as many as there are
 
 
 class Search(enum.Enum):
-    """How a stage finds its optimum."""
+    """Search methods of a stage."""
 
     STARTS = "L-BFGS-B from every start, once more with long lengthscales reset"
     VALUES = "L-BFGS-B from the optimum of few rows"
@@ -31,7 +31,7 @@ class Cost:
 
     @classmethod
     def of(cls, seconds: float, sent: float = 0.0) -> "Cost":
-        """The same of all fits."""
+        """A cost whose low, middle and high seconds are the same."""
         return cls(seconds, seconds, seconds, sent)
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -46,7 +46,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """How many evaluations a stage usually takes, and what one costs: measured on the tables of
+    """Evaluations that a stage usually takes, and the cost of one: measured on the tables of
     benchmark/claim_fit_plan.py at other sizes, only ever a prediction.
 
     Args:
@@ -114,7 +114,7 @@ class WorkSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What decides the stages of a fit; defaults of the settings of training (inference/training/settings.py).
+    """Settings of the stages of a fit; defaults are those of training (inference/training/settings.py).
 
     Args:
         starts: runs from different initial values, on few rows; with more than one, a last run with long lengthscales
@@ -146,7 +146,7 @@ class StageSettings:
 
     @property
     def resets(self) -> bool:
-        """Whether long lengthscales are reset once."""
+        """True if long lengthscales are reset once."""
         return self.runs > 1
 
     def draws(self, parameters: int) -> int:
@@ -154,8 +154,8 @@ class StageSettings:
         return max(self.min_draws, self.draws_per_parameter * parameters)
 
     def for_model(self, *, own_modules: bool) -> "StageSettings":
-        """The same for a model with or without modules of a user's own: it starts once, where its user has put it, on
-        all rows of exact gradients, since few would lose it."""
+        """Settings for a model with or without modules of a user's own: with them it starts once, where its user has
+        put it, on all rows of exact gradients, since few would lose it."""
         if not own_modules or self.starts not in (None, 1):
             return self
         return replace(self, starts=1, start_rows=ALL_ROWS)

@@ -1,4 +1,4 @@
-"""What the full-scale model takes: bytes (M-183), seconds (M-184), of a rank of a group (M-230) and (M-231)."""
+"""Prices of the full-scale model: bytes (M-183), seconds (M-184), of a rank of a group (M-230) and (M-231)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,10 @@ from flashgp.planner.wire import evaluation_wire, neighbours_wire, points_wire, 
 
 @dataclass(frozen=True)
 class FullScalePrice(ApproximatePrice):
-    """Of the full-scale model; a rank has a share of the blocks. Field: points_open, whether fewer points are tried."""
+    """Price of the full-scale model; a rank has a share of the blocks.
+
+    Field: points_open, True if fewer points are tried.
+    """
 
     points_open: bool = False
 
@@ -49,7 +52,7 @@ class FullScalePrice(ApproximatePrice):
 
     @property
     def sums_wire(self) -> float:
-        """Of a value."""
+        """Bytes sent for one value."""
         m = self.sizes.inducing
         return summed_wire(self.problem, m * m + m * self.problem.outputs + 3)
 

@@ -55,7 +55,7 @@ _DESCRIPTIONS = {
 
 
 def allowed_bytes(predicted: int) -> int:
-    """What a run may take of the bytes its plan predicted: the error that plans promise, and not more."""
+    """Bytes that a run may take, given those its plan predicted: the error that plans promise, and not more."""
     return max(int(1.1 * predicted), predicted + SMALL_BYTES)
 
 
@@ -94,7 +94,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Shared:
-    """What each of the ranks that share a plan sends, at most (rank 0).
+    """Bytes that each of the ranks that share a plan sends, at most (rank 0).
 
     Fields: ranks; sent_bytes of conditioning once; fit_sent_bytes of a whole fit.
     """
@@ -130,11 +130,11 @@ class Sizes:
         return replace(self, inducing=2 * self.inducing)
 
     def coarse(self) -> "Sizes":
-        """What a search begins with, eq. (M-208): an eighth of the inducing points, half the neighbours."""
+        """Sizes that a search begins with, eq. (M-208): an eighth of the inducing points, half the neighbours."""
         return replace(self, inducing=-(-self.inducing // FEWER_POINTS), neighbours=-(-self.neighbours // 2))
 
     def within(self, rows: int) -> "Sizes":
-        """The same where there are no more rows."""
+        """Sizes capped by the number of rows."""
         return replace(
             self, inducing=min(self.inducing, rows), neighbours=min(self.neighbours, rows),
             predicting=min(self.predicting, rows),
@@ -151,7 +151,7 @@ class Allocation:
 
 
 def peak_of(allocations: Iterable[Allocation], phases: Iterable[str]) -> int:
-    """What is held all the while, and the largest of the phases, eq. (M-183)."""
+    """Peak bytes: those held all the while, and the largest of the phases, eq. (M-183)."""
     total: Counter[str] = Counter()
     for one in allocations:
         total[one.during] += one.bytes
@@ -238,7 +238,7 @@ class Plan:
         return self.training_bytes if training else self.peak_bytes
 
     def seconds_of(self, *, training: bool) -> float:
-        """Of a whole fit, or of conditioning."""
+        """Seconds of a whole fit, or of conditioning."""
         return self.fit_seconds if training else self.seconds
 
     def fits(self, *, training: bool) -> bool:
@@ -362,7 +362,7 @@ def printed(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative
 
 
 def printed_html(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative]) -> str:
-    """The same for notebooks."""
+    """A plan as HTML for notebooks."""
     body = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(t)}</td></tr>" for n, t in lines)
     text = f"<table>{body}</table>"
     if alternatives:

@@ -1,4 +1,4 @@
-"""What engines price their work by: sizes of a problem at the rates of a device; the stages that all fits begin with.
+"""Sizes of a problem at the rates of a device, for engines to price their work; stages that all fits begin with.
 
 Each engine prices itself in a file of its own: planner/exact.py, full_scale_price.py and sparse_price.py.
 """

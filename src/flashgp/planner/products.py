@@ -93,7 +93,7 @@ class ProductPlan:
 
     @property
     def in_torch_tiles(self) -> bool:
-        """Whether products go through torch tiles of `tile_pairs`: what is stored is made in the least ones."""
+        """True if products go through torch tiles of `tile_pairs`; stored ones are made in the least tiles."""
         return self.route == "recomputed" and self.backend == "torch"
 
     def to_json(self) -> str:
@@ -213,7 +213,7 @@ def plan_product(
 
 
 def stored_bytes(n: int, dtype: torch.dtype = torch.float32) -> int:
-    """Of the tiles of a symmetric K of n points, (M-56)."""
+    """Bytes of the tiles of a symmetric K of n points, (M-56)."""
     return dtype.itemsize * ((n * n + n * min(n, STORED_ROWS)) // 2)
 
 
@@ -232,7 +232,7 @@ class _Size:
         self.n, self.m, self.t, self.batch = problem.n, problem.columns, problem.t, problem.batch
 
     def sorting_bytes(self) -> float:
-        """What finding far tiles costs, as bytes copied: for each halving of both sides, (M-57)."""
+        """Cost of finding far tiles, as bytes copied: for each halving of both sides, (M-57)."""
         halvings = max(1.0, math.log2(max(self.n, self.m, 1) / PANEL))
         return (
             self.batch
@@ -243,8 +243,8 @@ class _Size:
         )
 
     def tile_pairs(self, device: torch.device, room: float) -> int:
-        """Of the torch tiles: as measured, as far as it is a small share of the pairs, and has room for so many bytes
-        with all else that the product takes."""
+        """Pairs of a torch tile: as measured, but a small share of all pairs, and with room for so many bytes with all
+        else that the product takes."""
         temporaries = max(1, 8 * program_of(self.form).value_temporaries)
         room -= self.operand_bytes() + self.features.function_bytes
         most = min(self.profile.rates(device).tile_pairs, max(0.0, room) // temporaries)
@@ -266,12 +266,13 @@ class _Size:
         return self.batch * (self.n + self.m) * (self.t * self.problem.dtype.itemsize + self.feature_bytes)
 
     def tile_bytes(self, device: torch.device, pairs: int | None = None) -> int:
-        """Of the torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
+        """Bytes of torch tiles: T of R rows in float64, where T is what the generated code keeps alive, (M-55)."""
         rows = min(self.n, tile_rows(self.m, self.batch, device, pairs))
         return 8 * program_of(self.form).value_temporaries * rows * self.m * self.batch + self.features.function_bytes
 
     def fused_bytes(self, engine: Engine, device: torch.device) -> int:
-        """Of a fused engine, (M-55): operands, its compiler, and per thread a tile in its cache and sums in float64."""
+        """Bytes of a fused engine, (M-55): operands, its compiler, and per thread a tile in its cache and sums in
+        float64."""
         if device.type != "cpu":
             sums = 8 * self.batch * (self.n + self.m if self.problem.symmetric else self.n) * self.t
             return self.operand_bytes() + sums + FUSED_BYTES + engine.compiler_bytes()
@@ -337,7 +338,7 @@ def _candidates(size: _Size, device: torch.device, engines: Sequence[Engine]) ->
 
 
 def _prices(plan: ProductPlan, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """What each missing package costs: the seconds with it, where they would be fewer."""
+    """Seconds with each missing package, where it would save some."""
     count = "one product takes" if plan.products == 1 else f"{plan.products:,} products take"
     return tuple(
         f"{one.missing} is not installed: {count} about {readable_seconds(plan.seconds)} instead of "

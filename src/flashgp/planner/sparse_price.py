@@ -1,4 +1,4 @@
-"""What inducing points by their collapsed bound take: bytes and seconds (M-185), of a rank (M-230) and (M-231)."""
+"""Prices of inducing points by their collapsed bound: bytes and seconds (M-185), of a rank (M-230) and (M-231)."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,10 @@ from flashgp.planner.wire import evaluation_wire, points_wire, summed_wire, surv
 
 @dataclass(frozen=True)
 class SparsePrice(ApproximatePrice):
-    """Of the collapsed bound; a rank has a share of the rows. Field: read, whether rows are read, not held."""
+    """Price of the collapsed bound; a rank has a share of the rows.
+
+    Field: read, True if rows are read, not held.
+    """
 
     read: bool = False
 
@@ -20,7 +23,7 @@ class SparsePrice(ApproximatePrice):
         return min(max(self.of_rank(self.problem.n), self.sample), block)
 
     def own(self, rows: int) -> int:
-        """Of all rows those of a rank; of the sample, which each rank has and goes through by itself, all of it."""
+        """Rows of a rank: a share of all rows, but all of the sample, which each rank goes through by itself."""
         return rows if rows < self.n else self.of_rank(rows)
 
     @property
@@ -41,7 +44,7 @@ class SparsePrice(ApproximatePrice):
 
     @property
     def sums_wire(self) -> float:
-        """Of a value of all rows."""
+        """Bytes sent for a value of all rows."""
         m = self.sizes.inducing
         return summed_wire(self.problem, m * m + m * self.problem.outputs + 6)
 

@@ -50,7 +50,7 @@ ABOUT = 1.05  # times the seconds of the best tile: a smaller one is as good
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """How much is measured.
+    """Settings of the measurements.
 
     Fields: dense, of dense operations; engines, whose products are measured; points, (feature numbers, right-hand
     sides) of products; measured_seconds of timed calls per rate; quick_seconds, a call shorter than this is measured
@@ -216,7 +216,7 @@ def _undisturbed(
     progress: Callable[[str, float], None] | None,
     settings: TuneSettings,
 ) -> list[Any]:
-    """What each task gives, in turn; those during which others kept needed cores busy run again.
+    """Results of the tasks, in turn; those during which others kept needed cores busy run again.
 
     Args: tasks: (what is measured, how).
     Raises: MeasurementDisturbedError where they are disturbed each time.
@@ -260,7 +260,7 @@ def _undisturbed(
 def _device_rates(
     known: DeviceRates | None, rates: dict[str, Any], times: Sequence[OperationTime], parts: Sequence[str]
 ) -> DeviceRates:
-    """What was measured of one device, beside what is known of it."""
+    """Measured rates of one device, beside those known of it."""
     unmeasured = () if known is None else tuple(one for one in known.operations if one.operation not in parts)
     for operation in ("gemm", "cholesky"):
         for dtype in ("float64", "float32"):

@@ -1,4 +1,4 @@
-"""What the variances of a prediction take, and where they come from: a factor, exact solves, or samples.
+"""Prices of the variances of a prediction, and their source: a factor, exact solves, or samples.
 
 A float64 factor gives them at once, eq. (M-59). Without one an exact variance costs a solve, and many of them take long
 where samples take one block of solves for all points, eq. (M-107). A float32 factor is corrected by solves.
@@ -35,8 +35,11 @@ SYSTEMS = 4  # (rank + neighbours)^2 numbers per point of a strip of samples
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """What variances are sampled with. Fields: samples, of which each takes a solve; rank, columns of the low-rank
-    factor, which takes a float64 product with as many; neighbours, rows near each point."""
+    """Sizes of the samples of variances.
+
+    Fields: samples, of which each takes a solve; rank, columns of the low-rank factor, which takes a float64 product
+    with as many; neighbours, rows near each point.
+    """
 
     samples: int = SAMPLES
     rank: int = 128
@@ -45,7 +48,7 @@ class ProbeSizes:
 
 @dataclass(frozen=True)
 class VarianceSettings:
-    """When exact solves give way to samples, and how many of these there are.
+    """Limits from which samples replace exact solves, and their number.
 
     Args:
         sampled_seconds: of exact solves, beyond which samples are taken where they are quicker: about how long one
@@ -82,7 +85,7 @@ DEFAULT_VARIANCES = VarianceSettings()
 
 @dataclass(frozen=True)
 class VarianceProblem(Price):
-    """What variances of a prediction are priced by.
+    """Problem that variances of a prediction are priced for.
 
     Fields: n_test; room, bytes that a prediction may take, for wider strips; settings.
     """
@@ -94,7 +97,7 @@ class VarianceProblem(Price):
 
 @dataclass(frozen=True)
 class VariancePrice:
-    """Where the variances come from, "factor", "solves" or "samples", and what they take beside the mean.
+    """Source of the variances, "factor", "solves" or "samples", and its cost beside the mean.
 
     Fields: least_seconds, without which none can be had: all of them, but of samples those of one iteration; sizes and
     after_seconds, of samples: what follows their solves.
@@ -146,7 +149,7 @@ def variance_price(
 
 
 def exact_or_sampled(priced: VarianceProblem, route: str, passes: int, asked: str = "auto") -> VariancePrice:
-    """The same where it is settled that a factor does not give them."""
+    """The price of variances by solves or samples, if a factor does not give them."""
     if asked == "sampled":
         return _from_samples(priced, route, passes, math.inf)
     return _cheaper(priced, route, passes, asked, _by_solves(priced, route, passes))

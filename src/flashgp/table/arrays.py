@@ -1,4 +1,4 @@
-"""What users hand over, checked once: arrays and frames to finite float64 arrays, missing rows dropped if asked.
+"""Checks of arrays and frames of users, once: to finite float64 arrays, missing rows dropped if asked.
 
 Frames with columns of text, categories or dates are encoded as tables are (`flashgp.table`). Arrays, and frames of
 numbers alone, go through scikit-learn's checks.
@@ -207,7 +207,7 @@ def _weights(sample_weight: Any, n: int) -> Array | None:
 
 
 def _takes_cells(estimator: Any, y: Array) -> bool:
-    """Whether single cells of y may be missing: several outputs with noise of their own, and exact inference."""
+    """True if single cells of y may be missing: several outputs with noise of their own, and exact inference."""
     shared = estimator.likelihood is not None and estimator.likelihood.shared
     return y.ndim == 2 and y.shape[1] > 1 and not shared and estimator.approximation in (None, "auto")
 
@@ -215,7 +215,7 @@ def _takes_cells(estimator: Any, y: Array) -> bool:
 def _without_missing(
     X: npt.NDArray[np.floating], y: Array, weight: Array | None, *, cells: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which rows have no NaN, or with `cells` at least one target; a warning when there are others."""
+    """Mask of rows without NaN, or with `cells` with at least one target; a warning when there are others."""
     of_y = np.isnan(y).reshape(len(y), -1)
     missing = np.isnan(X).any(axis=1) | (of_y.all(axis=1) if cells else of_y.any(axis=1))
     if weight is not None:

@@ -68,7 +68,7 @@ class Column:
 
     @property
     def undecided(self) -> bool:
-        """Whether somebody has to say how its dates are read."""
+        """True if a user has to say how its dates are read."""
         return len(self.readings) > 1 or self.short_years
 
     @property
@@ -78,7 +78,7 @@ class Column:
 
     @cached_property
     def written(self) -> "Column | None":
-        """The same cells as categories, each spelling one, marks of missing values too; None of what is no text."""
+        """The cells as categories, each spelling one, marks of missing values too; None if the column is no text."""
         if self.cells is None:
             return None
         coded = self.cells.combine_chunks().dictionary_encode()
@@ -183,7 +183,7 @@ class Table:
         )
 
     def keeping(self, cells: Sequence[Any], keep: Sequence[str]) -> "Table":
-        """The same with the cells of some columns as they are.
+        """The table with the cells of some columns as they are.
 
         Args: cells, those of every column, Arrow; keep, columns by name or position from 1, several with commas too.
         Raises: DomainError if there is no such column.

@@ -79,7 +79,7 @@ def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") ->
 
 
 def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.bool_], decimal: str) -> Column:
-    """What the given cells are together."""
+    """Column that the given cells make together."""
     numbers = numbers_of(pyarrow, given, decimal)
     if numbers is not None:
         inexact = _inexact_text(given, numbers)

@@ -80,7 +80,7 @@ _OF_YEARS = re.compile(r"[-/']")  # between a month and a year of two digits, as
 
 @dataclass(frozen=True, eq=False)
 class Dates:
-    """What texts are as dates.
+    """Texts read as dates.
 
     Fields:
         days: (texts,), float64, days since 1970-01-01 (UTC where the texts have an offset).
@@ -131,7 +131,7 @@ def read_dates(texts: Sequence[str]) -> Dates | None:
 def likely_dates(
     texts: Sequence[str], counts: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which texts are dates, (texts,), and which of them are of the form, offset and order that most cells have.
+    """Masks of the texts that are dates, (texts,), and of those with the form, offset and order that most cells have.
 
     Args: counts: the cells that each text stands in.
     """
@@ -149,8 +149,8 @@ def likely_dates(
 
 
 def days_without_year(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which texts are a day and a month without a year, such as 5 Jan, (texts,). Of numbers, such as 5/13, all are or
-    none: where all are, in one order, and some are above 12, since they may be shares or counts too."""
+    """Mask of texts that are a day and a month without a year, such as 5 Jan, (texts,). Of numbers, such as 5/13, all
+    are or none: where all are, in one order, and some are above 12, since they may be shares or counts too."""
     days = np.zeros(len(texts), bool)
     for form, rows, matches in _by_form(texts, _DAYS):
         for order in _orders(form):
@@ -163,7 +163,7 @@ def days_without_year(texts: Sequence[str]) -> npt.NDArray[np.bool_]:
 
 
 def is_season(text: str) -> bool:
-    """Whether text is a year and the last two digits of the year after, such as 2005-06 and 1999-00."""
+    """True if text is a year and the last two digits of the year after, such as 2005-06 and 1999-00."""
     match = _SEASON.fullmatch(text)
     return match is not None and (int(match[1]) + 1) % 100 == int(match[2])
 
@@ -252,7 +252,7 @@ def _day_numbers(year: Whole, month: Whole, day: Whole) -> tuple[Whole, npt.NDAr
 
 
 def _week_days(year: Whole, week: Whole, weekday: Whole) -> tuple[Whole, npt.NDArray[np.bool_]]:
-    """Of ISO 8601 weeks: week 1 is that of the 4th of January."""
+    """Days of ISO 8601 weeks: week 1 is that of the 4th of January."""
     one = np.ones_like(year)
 
     def first(of: Whole) -> Whole:

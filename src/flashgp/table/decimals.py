@@ -1,4 +1,4 @@
-"""Whether the numbers of delimited text have a decimal comma, decided by all of them together."""
+"""Detection of decimal commas in delimited text, decided by all of its numbers together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def has_decimal_comma(
     path: str,
     notes: list[str],
 ) -> bool:
-    """Whether numbers have a decimal comma, those of all columns or none.
+    """True if numbers have a decimal comma, those of all columns or none.
 
     Commas in quotes between commas are taken for decimal ones where the user says so alone.
     Raises: DomainError where nothing tells decimals from thousands, and for a mixture of marks.
@@ -81,7 +81,7 @@ def _finite(column: Column) -> npt.NDArray[np.float64]:
 
 
 def _points_are_thousands(compute: Any, columns: Sequence[Column], given: Sequence[Any], path: str) -> bool:
-    """Whether a column has groups between points, as 1.234.567, and no other one decimal points, without any commas.
+    """True if a column has groups between points, as 1.234.567, and no other one decimal points, without any commas.
 
     Raises: DomainError where another column may have either.
     """

@@ -1,4 +1,4 @@
-"""What stands in the way of a column of text: cells that may be read in several ways, and slips in what is no category.
+"""Refusals of columns of text: cells that may be read in several ways, and slips in what is no category.
 
 Text that most cells make dates, percentages, clock times or numbers is none of categories: one cell that is different
 would take the order of all others away.
@@ -34,7 +34,7 @@ _RATIO = re.compile(r"\d+:\d+", re.ASCII)  # 1:100
 
 
 def open_reading(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
-    """What a user has to say of all cells of a column before it can be learned; None where nothing is open."""
+    """Decision on all cells of a column that a user has to make before it can be learned; None if nothing is open."""
     if column.doubt is None or np.ptp(column.values[~np.isnan(column.values)]) == 0:
         what = open_dates(table, column)
         orders = " or ".join(f"dates={order!r} (--dates {order})" for order in column.readings)
@@ -48,14 +48,14 @@ def open_reading(table: Table, column: Column, role: Literal["input", "target"])
 
 
 def _ways_out(table: Table, column: Column, role: Literal["input", "target"], *others: str | None) -> str:
-    """What a user can do, of an input categories too, where they work."""
+    """Ways out for a user, of an input categories too, where they work."""
     categories = as_categories(table, column) if role == "input" else None
     ways = [way for way in (*others, categories) if way is not None]
     return f": {', or '.join(ways)}" if ways else ""
 
 
 def open_dates(table: Table, column: Column) -> str | None:
-    """What is open of dates: the order of day and month, the century, or what two digits are; None where nothing is."""
+    """Ambiguity of dates: the order of day and month, the century, or what two digits are; None without one."""
     if not column.undecided:
         return None
     differs = _differs(column)
@@ -80,7 +80,7 @@ def _differs(column: Column) -> npt.NDArray[np.bool_]:
 
 
 def _is_century_open(column: Column) -> bool:
-    """Whether years of two digits are what is open of dates, and no order of day and month."""
+    """True if only the century of two-digit years is ambiguous, and no order of day and month."""
     return column.short_years and not _differs(column).any()
 
 
@@ -97,8 +97,8 @@ def _with_other_year(column: Column, day: str) -> tuple[str, str]:
 
 
 def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str | None:
-    """What most cells of a column of text are, the first one that differs, and what to do where it takes more than to
-    correct that one; None for what is one of categories."""
+    """Kind of most cells of a column of text, the first cell that differs, and what to do where it takes more than to
+    correct that one; None for a column of categories."""
     if column.kind != "category" or column.declared:
         return None
     codes = column.values[~np.isnan(column.values)].astype(np.int64)
@@ -132,7 +132,7 @@ def slip(table: Table, column: Column, role: Literal["input", "target"]) -> str 
 
 
 def _by_options(table: Table, column: Column, what: str, differing: Sequence[str]) -> list[str]:
-    """How a table of text is read for a slip to be none."""
+    """Options of reading a table of text that make a slip none."""
     if table.lines is None:
         return []
     if what.endswith("with decimal commas"):
@@ -148,7 +148,7 @@ def _has_points(column: Column) -> bool:
 
 
 def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.bool_]]:
-    """Which levels are what, (levels,) each."""
+    """Mask of the levels of each kind, (levels,) each."""
     levels = column.levels
     return {
         "seasons of two years": np.array([is_season(level) for level in levels], bool),
@@ -161,5 +161,5 @@ def _found(column: Column, counts: npt.NDArray[np.int64]) -> Mapping[str, npt.ND
 
 
 def _is_number(text: str | None, marks: str = ".,") -> bool:
-    """Whether text is a number with one of these decimal marks."""
+    """True if text is a number with one of these decimal marks."""
     return text is not None and (number_of(text) is not None or ("," in marks and bool(re.match(DECIMAL_COMMA, text))))

@@ -1,4 +1,4 @@
-"""How a table's columns become the numbers of a model, learned once and kept in the model file.
+"""Encoding of a table's columns as the numbers of a model, learned once and kept in the model file.
 
 Numbers stay as they are, booleans are 0 and 1, dates are days, clock times hours, categories are codes into the levels
 seen when learning. An input of numbers that are all dates written as 20000105 is one of dates.
@@ -68,17 +68,17 @@ class Encoding:
 
     @property
     def category_positions(self) -> tuple[int, ...]:
-        """Which of the d inputs are category codes."""
+        """Positions of the d inputs that are category codes."""
         return tuple(index for index, column in enumerate(self.inputs) if column.kind == "category")
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Of the d inputs, what their differences are counted in; "" where nothing says."""
+        """Units that differences of the d inputs are counted in; "" if unknown."""
         return tuple(column.unit for column in self.inputs)
 
     @property
     def time_position(self) -> int | None:
-        """Which input is time: see `time_position`."""
+        """Position of the input that is time: see `time_position`."""
         return time_position(self.inputs)
 
     @staticmethod

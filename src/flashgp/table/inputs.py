@@ -43,7 +43,7 @@ class InputColumn:
 
     @property
     def unit(self) -> str:
-        """What differences of its values are counted in; "" where nothing says."""
+        """Unit that differences of its values are counted in; "" if unknown."""
         return _UNITS.get(self.kind, "")
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +53,8 @@ class InputColumn:
 
 
 def time_position(inputs: Sequence[InputColumn]) -> int | None:
-    """Which of the inputs is time: the only one of dates, or the only input, unless it is a category; else None."""
+    """Position of the time among the inputs: the only one of dates, or the only input, unless it is a category; else
+    None."""
     dates = [index for index, column in enumerate(inputs) if column.kind == "date"]
     if len(dates) == 1:
         return dates[0]
@@ -61,7 +62,7 @@ def time_position(inputs: Sequence[InputColumn]) -> int | None:
 
 
 def learned_inputs(table: Table, used: Sequence[int]) -> tuple[InputColumn, ...]:
-    """What the columns at these positions are. Raises: DomainError naming all that cannot be inputs."""
+    """The columns at these positions as inputs. Raises: DomainError naming all that cannot be inputs."""
     columns = [table.columns[index] for index in used]
     unusable = [(column.name, reason) for column in columns if (reason := unusable_reason(table, column))]
     if unusable:

@@ -23,7 +23,7 @@ CLASSIFICATION = "which looks like classification and is not here yet"
 
 
 def unusable_reason(table: Table, column: Column, role: Literal["input", "target"] = "input") -> str | None:
-    """Why a column cannot be an input (or, being text, a target); None if it can."""
+    """Reason that a column cannot be an input (or, being text, a target); None if it can."""
     if column.kind == "other":
         return f"stored as {quoted(column.stored_as)}"
     if column.inexact is not None:
@@ -58,14 +58,14 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
 
 
 def inexact_words(table: Table, column: Column) -> str:
-    """What is wrong with whole numbers that float64 does not hold."""
+    """Problem of whole numbers that float64 does not hold, in words."""
     assert column.inexact is not None
     row, value = column.inexact
     return f"{value} at {table.where(row)}, a whole number that 64-bit floats merge with its neighbours"
 
 
 def kind_note(column: Column) -> str | None:
-    """What a user should know about how an input is read."""
+    """Note for a user on how an input is read."""
     if column.kind == "category":
         return f"column {quoted(column.name)} is text: {len(column.levels)} categories ({listed(column.levels)})."
     if column.kind == "date":
@@ -122,7 +122,7 @@ def _allowed(table: Table, column: Column, order: Order, whose: str) -> Order:
 
 
 def is_constant(column: Column, notes: list[str], rows: npt.NDArray[np.int64] | None = None) -> bool:
-    """Whether a column has no two different values (in the given rows); says so in the notes."""
+    """True if a column has no two different values (in the given rows); says so in the notes."""
     values = column.values if rows is None else column.values[rows]
     given = values[~np.isnan(values)]
     if len(given) == 0:
@@ -174,7 +174,7 @@ def kept_rows(
 
 
 def complete(columns: Sequence[Column]) -> npt.NDArray[np.bool_]:
-    """Which rows have a value in all these columns, (rows,)."""
+    """Mask of rows with a value in all these columns, (rows,)."""
     found = np.ones(len(columns[0].values), bool)
     for column in columns:
         found &= ~np.isnan(column.values)

@@ -18,18 +18,18 @@ def number_of(cell: str) -> float | None:
 
 
 def is_name(cell: str) -> bool:
-    """Whether a cell is digits after a zero, as of post codes: 01 is another name than 1."""
+    """True if a cell is digits after a zero, as of post codes: 01 is another name than 1."""
     return _NAME.fullmatch(cell) is not None
 
 
 def has_names(compute: Any, cells: Any) -> bool:
-    """Whether some cells, Arrow text, are names of digits."""
+    """True if some cells, Arrow text, are names of digits."""
     from_zero = cells.filter(compute.starts_with(cells, "0"))
     return bool(compute.any(compute.match_substring_regex(from_zero, f"^{_NAME.pattern}$"), min_count=0).as_py())
 
 
 def before_percent(text: str) -> str | None:
-    """What stands before the sign of a percentage such as 45%, 4.5 % or 1,234.5%; None for other text."""
+    """Text before the sign of a percentage such as 45%, 4.5 % or 1,234.5%; None for other text."""
     match = _PERCENTAGE.fullmatch(text)
     return None if match is None else match[1]
 
@@ -81,7 +81,7 @@ def decided_mark(compute: Any, columns: Any) -> str | None:
 
 
 def groups_of_points(compute: Any, cells: Any) -> bool:
-    """Whether cells have no decimal comma and all thousands between points, of which some have two: 1.234.567. That
+    """True if cells have no decimal comma and all thousands between points, of which some have two: 1.234.567. That
     tells what points are in this column, but not in others, as it may hold the numbers of articles."""
     grouped = compute.match_substring_regex(cells, _GROUPED[",", "."])
     some = compute.any(compute.match_substring_regex(cells, _GROUPS_OF_POINTS), min_count=0).as_py()
@@ -89,7 +89,7 @@ def groups_of_points(compute: Any, cells: Any) -> bool:
 
 
 def may_be_codes(compute: Any, cells: Any) -> bool:
-    """Whether numbers with spaces between groups of digits may as well be codes, such as those of telephones: with a
+    """True if numbers with spaces between groups of digits may as well be codes, such as those of telephones: with a
     plus before one and no minus, or equally many groups in all, three or more, without decimals."""
     if not compute.any(compute.match_substring_regex(cells, _SPACED), min_count=0).as_py():
         return False

@@ -92,10 +92,19 @@ def learn_encoding(
 
 @dataclass
 class _Summary:
-    """Of one column. Fields: kind and stored_as; levels of a category; given, cells with a value; missing, without;
-    low and high, its range; inexact, as of a `Column`, the number alone; first, the file that said what it is; capped,
-    whether there are more levels than a category may have; orders of day and month that all its dates allow, None where
-    that is no question, short_years, doubt and declared, as of a `Column`; calendar, whether all its numbers are dates.
+    """Summary of one column.
+
+    Fields:
+        kind, stored_as: see `Column`.
+        levels: of a category.
+        given, missing: number of cells with a value, and without.
+        low, high: range of the values.
+        inexact: as of a `Column`, the number alone.
+        first: the file whose cells said what the column is.
+        capped: True if there are more levels than a category may have.
+        orders: of day and month that all its dates allow; None if it has no such dates.
+        short_years, doubt, declared: as of a `Column`.
+        calendar: True if all its numbers are dates.
     """
 
     name: str
@@ -117,7 +126,10 @@ class _Summary:
 
     @staticmethod
     def of(column: Column, path: str, rows: npt.NDArray[np.bool_] | None) -> "_Summary":
-        """That of a column of a part. Args: rows, which of them; None for all."""
+        """Summary of a column of a part.
+
+        Args: rows, mask of its rows; None for all.
+        """
         values = column.values if rows is None else column.values[rows]
         given = values[~np.isnan(values)]
         found = _Summary(column.name, column.kind, column.stored_as, first=path)
@@ -162,7 +174,7 @@ class _Summary:
             self._cap()
 
     def _add_orders(self, orders: list[Order] | None, short_years: bool, path: str) -> None:
-        """Those of more dates. Raises: DomainError where no order is left."""
+        """Add the orders of more dates. Raises: DomainError where no order is left."""
         self.short_years |= short_years
         if orders is None or self.orders is None:
             self.orders = orders or self.orders

@@ -33,7 +33,7 @@ class Comments:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of them."""
+        """Notes for a user on comments in the file."""
         if not self.count:
             return []
         are = "line that begins with {} is a comment" if self.count == 1 else "lines that begin with {} are comments"
@@ -159,7 +159,7 @@ _MIN_COUNTED = 3  # columns called 0, 1, 2: two of these are as likely a row
 
 
 def has_header(pyarrow: Any, sample: Sequence[list[str]], notes: list[str]) -> bool:
-    """Whether the first of some records is a header; the notes say so where it may be wrong."""
+    """True if the first of some records is a header; the notes say so where it may be wrong."""
     first, below = sample[0], _alike(sample)
     if not below:
         header = any(_typed(pyarrow, [cell]).kind == "category" for cell in first)
@@ -184,7 +184,7 @@ def has_header(pyarrow: Any, sample: Sequence[list[str]], notes: list[str]) -> b
 
 
 def is_clear_header(pyarrow: Any, sample: Sequence[list[str]]) -> bool:
-    """Whether the first of some records is of another kind than most columns below it."""
+    """True if the first of some records is of another kind than most columns below it."""
     votes = _votes(pyarrow, sample)
     return bool(votes) and 2 * sum(votes) >= len(votes)
 
@@ -216,7 +216,7 @@ def _typed(pyarrow: Any, cells: list[str]) -> Column:
 
 
 def lacks_a_name(sample: Sequence[list[str]]) -> bool:
-    """Whether the first row has one cell less than all others, whose first cells tell them apart."""
+    """True if the first row has one cell less than all others, whose first cells tell them apart."""
     below = sample[1:]
     labels = {record[0].strip() for record in below}
     return (
@@ -229,7 +229,7 @@ def lacks_a_name(sample: Sequence[list[str]]) -> bool:
 
 
 def _counts_up(first: Sequence[str], columns: Sequence[list[str]]) -> bool:
-    """Whether the numbers of a first row are names: years, or 0, 1, 2, ..., above columns that hold other numbers."""
+    """True if the numbers of a first row are names: years, or 0, 1, 2, ..., above columns that hold other numbers."""
     heads = [(number_of(cell), cells) for cell, cells in zip(first, columns, strict=True)]
     named = [(head, cells) for head, cells in heads if head is not None]
     steps = {after[0] - before[0] for before, after in pairwise(named)}

@@ -1,4 +1,4 @@
-"""What a column is for, beyond what its cells are: codes that are categories, cells that are missing, names of rows."""
+"""Roles of columns beyond the kind of their cells: codes that are categories, cells that are missing, names of rows."""
 
 import shlex
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _NAMES_OF_ROWS = ("unnamed: 0", "rownames", "row.names")  # as pandas reads them
 
 
 def names_rows(column: Column) -> bool:
-    """Whether a column without a name of its own tells the rows apart, by whole numbers or text, each once."""
+    """True if a column without a name of its own tells the rows apart, by whole numbers or text, each once."""
     if not (column.unnamed or column.name.casefold() in _NAMES_OF_ROWS) or np.isnan(column.values).any():
         return False
     if column.kind == "number" and np.any(column.values % 1):
@@ -64,13 +64,14 @@ def with_missing_level(column: Column) -> Column:
 
 
 def has_few_levels(column: Column) -> bool:
-    """Whether categories are few enough for their rows: one that is in one row alone says nothing of another."""
+    """True if categories are few enough for their rows: one that is in one row alone says nothing of another."""
     given = column.given
     return len(column.levels) <= max(FEW_LEVELS, given - 1 if column.declared else _DISTINCT_SHARE * given)
 
 
 def as_categories(table: Table, column: Column) -> str | None:
-    """How a user says that each value of a column is a category, to go on with; None where these would be too many."""
+    """Option by which a user says that each value of a column is a category, to go on with; None if these would be too
+    many."""
     known = column.kind == "category" or column.written is not None  # else somebody knows who has all the cells
     if known and not has_few_levels(_category(column)):
         return None

@@ -1,4 +1,4 @@
-"""Which rows are held out: a published mask beside the table, or a seeded share.
+"""Rows that are held out: a published mask beside the table, or a seeded share.
 
 A mask file is a table of 0 and 1 without a header, one row for each row of the table and one column for each split;
 1 marks a test row. It is called test_mask.csv.gz (or test_mask.csv) and lies beside the table.
@@ -20,7 +20,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 def read_split(split: str, table: Table) -> npt.NDArray[np.bool_]:
-    """Which rows of a table a published split holds out.
+    """Mask of the rows of a table that a published split holds out.
 
     Args:
         split: the split's number, from 0: a column of the mask file beside the table; or a mask file with one column.

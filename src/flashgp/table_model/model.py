@@ -53,7 +53,7 @@ _Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Learned(FittedTable):
-    """What a fitted model holds.
+    """State of a fitted model.
 
     Fields: encoding, of columns; last, predictions of the rows that `update` learned, each made before.
     """
@@ -371,14 +371,17 @@ class TableModel:
             yield self._predicted(part, (unseen, missing), variance=variance, memory=memory, time_limit=time_limit)
 
     def _variance_of(self, count: int) -> str:
-        """How variances of so many rows are computed, so that those of all parts are alike."""
+        """Method of the variances of so many rows, the same for all parts."""
         parts = self.posterior.state.parts
         if len(parts) != 1 or not parts[0].exact or parts[0].factor is not None or not parts[0].count:
             return "exact"
         return "sampled" if price_of(parts[0], count, "auto", deterministic=False).way == "samples" else "exact"
 
     def _predicted(self, source: Table, how: tuple[Unseen, Missing | None], **asked: Any) -> TablePrediction:
-        """Those of a table. Args: how unseen categories and missing values are taken; asked, as `Posterior.predict`."""
+        """Predictions of a table.
+
+        Args: how unseen categories and missing values are taken; asked, as `Posterior.predict`.
+        """
         data = self.encoding.apply(source, need_target=False, unseen=how[0], missing=how[1])
         *answers, report = self.predict_encoded(data.x, **asked)
         observed, note = self.encoding.observed(source)
@@ -455,7 +458,7 @@ class TableModel:
 
     @property
     def encoding(self) -> Encoding:
-        """How columns become numbers."""
+        """Encoding of the columns as numbers."""
         return self._require("encoding").encoding
 
     @property
@@ -475,7 +478,7 @@ class TableModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided of the columns in the fit; empty for a model from a file."""
+        """Decisions on the columns made in the fit; empty for a model from a file."""
         return self.encoding.notes
 
     @property
@@ -485,7 +488,7 @@ class TableModel:
 
     @property
     def report(self) -> Report:
-        """How the posterior was computed, and how certain that is."""
+        """Report of the posterior: its computation and accuracy."""
         return self.posterior.report
 
     @property
@@ -538,7 +541,7 @@ class TableModel:
         return model._with(_Learned(fitted.posterior, fitted.scalings, encoding=encoding))
 
     def with_posterior(self, posterior: Posterior) -> "TableModel":
-        """The same model with another standardised posterior, such as one conditioned by another solver."""
+        """The model with another standardised posterior, such as one conditioned by another solver."""
         return self._with(replace(self._require("with_posterior"), posterior=posterior.in_units(UNITS)))
 
     # -- parts --------------------------------------------------------------------------------------------------------
@@ -598,7 +601,7 @@ class TableModel:
         )
 
     def _known(self, data: EncodedTable, observed: _Numbers) -> npt.NDArray[np.bool_] | None:
-        """Which rows of a table, whose target is `observed`, the model has learned; None where nobody knows."""
+        """Mask of the rows, with `observed` targets, that the model has learned; None if that is unknown."""
         rows = self._require("known").known
         if rows is None:
             return None

@@ -61,7 +61,7 @@ class Scores:
         )
 
     def joined(self, other: "Scores") -> "Scores":
-        """Of the rows of both."""
+        """Scores of the rows of both."""
         rows = self.rows + other.rows
         share = other.rows / rows
 
@@ -178,15 +178,14 @@ class TablePrediction:
 
     @cached_property
     def scores(self) -> Scores | None:
-        """How good the predictions are over the rows that have the target and that the model has not learned; None
-        where there are none. Where nobody knows which rows it has learned (`known` is None), over all with the
-        target."""
+        """Scores of the predictions over rows with the target that the model has not learned; None without any. If the
+        learned rows are not known (`known` is None), over all rows with the target."""
         return self._scores_of(None if self.known is None else ~self.known)
 
     @cached_property
     def known_scores(self) -> Scores | None:
-        """The same over the rows that the model has learned: how closely it follows them, not how it predicts new
-        ones. None where there are none."""
+        """Scores over rows that the model has learned: how closely it follows them, not how it predicts new ones. None
+        without any."""
         return None if self.known is None else self._scores_of(self.known)
 
     def _scores_of(self, some: npt.NDArray[np.bool_] | None) -> Scores | None:
@@ -242,14 +241,14 @@ class RowCounts:
         return RowCounts(rows, len(prediction.rows), *known, fitted)
 
     def joined(self, other: "RowCounts") -> "RowCounts":
-        """Of both."""
+        """Sum of both."""
         return RowCounts(
             self.rows + other.rows, self.predicted + other.predicted, self.known + other.known,
             self.valued + other.valued, self.fitted + other.fitted,
         )  # fmt: skip
 
     def notes(self, target: str) -> tuple[str, ...]:
-        """What is missing, in words."""
+        """Missing values, in words."""
         found, without = [], self.rows - self.predicted
         if without:
             found.append(f"{without:,} rows with missing values have nan in every column of the result.")
@@ -281,7 +280,7 @@ class KnownRows:
         return KnownRows(np.sort(_marks(x.double().numpy(force=True), y.double().numpy(force=True))))
 
     def hold(self, x: _Numbers, y: _Numbers) -> npt.NDArray[np.bool_]:
-        """Which rows are known, (m,).
+        """Mask of rows that are known, (m,).
 
         Args: x (m, d) and y (m,) in standard units, NaN where there is no value.
         Cost: O(m (d + log n)).

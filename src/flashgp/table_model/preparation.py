@@ -90,7 +90,7 @@ class PreparedTable(Prepared):
 
     @property
     def names(self) -> list[str]:
-        """Of the inputs."""
+        """Names of the inputs."""
         return [column.name for column in self.encoding.inputs]
 
     @property
@@ -152,7 +152,7 @@ def prepare_rows(
     deadline: Deadline = NO_DEADLINE,
     group: Group = ALONE,
 ) -> PreparedTable:
-    """The same of a table that is read.
+    """Prepare a table that is read.
 
     Args: parts, the table; columns, the target, those not to use, and those of categories, by name, or position from 1;
         dates, as `TableModel.fit`; group, whose ranks each read a part.
@@ -219,7 +219,7 @@ def planned(
     options: FitOptions,
     read: Approximation | None = None,
 ) -> _Planned:
-    """How the fit goes: approximation, None for exact inference, plan, and why.
+    """Choice of the fit: approximation, None for exact inference, plan, and why.
 
     In one process "auto" is left to the fit, which decides in the time that is left then. Several ranks do what each of
     them has room for, and rank 0 decides. Args: read, of rows that are read.
@@ -251,7 +251,7 @@ def planned(
 
 
 def _names(encoding: Encoding) -> list[str]:
-    """Of the inputs, and of the target behind them."""
+    """Names of the inputs, and of the target behind them."""
     return [*(column.name for column in encoding.inputs), encoding.target]
 
 
@@ -323,7 +323,7 @@ def _scaling(
 
 
 class _InTime(TableParts):
-    """The same table, within a deadline. Raises: DomainError where it passes before the end of a pass."""
+    """A table that is read within a deadline. Raises: DomainError where it passes before the end of a pass."""
 
     def __init__(self, parts: TableParts, deadline: Deadline) -> None:
         self.path, self.names, self.count, self.header = parts.path, parts.names, parts.count, parts.header
