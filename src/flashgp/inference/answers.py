@@ -1,4 +1,4 @@
-"""What each kind of state answers: a table of functions for every kind, by the name of the method of `Posterior`.
+"""Answers of each kind of state: a table of functions for every kind, by the name of the method of `Posterior`.
 
 All of them take the state first. A new kind of state is a class derived from `BaseState` and a row of `ANSWERS`.
 """
@@ -161,7 +161,8 @@ _APART = {
 
 
 def refusal(state: BaseState, question: str) -> str | None:
-    """Why a state does not answer a question, in four parts; None where it does. Args: question, of `Posterior`."""
+    """Reason that a state does not answer a question, in four parts; None if it does. Args: question, of
+    `Posterior`."""
     if question in _APART and question not in ANSWERS[type(state)]:
         of, way = _APART[question]
         return f"`{question}` is of {of}, got one by the route {state.report.route!r} of {state.count:,} rows; {way}"
@@ -169,7 +170,7 @@ def refusal(state: BaseState, question: str) -> str | None:
 
 
 def answer(state: BaseState, question: str, *arguments: Any, **options: Any) -> Any:
-    """What a state says to a question of `Posterior`, with all ranks that it needs. Raises: DomainError if refused."""
+    """Answer of a state to a question of `Posterior`, with all ranks that it needs. Raises: DomainError if refused."""
     if (reason := refusal(state, question)) is not None:
         raise DomainError(reason)
     function = ANSWERS[type(state)][question]

@@ -1,4 +1,4 @@
-"""How an approximation is asked for, and the ladder of sizes that "auto" chooses from."""
+"""The approximation that a user asks for, and the ladder of sizes that "auto" chooses from."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,23 +58,24 @@ class Approximation:
 
     @property
     def chosen(self) -> bool:
-        """Whether inducing points are chosen, and not the caller's own."""
+        """True if inducing points are chosen, and not the caller's own."""
         one = isinstance(self.inducing, str | int) or getattr(self.inducing, "ndim", None) == 0
         return one or not hasattr(self.inducing, "__len__")
 
     @property
     def without_points(self) -> bool:
-        """Whether no inducing points were asked for."""
+        """True if no inducing points were asked for."""
         return not (self.most_inducing if self.chosen else len(self.inducing))
 
     @property
     def without_neighbours(self) -> bool:
-        """Whether no neighbours were asked for."""
+        """True if no neighbours were asked for."""
         return not isinstance(self.neighbours, str) and not int(self.neighbours)
 
     @property
     def candidates(self) -> tuple["Approximation", ...]:
-        """What "auto" chooses among, full scale first: without neighbours it is inducing points alone."""
+        """Approximations that "auto" chooses among, full scale first: without neighbours it is inducing points
+        alone."""
         full_scale = () if self.without_neighbours else (replace(self, kind="full_scale"),)
         return full_scale + (() if self.without_points else (Approximation("sparse", self.inducing),))
 
@@ -89,17 +90,17 @@ class Approximation:
 
     @property
     def leaves_points(self) -> bool:
-        """Whether the number of inducing points is left open."""
+        """True if the number of inducing points is left open."""
         return isinstance(self.inducing, str)
 
     @property
     def leaves_neighbours(self) -> bool:
-        """Whether the number of neighbours is left open."""
+        """True if the number of neighbours is left open."""
         return self.kind == "full_scale" and isinstance(self.neighbours, str)
 
     @property
     def automatic(self) -> bool:
-        """Whether a size is left to the plan, which has not chosen yet."""
+        """True if a size is left to the plan, which has not chosen yet."""
         if self.chosen_sizes is not None:
             return False
         return self.leaves_points or self.leaves_neighbours
@@ -151,17 +152,17 @@ class Approximation:
         return Sizes(inducing, max(1, min(block, n)), neighbours, predicting)
 
     def with_points(self, inducing: int) -> "Approximation":
-        """The same with so many inducing points, which leaves them open no longer."""
+        """The approximation with so many inducing points, which leaves them open no longer."""
         sizes = None if self.chosen_sizes is None else replace(self.chosen_sizes, inducing=inducing)
         return replace(self, inducing=inducing, chosen_sizes=sizes)
 
     def resolved(self, sizes: Sizes) -> "Approximation":
-        """The same with the sizes that a plan chose."""
+        """The approximation with the sizes that a plan chose."""
         return replace(self, chosen_sizes=sizes)
 
 
 def approximation_of(kind: Any, inducing: Any, neighbours: Any) -> Approximation | None:
-    """What was asked for of rows that are held; None for exact inference.
+    """The approximation asked for of rows that are held; None for exact inference.
 
     Full scale without neighbours is inducing points alone: their collapsed bound, eq. (M-160).
     Raises: DomainError for sizes of no approximation.
@@ -188,7 +189,7 @@ def refuse_exact(**settings: Any) -> None:
 
 
 def approximation_of_read(kind: Any, inducing: Any, neighbours: Any) -> Approximation:
-    """The same for rows that are read, where inducing points alone are the only one. Raises: DomainError."""
+    """The approximation of rows that are read, where inducing points alone are the only one. Raises: DomainError."""
     if kind == "full_scale":
         raise DomainError(
             "`approximation` must be 'sparse' or 'auto' for rows that are read, got 'full_scale', which needs rows "

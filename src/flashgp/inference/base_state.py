@@ -25,7 +25,7 @@ UPDATE = "update"  # the stage of the events of a report that the next update re
 
 @dataclass(frozen=True, eq=False)
 class UpdateState:
-    """What happened to a state online since it was conditioned.
+    """Record of online updates of a state since it was conditioned.
 
     Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
     row that is checked next. Of solves:
@@ -47,7 +47,7 @@ class UpdateState:
 
     @property
     def event(self) -> Event:
-        """Of the report."""
+        """Event of the report."""
         return Event(
             EventKind.UPDATED,
             appended=self.appended, dropped=self.dropped, refactorised=self.refactorised or None,
@@ -56,7 +56,7 @@ class UpdateState:
 
 
 class BaseState:
-    """What every state says of itself; a kind overrides what differs.
+    """Defaults of a state; a kind overrides what differs.
 
     Fields: exact, whether it answers for the model itself and not for an approximation; prior, detached; x and y, the
     table; rows, features of the distinct rows; replicates, that joined them; residual, noise and representer_weights
@@ -123,22 +123,22 @@ class BaseState:
 
     @property
     def plan(self) -> Plan | None:
-        """That of exact inference; `report.plan` may be one of an approximation."""
+        """Plan of exact inference; `report.plan` may be one of an approximation."""
         return None
 
     @property
     def likelihood(self) -> Likelihood:
-        """That of the distinct rows."""
+        """Likelihood of the distinct rows."""
         return self.prior.likelihood if self.replicates is None else self.replicates.likelihood
 
     @property
     def ranks(self) -> int:
-        """How many have conditioned together."""
+        """Number of ranks that have conditioned together."""
         return self.settings.group.size
 
     # -- how it answers -------------------------------------------------------------------------------------------
     def obstacle(self, question: str) -> str | None:
-        """Why this state does not answer what its kind does, in four parts; None where it answers.
+        """Reason that this state does not answer a question of its kind, in four parts; None if it answers.
 
         Args: question, a name of `Posterior`.
         """
@@ -156,22 +156,22 @@ class BaseState:
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients to parameters, x and y are kept."""
+        """True if gradients to parameters, x and y are kept."""
         return False
 
     @property
     def by_solves(self) -> bool:
-        """Whether answers come from solves."""
+        """True if answers come from solves."""
         return False
 
     @property
     def evidence_known(self) -> bool:
-        """Whether the log marginal likelihood takes no solves, by a factor or because it was asked for before."""
+        """True if the log marginal likelihood takes no solves, by a factor or because it was asked for before."""
         return True
 
     @property
     def loss(self) -> str:
-        """What an approximation loses, in words."""
+        """Accuracy lost by an approximation, in words."""
         return ""
 
     @property
@@ -195,7 +195,7 @@ class BaseState:
         return x
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a file holds of the state beside its prior and its factors."""
+        """Tensors of the state in a file, beside its prior and its factors."""
         group = {} if self.replicates is None else {"group": self.replicates.group}
         return {"x": self.x, "y": self.y, **group}
 
@@ -204,7 +204,7 @@ class BaseState:
         return {}
 
     def with_prior(self, prior: Prior) -> Self:
-        """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
+        """The state under a prior whose likelihood gives the same covariance matrix and residual."""
         prior = prior.held()
         joined = None if self.replicates is None else join(prior, self.x, self.y, self.replicates.group)
         return replace(self, prior=prior, replicates=joined)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""Which inference, in which sizes: plans of a prior, exact and approximate, what fits instead, what "auto" takes."""
+"""Choice of inference and its sizes: plans of a prior, exact and approximate, ways out of a refusal, and "auto"."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ Decision = tuple[Approximation | None, Plan, Event]
 # -- exact -----------------------------------------------------------------------------------------------------------
 @deterministic_where(lambda prior, rows, settings, **_: settings.deterministic)
 def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool = False) -> Plan:
-    """What conditioning and fitting take; the batch may be empty.
+    """Plan of conditioning and fitting; the batch may be empty.
 
     Args: training: whether a refusal offers approximations by what whole fits with them take.
     Raises: as `plan`.
@@ -134,7 +134,7 @@ def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
 
 
 def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
-    """Why a model has no approximation of a kind, and what to do; nothing where it has one.
+    """Reason that a model has no approximation of a kind, and what to do; empty if it has one.
 
     Args: batch, whether it is of several tables or models.
     """
@@ -214,13 +214,13 @@ def _costs(exact: Plan | None, plans: Sequence[Plan], *, training: bool = True) 
 
 
 def offer_event(exact: Plan, plans: Sequence[Plan], limit: float | None) -> Event:
-    """That an exact fit takes longer than its limit, and what approximations would take."""
+    """Event of an exact fit that takes longer than its limit, with the time of approximations."""
     both = len(plans) > 1
     return Event(EventKind.APPROXIMATION_OFFERED, limit=limit, both=both or None, **_costs(exact, plans))
 
 
 def with_offers(error: MemoryBudgetError, plans: Sequence[Plan], *, training: bool) -> MemoryBudgetError:
-    """The same refusal of exact inference, with the approximations that would fit."""
+    """The refusal of exact inference with the approximations that would fit."""
     offers = offers_of(plans, training=training)
     if not offers:
         return error

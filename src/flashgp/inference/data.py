@@ -38,7 +38,7 @@ class Data:
 
     @classmethod
     def of(cls, prior: Prior, x: Any, y: Any) -> "Data":
-        """What a caller hands over. Raises: ShapeError, DomainError."""
+        """Data of a caller. Raises: ShapeError, DomainError."""
         promoted = promotions(x=x, y=y)
         x = check_points(x, "x")
         return cls(prior, x, check_targets(y, "y", x, prior.outputs, missing=prior.separate), tuple(promoted))
@@ -50,12 +50,12 @@ class Data:
 
     @property
     def is_batch(self) -> bool:
-        """Whether there are several models or tables."""
+        """True if there are several models or tables."""
         return self.prior.is_batch(self.x, self.y)
 
     @cached_property
     def cells(self) -> Bool[Tensor, "n outputs"] | None:
-        """Which cells of y have a value; None where all have one."""
+        """Mask of the cells of y with a value; None if all have one."""
         return observed(self.y, self.prior.outputs)
 
     @cached_property
@@ -65,7 +65,7 @@ class Data:
 
     @cached_property
     def distinct(self) -> int:
-        """How many rows differ in x."""
+        """Number of rows that differ in x."""
         return self.count if self.group is None else int(self.group.max()) + 1
 
     @property

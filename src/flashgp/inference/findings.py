@@ -17,7 +17,7 @@ from flashgp.foundations.events import Event, EventKind
 
 @dataclass(frozen=True)
 class OddSettings:
-    """What counts as odd.
+    """Settings of what counts as odd.
 
     Args:
         labelled_rows: below which nobody knows what two values of a target are.
@@ -37,7 +37,7 @@ DEFAULTS = OddSettings()
 def odd_data(
     x: Tensor, y: Tensor, names: Sequence[str], rows: Any = None, settings: OddSettings = DEFAULTS
 ) -> list[Event]:
-    """What looks wrong, as events; warns of each kind.
+    """Suspicious data, as events; warns of each kind.
 
     Args:
         x: (n, d), finite; y: (n,) or (n, outputs), NaN where a cell is missing.
@@ -59,7 +59,7 @@ def odd_data(
 
 
 def _two_values(y: Tensor, settings: OddSettings) -> Event | None:
-    """Of a target (n,) that has two values in more than a few rows."""
+    """Event for a target (n,) that has two values in more than a few rows."""
     y = y[~y.isnan()]
     if len(y) < settings.labelled_rows:
         return None
@@ -86,7 +86,7 @@ def _far_out(column: Tensor, settings: OddSettings) -> tuple[int, float, float] 
 
 
 class Unfinished(StrEnum):
-    """Why a fit did not finish; the value is why, in words."""
+    """Reason that a fit did not finish; the value is the reason, in words."""
 
     INTERRUPT = "Ctrl-C ended the fit"
     TIME = "the time limit ended the fit"
@@ -95,7 +95,7 @@ class Unfinished(StrEnum):
 
     @property
     def heading(self) -> str:
-        """What figures of such a model are headed by."""
+        """Heading of figures of such a model."""
         return f"of a model that did not finish: {self.value}"
 
 

@@ -62,7 +62,7 @@ class Fit:
 
     @property
     def unfinished(self) -> Unfinished | None:
-        """Why more time, or a closer approximation, may change what the model says; None where nothing does."""
+        """Reason that more time, or a closer approximation, may change the model; None without one."""
         return why_unfinished((*self.report.events, *self.posterior.report.events), interrupted=self.interrupted)
 
     def rows(self) -> list[NumberRow]:
@@ -245,7 +245,7 @@ def fit(
 
 
 def _odd_data(data: Data) -> list[Event]:
-    """What looks wrong in one table."""
+    """Suspicious data of one table."""
     x, outputs = data.x, data.prior.outputs
     if data.is_batch or not data.count:
         return []
@@ -292,7 +292,7 @@ def fit_as(
 
 
 def _wanted(options: FitOptions) -> PlanSettings:
-    """What an exact plan has to keep to."""
+    """Options that an exact plan has to keep to."""
     return options.planning(dtype=options.dtype, ranks=1)
 
 

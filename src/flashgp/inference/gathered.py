@@ -53,7 +53,7 @@ class _GatheredRows(torch.autograd.Function):
 
 
 def gathered(prior: Prior, data: Data, group: Group, **equal: object) -> GatheredTable:
-    """This rank's rows joined with those of the others.
+    """The rows of all ranks, joined, on every rank.
 
     Gradients by x and y reach this rank's own rows.
 
@@ -85,7 +85,7 @@ def gathered(prior: Prior, data: Data, group: Group, **equal: object) -> Gathere
 
 
 def rows_of_one_model(data: Data) -> tuple[Tensor, Tensor]:
-    """This rank's rows. Raises: DomainError for what is no complete table of one model."""
+    """This rank's rows. Raises: DomainError unless they are a complete table of one model."""
     data.complete()
     if data.is_batch:
         raise DomainError(
@@ -105,7 +105,7 @@ def compare_models(prior: Prior, group: Group, **equal: object) -> None:
 
 
 def tensor_mark(tensor: Tensor) -> str:
-    """What tells tensors from others: the number itself, or shape and digest of many."""
+    """Text that tells tensors apart: the number itself, or shape and digest of many."""
     plain = tensor.detach().cpu()
     if plain.numel() == 1:
         return repr(plain.item())
@@ -164,7 +164,7 @@ def local_rows_on_interrupt(shares: Shares | None, group: Group) -> Iterator[Non
 def shared_event(
     group: Group, before: int, shares: Shares | None = None, planned: Shared | None = None, *, fitting: bool = False
 ) -> Event:
-    """Of a report: how many ranks there were, and what this one has sent since it had sent so many bytes.
+    """Event of a report: how many ranks there were, and what this one has sent since it had sent so many bytes.
 
     Args: shares, of rows that were joined; planned, what by a plan rank 0 would send to condition, or, fitting, in a
         whole fit.

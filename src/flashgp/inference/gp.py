@@ -201,7 +201,7 @@ class GP(Prior):
             return Posterior(condition(self, Data.of(self, x, y), settings, asked_approximation))
 
     def _condition_on_values(self, q: Any, settings: ConditionSettings, asked: Sequence[Any]) -> "Posterior | None":
-        """That of minibatches; None where q is something else."""
+        """Posterior of the inducing values of minibatches; None if q is something else."""
         from flashgp.inference.posterior import Posterior
         from flashgp.inference.streamed.minibatch import InducingValues, condition_on_values
 

@@ -13,7 +13,7 @@ from flashgp.inference.prior import Prior
 
 
 def observed(y: Tensor, outputs: int | None) -> Bool[Tensor, "n outputs"] | None:
-    """Which cells have a value; None where all have one."""
+    """Mask of cells with a value; None if all have one."""
     if outputs is None or y.dim() != 2 or y.is_meta or is_transformed(y):
         return None
     cells = ~y.isnan()

@@ -24,7 +24,7 @@ __all__ = ["TITLE", "NumpyPrior", "collect_leaves", "is_plain", "plain_array"]
 
 
 class NumpyPrior:
-    """What points of a prior are made of. Made by `of`, for the parameters as they are then.
+    """Parts of a prior's points. Made by `of`, for the parameters as they are then.
 
     Fields: covariance, of blocks of few pairs; mean, of every point, () or (outputs,); noise, of every row, (1,).
     """
@@ -66,7 +66,7 @@ class NumpyPrior:
         return cls(prior, covariance, _leaves(prior.kernel, x), mean, noise.reshape(1))
 
     def rows(self, x: Array) -> RowArrays:
-        """What points (k, d) contribute to the form."""
+        """Features of points (k, d) in the form."""
         x = x if x.dtype == numpy.float64 else x.astype(numpy.float64)
         if self._leaves is None:
             with torch.no_grad():

@@ -110,7 +110,7 @@ class OutputStates(BaseState):
 
     @property
     def by_solves(self) -> bool:
-        """Whether answers of any output come from solves."""
+        """True if answers of any output come from solves."""
         return any(part.by_solves for part in self.parts)
 
     @property

@@ -1,4 +1,4 @@
-"""What conditioning and fits over ranks ask of the ranks before work begins: the same model, sizes and choices."""
+"""Agreement of ranks before conditioning and fits over ranks begin: the same model, sizes and choices."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
@@ -46,7 +46,7 @@ def check_alike(group: Group, prior: Prior, asked: Approximation, alike: Mapping
 
 
 def asked_alike(asked: Approximation | None) -> dict[str, object]:
-    """What ranks must have asked for of an approximation alike, by name."""
+    """Arguments of an approximation that must be alike on all ranks, by name."""
     if asked is None:
         return {"approximation": None}
     points = asked.inducing

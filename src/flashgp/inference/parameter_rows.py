@@ -38,7 +38,7 @@ class NumberRow:
 
     @property
     def role(self) -> str:
-        """Of the parameter, by its owner."""
+        """Role of the parameter, by its owner."""
         return str(getattr(type(self.owner), "roles", {}).get(self.path.rpartition(".")[2], ""))
 
     @property
@@ -118,5 +118,5 @@ def table_text(rows: Sequence[NumberRow], *, priors: bool = True, most: int = 60
 
 
 def row_cells(rows: Sequence[NumberRow]) -> list[tuple[str, ...]]:
-    """What a table shows of each number, as `HEAD`."""
+    """Cells of a table for each number, as `HEAD`."""
     return [(row.place, row.of, f"{row.value:.4g}", row.prior) for row in rows]

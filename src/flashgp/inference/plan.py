@@ -50,7 +50,7 @@ OFFER_SECONDS = 180.0
 
 
 def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> torch.device:
-    """Where a plan runs: "auto" leaves it to the plan, which took the quickest device."""
+    """Device of a plan: "auto" leaves it to the plan, which took the quickest device."""
     return torch.device(plan.device) if device == "auto" else chosen_device(device, x)
 
 
@@ -243,7 +243,7 @@ def _with_largest_fit(
 def rows_on_time(
     prior: Prior, plan: Plan, deadline: Deadline, settings: TimeSettings, *, deterministic: bool, slowdown: float
 ) -> int:
-    """How many of a plan's rows a float64 factor can have by a deadline.
+    """Number of a plan's rows that a float64 factor can have by a deadline.
 
     Args: slowdown: by which work takes longer than planned.
     Cost: a plan for each of some 20 numbers of rows.
@@ -277,7 +277,7 @@ def prediction_plan(
     passes: int | None = None,
     time_limit: float | None = None,
 ) -> ProductPlan:
-    """What a prediction takes. Args: as `plan`, but for time_limit, of variances. Raises: as `plan`."""
+    """Plan of a prediction. Args: as `plan`, but for time_limit, of variances. Raises: as `plan`."""
     problem, n_test = conditioning_problem(prior, rows), check_count(n_test, "n_test", 0)
     if conditioned is None and variance:
         conditioned = _route_now(prior, rows, settings)

@@ -1,4 +1,4 @@
-"""What is planned of a prior, in sizes."""
+"""Planning problems of a prior, in sizes."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class RowCounts:
 
 
 def conditioning_problem(prior: Prior, rows: RowCounts, settings: PlanSettings = NO_LIMITS) -> ConditioningProblem:
-    """What is planned, in sizes. Raises: DomainError for counts that are none."""
+    """The problem of a plan, in sizes. Raises: DomainError for counts that are none."""
     n, d, batch = check_count(rows.n, "n", 0), check_count(rows.d, "d", 1), check_count(rows.batch, "batch", 0)
     distinct = n if rows.distinct is None else check_count(rows.distinct, "distinct", min(n, 1))
     if distinct > n:

@@ -73,7 +73,7 @@ class Posterior:
         self._gp: Prior | None = None
 
     def in_units(self, units: str) -> "Posterior":
-        """The same posterior, whose text names the units of x and y."""
+        """The posterior with text that names the units of x and y."""
         return Posterior(self.state, units)
 
     @property
@@ -257,7 +257,7 @@ class Posterior:
         )  # fmt: skip
 
     def predict_seconds(self, rows: int) -> float:
-        """What predicting so many rows takes, with variances, by its plan; 0 where no plan is worth its time. Of an
+        """Seconds of predicting so many rows with variances, by its plan; 0 where no plan is worth its time. Of an
         approximation about what conditioning took for as many rows."""
         return self._ask("predict_seconds", rows)
 
@@ -312,7 +312,7 @@ class Posterior:
         return self if state is self.state else Posterior(state, self.units)
 
     def with_prior(self, prior: Prior) -> "Posterior":
-        """The same answers under a prior whose likelihood gives the same covariance matrix and residual."""
+        """The posterior under a prior whose likelihood gives the same covariance matrix and residual."""
         return Posterior(self.state.with_prior(prior), self.units)
 
     # -- learning online ------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Prior(NamedValues):
         return total
 
     def at(self, theta: Mapping[str, Tensor], x: Tensor, y: Tensor, function: "Callable[[Self], Tensor]") -> Tensor:
-        """What a function of the prior gives at other unconstrained values; their chain dimensions come first."""
+        """Value of a function of the prior at other unconstrained values; their chain dimensions come first."""
         if not isinstance(theta, Mapping):
             raise DomainError(
                 f"`theta` must be a mapping from parameter names to tensors, got {type(theta).__name__}; for example "
@@ -95,7 +95,7 @@ class Prior(NamedValues):
         return self.substituted(given, function)
 
     def substituted(self, values: Mapping[str, Tensor], function: "Callable[[Self], Value]") -> "Value":
-        """What a function of the prior gives with other tensors in place of some parameters. Args: values, by name."""
+        """Value of a function of the prior with other tensors in place of some parameters. Args: values, by name."""
         known = dict(self.named_parameters())
         # Shared modules keep one name each, else torch puts back the wrong tensor; tied tensors get all their names.
         places: dict[int, list[str]] = {}
@@ -107,7 +107,7 @@ class Prior(NamedValues):
         return found
 
     def sharing(self, group: Group, device: torch.device, function: "Callable[[Self], Value]") -> "Value":
-        """What a function of the prior gives, a rank's share of it by every gradient: parameters get the sum, (M-220).
+        """Value of a function of the prior, a rank's share of it by every gradient: parameters get the sum, (M-220).
 
         Args: device, on which gradients are summed.
         """
@@ -149,7 +149,7 @@ class Prior(NamedValues):
 
     @property
     def has_user_modules(self) -> bool:
-        """Whether modules of the user's take part, whose initial values are their own."""
+        """True if the model has modules of the user's, whose initial values are their own."""
         owned = {id(parameter.raw) for _, parameter in named_parameter_objects(self)}
         names = self.trainable_names()
         foreign = any(name in names and id(tensor) not in owned for name, tensor in self.named_parameters())
@@ -157,7 +157,7 @@ class Prior(NamedValues):
         return foreign or not known or any(isinstance(module, Warped) for module in self.modules())
 
     def with_likelihood(self, likelihood: Likelihood) -> Self:
-        """The same covariance function and mean, whose parameters are shared, with another likelihood."""
+        """The prior with another likelihood; covariance function and mean share their parameters."""
         prior = copy.copy(self)  # not by its class, which may be a user's with a constructor of its own
         prior._modules = {**self._modules, "likelihood": likelihood}
         return prior
@@ -165,12 +165,12 @@ class Prior(NamedValues):
     # -- several outputs ------------------------------------------------------------------------------------------
     @property
     def separate(self) -> bool:
-        """Whether outputs have noise of their own, so that each has a covariance matrix of the observations."""
+        """True if outputs have noise of their own, so that each has a covariance matrix of the observations."""
         return self.likelihood.outputs is not None
 
     @property
     def factors(self) -> int:
-        """How many covariance matrices of the observations there are, for each model of a batch."""
+        """Number of covariance matrices of the observations, for each model of a batch."""
         return self.likelihood.outputs or 1
 
     def output(self, index: int, *, live: bool = True) -> Self:
@@ -190,7 +190,7 @@ class Prior(NamedValues):
 
     # -- what inference computes with -----------------------------------------------------------------------------
     def is_batch(self, x: Tensor, y: Tensor) -> bool:
-        """Whether there is more than one system, or one in a batch: these take a factor."""
+        """True if there is more than one system, or one in a batch: these take a factor."""
         of_y = y.dim() - (1 if self.outputs is None else 2)
         return x.dim() > 2 or of_y > 0 or any(p.batch_shape for _, p in named_parameter_objects(self))
 
@@ -213,7 +213,8 @@ class Prior(NamedValues):
         return noise
 
     def log_scale(self, y: Tensor) -> Tensor | None:
-        """What the likelihood adds to that of its sites under the covariance matrix, (*batch,); None for nothing."""
+        """Log factor of the likelihood beside that of its sites under the covariance matrix, (*batch,); None for
+        zero."""
         return self.sites(y).log_scale
 
     def likelihood_inputs(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
@@ -235,7 +236,7 @@ class Prior(NamedValues):
         return (y if self.outputs is not None else y.unsqueeze(-1)) - self.mean_at(x)
 
     def repairable(self, x: Tensor, y: Tensor) -> bool:
-        """Whether a failed factorisation may be blamed on rounding: not if equal noise-free rows disagree in y."""
+        """True if a failed factorisation may be due to rounding: not if equal noise-free rows disagree in y."""
         with torch.no_grad():
             sites = self.sites(y)
             if bool((sites.variance > 0).all()):
@@ -255,7 +256,7 @@ class Prior(NamedValues):
 
     @property
     def title(self) -> str:
-        """What it is in one line."""
+        """Title in one line."""
         parts = f"kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood={self.likelihood.name}"
         return f"GP({parts})" if self.outputs is None else f"GP({parts}, outputs={self.outputs})"
 
@@ -284,7 +285,7 @@ class _Call(nn.Module):
 
 
 def conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> bool:
-    """Whether two rows without noise are equal in x and differ in y, in any batch member. Cost: a sort."""
+    """True if two rows without noise are equal in x and differ in y, in any batch member. Cost: a sort."""
     batch = broadcast_batch(x.shape[:-2], y.shape[: y.dim() - (1 if outputs is None else 2)], noise.shape[:-1])
     y = y.unsqueeze(-1) if outputs is None else y
     n = x.shape[-2]

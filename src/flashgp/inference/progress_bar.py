@@ -12,7 +12,7 @@ REFRESH_SECONDS = 0.1
 
 
 class Shown(Protocol):
-    """What a bar shows: a fraction and a text."""
+    """Contents of a bar: a fraction and a text."""
 
     @property
     def fraction(self) -> float: ...
@@ -77,5 +77,5 @@ def shown_progress(
 
 
 def _notebook_draws() -> bool:
-    """Whether rich finds what it draws bars in notebooks with: without it one would only be warned."""
+    """True if rich finds what it draws bars in notebooks with: without it one would only be warned."""
     return importlib.util.find_spec("ipywidgets") is not None

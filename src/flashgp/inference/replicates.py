@@ -41,7 +41,7 @@ class Replicates:
     share: Tensor
 
     def of_output(self, index: int, *, live: bool = False) -> "Replicates":
-        """Those of one output, as `Prior.output`."""
+        """Replicates of one output, as `Prior.output`."""
         likelihood = self.likelihood.output(index, live=live)
         return replace(self, y=self.y[..., index].contiguous(), likelihood=likelihood)
 
@@ -105,7 +105,7 @@ def joining_keys(likelihood: Likelihood, x: Tensor, y: Tensor) -> list[Tensor] |
 
 
 def _all_differ(x: Tensor) -> bool:
-    """Whether a quick look already shows that no row repeats."""
+    """True if a quick look already shows that no row repeats."""
     n = len(x)
     if n <= LISTED_ROWS and x.device.type == "cpu":
         return len(set(x[:, 0].tolist())) == n or len(set(map(tuple, x.tolist()))) == n
@@ -124,5 +124,5 @@ def join(prior: Prior, x: Tensor, y: Tensor, group: Tensor) -> Replicates:
 
 
 def joined_event(group: Tensor) -> Event:
-    """Of a report, for rows that were joined."""
+    """Event of a report, for rows that were joined."""
     return Event(EventKind.ROWS_JOINED, rows=len(group), distinct=int(group.max()) + 1)

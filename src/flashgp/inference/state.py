@@ -43,7 +43,7 @@ F64 = torch.float64
 
 @dataclass(eq=False)
 class Cache:
-    """What a state was asked for and need not compute again; the one thing of it that changes.
+    """Values that a state has computed and need not compute again; the one thing of it that changes.
 
     Each state begins with an empty one. Fields: weights, whitened, solves, sites, as the properties of the state;
     numpy_prior, in a tuple once it was looked up; likelihood_parts, r^T K^-1 r and log|K| without a factor;
@@ -170,7 +170,7 @@ class State(BaseState):
         return x
 
     def prior_covariance(self, rows: Rows, others: Rows | None = None) -> CovarianceOperator:
-        """That of some rows, with others or with each other, float64."""
+        """Prior covariance of some rows, with others or with each other, float64."""
         return CovarianceOperator(PairProblem(self.prior.kernel.form, self.theta, rows, others), F64)
 
     def covariance_to(
@@ -190,7 +190,7 @@ class State(BaseState):
 
     @property
     def by_solves(self) -> bool:
-        """Whether answers come from solves: there is no factor, or one in float32."""
+        """True if answers come from solves: there is no factor, or one in float32."""
         return bool(self.count) and self.float64_factor is None and not self.batch_shape
 
     @property
@@ -265,7 +265,7 @@ class State(BaseState):
 
     @property
     def whitened_for_mean(self) -> Float64[Tensor, "u p"] | None:
-        """The same while it spares the weights: after an update, until these are asked for.
+        """The whitened residual while it spares the weights: after an update, until these are asked for.
 
         None for a deterministic state: its answers must not depend on what was asked for before.
         """
@@ -274,7 +274,7 @@ class State(BaseState):
 
     @property
     def numpy_prior(self) -> NumpyPrior | None:
-        """What points of the prior are made of in NumPy calls; None where torch has to say, as for repeated rows."""
+        """Parts of the prior's points in NumPy calls; None where torch has to say, as for repeated rows."""
         if self.cache.numpy_prior is None:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 return None  # inside a transform of torch.func no tensor is plain; afterwards they are
@@ -286,7 +286,8 @@ class State(BaseState):
 
 
 def versions_of(prior: Prior) -> tuple[int, ...]:
-    """How often torch has seen each parameter written to; of one output also those that it has an entry of."""
+    """Number of times that torch has seen each parameter written to; of one output also those that it has an entry
+    of."""
     entries = (one.raw for _, one in named_parameter_objects(prior) if isinstance(one, ParameterEntry))
     return tuple(tensor._version for tensor in (*prior.parameters(), *entries))
 

@@ -189,7 +189,7 @@ class Stream:
 
     @property
     def metrics(self) -> StreamMetrics:
-        """Of all steps so far."""
+        """Metrics of all steps so far."""
         with self._alone():
             return self._metrics()
 

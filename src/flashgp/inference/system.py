@@ -53,7 +53,7 @@ class CovarianceSystem(System):
 
     @property
     def stored(self) -> bool:
-        """Whether float32 products run on tiles that are kept."""
+        """True if float32 products run on tiles that are kept."""
         return self.tiles is not None
 
     def diagonal(self) -> Tensor:

@@ -96,7 +96,7 @@ def quiet_openblas() -> Iterator[None]:
 
 
 class _Tasks(threading.local):
-    """Of each thread: whether it runs a task of `side_by_side` on a CPU."""
+    """State of each thread: true while it runs a task of `side_by_side` on a CPU."""
 
     inside = False
 
@@ -105,7 +105,7 @@ _tasks = _Tasks()
 
 
 def in_task() -> bool:
-    """Whether the calling thread runs a task of `side_by_side`, alone with its numbers."""
+    """True if the calling thread runs a task of `side_by_side`, alone with its numbers."""
     return _tasks.inside
 
 

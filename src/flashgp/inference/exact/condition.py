@@ -217,7 +217,7 @@ def _with_missing_cells(prior: Prior, data: Data, settings: ConditionSettings, e
 
 @dataclass(frozen=True)
 class _Job:
-    """What is solved, and how it was asked for; y and replicates as the state has them; tiles of K, if stored."""
+    """Problem and its options; y and replicates as the state has them; tiles of K, if stored."""
 
     direct: DirectSettings
     prior: Prior
@@ -246,7 +246,7 @@ def _of_output(job: _Job, x: Tensor, index: int, live: bool) -> _Job:
 
 
 class _NoTimeError(Exception):
-    """What a route needs has failed, and there is no time for another one."""
+    """A requirement of a route has failed, and there is no time for another one."""
 
 
 def _of_part(prior: Prior, data: Data, settings: ConditionSettings, slowdown: float, events: list[Event]) -> AnyState:
@@ -407,7 +407,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
 
 
 def _solve_with_graph(job: _Job) -> tuple[Factor, Tensor]:
-    """The same in autograd: the matrix has a closed-form pullback, the factorisation is torch's."""
+    """Solve in autograd: the matrix has a closed-form pullback, the factorisation is torch's."""
     direct = job.direct
     matrix = CovarianceOperator(
         PairProblem(job.prior.kernel.form, job.theta, job.rows), direct.dtype, direct.workspace
@@ -420,7 +420,8 @@ def _solve_with_graph(job: _Job) -> tuple[Factor, Tensor]:
 
 
 def _report_rounding(job: _Job, factor: Factor | None, weights: Tensor) -> None:
-    """What the rounding of the matrix may do to all that comes from it, eqs. (M-147), (M-259), above the tolerance.
+    """Report the effect of the rounding of the matrix on all that comes from it, eqs. (M-147), (M-259), above the
+    tolerance.
 
     Args: factor, whose smallest pivot stands for the smallest eigenvalue; without one the noise does.
     """

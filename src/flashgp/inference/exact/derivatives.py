@@ -81,7 +81,7 @@ class Evaluation:
 
 
 class _Remembered:
-    """What was computed of some tensors, for the next time that they come with the same numbers."""
+    """Values computed of some tensors, kept for the next time that they come with the same numbers."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
@@ -366,7 +366,7 @@ def _floating(tensors: Sequence[Tensor], directions: Sequence[Tensor | None]) ->
 
 
 def _vectorized(tensor: Tensor) -> bool:
-    """Whether it stands for many, of autograd's own vmap, which has no rule for functions of ours."""
+    """True if it stands for many, of autograd's own vmap, which has no rule for functions of ours."""
     return not is_transformed(tensor) and "Batched" in str(torch._C._dispatch_keys(tensor))
 
 

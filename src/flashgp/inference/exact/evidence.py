@@ -63,7 +63,8 @@ def _without_factor(state: State, p: int) -> tuple[Tensor, float]:
 
 
 def _note_unfinished(state: State, p: int, solves: Solves, standard_error: float) -> None:
-    """What a solve of the weights that ended early does to r^T K^-1 r: it is short by |e|_A^2 for each output."""
+    """Report the effect on r^T K^-1 r of a solve of the weights that ended early: it is short by |e|_A^2 for each
+    output."""
     bound, relative = state.report.error_bound, state.report.relative_residual or 0.0
     if bound is None and relative <= UNNOTED_RESIDUAL:
         return

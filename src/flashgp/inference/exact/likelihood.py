@@ -45,7 +45,7 @@ PRODUCT_PANELS = 4  # of a symmetric product: more save less than smaller produc
 
 @dataclass
 class DirectSettings:
-    """How a direct computation runs, and where it writes what happened.
+    """Settings of a direct computation, and where it writes what happened.
 
     Fields: backend; dtype of the matrix; jitter, repair and max_jitter as in `factorise` (repair is asked only after a
     failure); workspace; jitters, filled with every relative jitter tried; second_order_rows, up to which second
@@ -160,7 +160,7 @@ def log_marginal_likelihood(
 
 
 def _one_batch(tensors: Sequence[Tensor], events: Sequence[int]) -> Sequence[Tensor]:
-    """The same with the whole batch in the noise, so that every member has a matrix of its own."""
+    """The tensors with the whole batch in the noise, so that every member has a matrix of its own."""
     batch = broadcast_batch(*(t.shape[: t.dim() - event] for t, event in zip(tensors, events, strict=True)))
     residual, noise, *rest = tensors
     return tensors if not batch else [residual, noise.expand(*batch, noise.shape[-1]), *rest]
@@ -251,7 +251,8 @@ def _is_plain(
 def _small(
     settings: DirectSettings, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
-    """The same as a small problem; None where it is none, or not positive definite (the ladder of jitters decides)."""
+    """Value and gradient as a small problem; None if it is none, or not positive definite (the ladder of jitters
+    decides)."""
     pairs = NumpyPairs.of(form, theta) if rows.count <= MAX_NUMPY_ROWS else None
     if pairs is None:
         return None

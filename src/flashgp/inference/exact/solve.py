@@ -35,7 +35,7 @@ OF_THE_WEIGHTS = frozenset(
 
 @dataclass(frozen=True)
 class Stopping:
-    """What ends the solve of the weights, and what that means for the mean.
+    """Goal that ends the solve of the weights, and its meaning for the mean.
 
     Fields: goal; largest, the root of max k(x, x), which makes a bound of the mean of one of |e|_A; asked, the bound
     of the mean that was asked for, in units of y (0 without noise).
@@ -55,12 +55,12 @@ def mean_goal(system: CovarianceSystem, tolerance: float) -> Stopping:
 
 # -- what a report says ----------------------------------------------------------------------------------------------
 def unfinished(solution: Solution) -> bool:
-    """Whether another method may do better: not where time or the caller ended it."""
+    """True if another method may do better: not where time or the caller ended it."""
     return solution.stopped.another_method_may_help
 
 
 def record(report: Report, solution: Solution, stopping: Stopping, time_limit: float | None) -> None:
-    """What the solve of the weights reached; where that is less than was asked, a warning."""
+    """Record the result of the solve of the weights; warn if it is less than was asked."""
     report.iterations = solution.iterations
     report.relative_residual = float(solution.relative_residual.max())
     bound = stopping.largest * float(solution.energy_bound.max())
@@ -85,7 +85,7 @@ LIKELIHOOD_SHARE = 1e-3  # of a log likelihood, or nats below 1: what rounding m
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding of the covariance matrix does to what is computed from it, eqs. (M-147), (M-259) and (M-260).
+    """Effect of rounding of the covariance matrix on all computed from it, eqs. (M-147), (M-259) and (M-260).
 
     No residual shows it, since residuals are computed with the rounded matrix. Estimates, no bounds: they are for
     roundings that are independent of each other, and were 3 to 20 times too large where they were compared.
@@ -116,7 +116,7 @@ def smallest_pivot(lower: Tensor) -> float:
 
 @dataclass
 class LikelihoodRounding:
-    """What rounding may do to log likelihoods that are computed while it is passed down; `warn` says the worst.
+    """Effect of rounding on log likelihoods that are computed while it is passed down; `warn` says the worst.
 
     Fields: worst, an event; share, of the log likelihood.
     """

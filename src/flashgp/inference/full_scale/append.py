@@ -42,7 +42,7 @@ from flashgp.solvers.settings import FullScaleSettings
 
 @dataclass(frozen=True, eq=False)
 class _More:
-    """What k new rows are to the model: residual (k, p), noise (k or 1,), features."""
+    """Terms of k new rows: residual (k, p), noise (k or 1,), features."""
 
     residual: Tensor
     noise: Tensor
@@ -102,7 +102,7 @@ def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight:
 
 
 def _tables(state: FullScaleState) -> Tables:
-    """Of a state that nothing was appended to."""
+    """Tables of a state that nothing was appended to."""
     near = state.layout.near
     distinct = (state.residual, state.basis, state.near_points, *state.rows.tensors)
     return Tables(SharedRows([state.x, state.y]), SharedRows(distinct), SharedRows([near.blocks, near.neighbours]))
@@ -122,7 +122,7 @@ def _more(state: FullScaleState, x: Tensor, y: Tensor, row_variance: Any, row_we
 
 
 def _replicates(state: FullScaleState, prior: Prior, x: Tensor, y: Tensor) -> Replicates | None:
-    """Where rows were joined, the new ones behind them: each is a row of its own."""
+    """Replicates of joined rows with the new ones behind them: each is a row of its own."""
     if state.replicates is None:
         return None
     u = state.distinct
@@ -131,7 +131,7 @@ def _replicates(state: FullScaleState, prior: Prior, x: Tensor, y: Tensor) -> Re
 
 
 def _noise(state: FullScaleState, more: _More, count: int) -> Tensor:
-    """Of all rows, (u or 1,)."""
+    """Noise of all rows, (u or 1,)."""
     if len(state.noise) == len(more.noise) == 1 and torch.equal(state.noise, more.noise):
         return state.noise
     u = state.distinct
@@ -161,7 +161,7 @@ def _new_blocks(state: FullScaleState, points: Tensor) -> tuple[Neighbourhoods, 
 
 
 def _sizes(state: FullScaleState, n: int) -> Sizes:
-    """Those asked for; where they were cut to the few rows that there were, those of "auto"."""
+    """Sizes asked for; those of "auto" where they were cut to the few rows that there were."""
     sizes, first = state.sizes, state.distinct - state.online.appended
     neighbours, predicting = sizes.neighbours, sizes.predicting
     if neighbours >= first:

@@ -35,7 +35,7 @@ ROOM = 30.0  # times the planned seconds: with more time than that nothing is lo
 
 
 def layout_events(layout: Layout, sums: Sums) -> list[Event]:
-    """What a report says of a layout, and of blocks that lost neighbours."""
+    """Events of a report on a layout, and on blocks that lost neighbours."""
     sizes = layout.sizes
     chosen = {"inducing": len(layout.inducing), "block": sizes.block, "neighbours": sizes.neighbours}
     events = [Event(EventKind.FULL_SCALE, **chosen, predicting=sizes.predicting)]

@@ -89,7 +89,7 @@ class Basis:
         return cross
 
     def taped(self, rows: Rows) -> Tensor:
-        """The same, with its graph where gradients are asked for."""
+        """The basis with its graph where gradients are asked for."""
         if not torch.is_grad_enabled() or not rows.requires_grad:
             return self(rows)
         cross = CovarianceOperator(PairProblem(self.form, self.theta, rows, self.points), F64).to_dense()
@@ -167,8 +167,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What the first pass adds up over blocks. Fields: inner, the Cholesky factor of M = I + B^T B; projected, B^T W r,
-    (m, p); log_determinant, -2 sum log W_ii; squares, |W r|^2; reduced, blocks that lost neighbours."""
+    """Sums of the first pass over blocks.
+
+    Fields: inner, the Cholesky factor of M = I + B^T B; projected, B^T W r, (m, p); log_determinant, -2 sum log W_ii;
+    squares, |W r|^2; reduced, blocks that lost neighbours.
+    """
 
     inner: Tensor
     projected: Tensor
@@ -178,7 +181,7 @@ class Sums:
 
     @classmethod
     def none(cls, m: int, p: int, device: torch.device) -> "Sums":
-        """Of no blocks."""
+        """Sums of no blocks."""
         return cls(torch.eye(m, dtype=F64, device=device), torch.zeros(m, p, dtype=F64, device=device))
 
     def with_block(self, basis: Tensor, part: Part) -> "Sums":
@@ -285,7 +288,7 @@ class FullScaleFactor:
         return replace(total, inner=factor)
 
     def sums_after(self, before: Sums, *, compiled: bool) -> Sums:
-        """What blocks add to the sums of earlier ones, eq. (M-176). Args: compiled, as `update_triangle`.
+        """Sums of earlier blocks with those of these ones, eq. (M-176). Args: compiled, as `update_triangle`.
 
         The factor of M is updated by orthogonal maps, where nothing is subtracted. Cost beside that of the blocks: 2 k
         m^2 flops for k rows. Raises: NotPositiveDefiniteError for covariances that are not finite.
@@ -339,7 +342,7 @@ def _block(
 
 
 def noise_floor(form: Form, theta: Sequence[Tensor], rows: Rows) -> float:
-    """What noise rounding amounts to: smaller ones count as that."""
+    """Noise variance of rounding: smaller ones count as that."""
     if not rows.count:
         return 0.0
     diagonal = TorchTiles().diagonal(PairProblem(form, theta, rows), dtype=F64)
@@ -348,7 +351,7 @@ def noise_floor(form: Form, theta: Sequence[Tensor], rows: Rows) -> float:
 
 @torch.no_grad()
 def rounding_of(function: Basis, rows: Rows, summands: int) -> Tensor:
-    """How far rounding may move covariances of rows from which A A^T and so many more products are taken, ()."""
+    """Bound on the rounding of covariances of rows from which A A^T and so many more products are taken, ()."""
     prior = TorchTiles().diagonal(PairProblem(function.form, function.theta, rows), dtype=F64)
     return (function.rank + summands) * EPS * prior.mean()
 
@@ -445,7 +448,7 @@ class _Total:
                     totals[k] = part.clone() if total is None else total + part
 
     def add_sets(self, index: Tensor, found: PairGradient) -> None:
-        """What sets of rows, (s, w), say about these rows."""
+        """Add the gradients of sets of rows, (s, w), at these rows."""
         for k, part in enumerate(found.rows):
             if part is None:
                 continue

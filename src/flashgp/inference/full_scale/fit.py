@@ -125,15 +125,15 @@ class _Choices:
     _coarse: FullScaleLogJoint | None = None
 
     def coarse(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
-        """Of so many rows, with coarse sizes, eq. (M-208); inducing points of the caller's own are kept."""
+        """Objective of so many rows with coarse sizes, eq. (M-208); inducing points of the caller's own are kept."""
         problem = self._at(size, theta)
         made = self._made(problem, self._layout(problem, self.asked.sizes(self.problem.rows).coarse()))
         self._coarse = made if problem is self.problem else None
         return made
 
     def objective(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
-        """Of so many rows, with fewer points than planned where these suffice, eq. (M-207), and twice the neighbours
-        where these add much, eq. (M-209)."""
+        """Objective of so many rows, with fewer points than planned where these suffice, eq. (M-207), and twice the
+        neighbours where these add much, eq. (M-209)."""
         asked, group, problem = self.asked, self.options.group, self._at(size, theta)
         layout = self._layout(problem, asked.sizes(self.problem.rows))
 

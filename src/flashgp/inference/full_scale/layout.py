@@ -1,4 +1,4 @@
-"""What a full-scale model is made of beside its parameters: inducing points, blocks of near rows, their neighbours.
+"""Layout of a full-scale model, beside its parameters: inducing points, blocks of near rows, their neighbours.
 
 Inducing points are pivots of a partial Cholesky factor of a random part of the rows, eq. (M-77): the points that the
 others say least about. Rows are cut into blocks of near rows, each with the nearest rows of earlier blocks, (M-121).
@@ -58,7 +58,7 @@ class Layout:
         return self.near.blocks[: len(self.near.blocks) - self.appended]
 
     def with_fewer_points(self) -> "Layout | None":
-        """The same with an eighth of the inducing points, the first pivots; None where that is not fewer."""
+        """The layout with an eighth of the inducing points, the first pivots; None if that is not fewer."""
         points = self.inducing[: -(-len(self.inducing) // FEWER)]
         if len(points) == len(self.inducing):
             return None

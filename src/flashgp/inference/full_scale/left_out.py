@@ -56,7 +56,7 @@ def lost(state: FullScaleState) -> Lost:
 
 
 def _seconds_of_more(state: FullScaleState) -> float:
-    """What a fit with twice the neighbours takes, by the state's plan, or one that is made here: for a state that came
+    """Seconds of a fit with twice the neighbours, by the state's plan, or one that is made here: for a state that came
     from a file, or that rows have joined."""
     plan = state.report.plan
     if not isinstance(plan, Plan) or plan.inducing != state.sizes.inducing:

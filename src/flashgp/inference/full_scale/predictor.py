@@ -38,8 +38,11 @@ F64 = torch.float64
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """Of some points: shift, m(x) + v^T r_c, (s, p); inner, g, (s, m); own, s^2, (s,); where they are kept index, c,
-    and solved, v, (s, q)."""
+    """Local parts of some points.
+
+    Fields: shift, m(x) + v^T r_c, (s, p); inner, g, (s, m); own, s^2, (s,); where they are kept index, c, and solved,
+    v, (s, q).
+    """
 
     shift: Tensor
     inner: Tensor
@@ -49,7 +52,7 @@ class Local:
 
 
 class FullScalePredictor(Predictor):
-    """What a state says of points. A new one for every prediction: it keeps what mean and variance share."""
+    """Predictor of a state at points. A new one for every prediction: it keeps what mean and variance share."""
 
     def __init__(self, state: FullScaleState, *, deterministic: bool) -> None:
         self._state, self.deterministic = state, deterministic
@@ -84,7 +87,7 @@ class FullScalePredictor(Predictor):
             return joint - torch.diag_embed(joint.diagonal() - local.own - half.square().sum(-1))
 
     def rounding(self, x: Tensor) -> Tensor:
-        """That of the prior's entries, which the covariance is a difference of."""
+        """Rounding of the prior's entries, which the covariance is a difference of."""
         function, summands = self._state.function, self._state.sizes.predicting + len(x)
         return rounding_of(function, self._state.prior.kernel.rows(x), summands)
 
@@ -111,7 +114,7 @@ class FullScalePredictor(Predictor):
 
 
 def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool = False) -> Local:
-    """What the predictions at points (n_test, d) are made of, some points at a time.
+    """Parts that predictions at points (n_test, d) are made of, some points at a time.
 
     Args: targets: in place of r, (u, t); keep: whether v is kept, n_test q numbers.
     Cost: for each point, with q neighbours, q^2 (2 m + q / 3) flops, q^2 / 2 evaluations and as many distances as
@@ -188,8 +191,8 @@ def _factor(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Draw:
-    """Of all functions side by side, t of them: prior, f0; values, L_zz^-1 f0 at the inducing points, (m, t); weights,
-    inducing values, (m, t); targets, y - m - e - noise at the training rows, (u, t)."""
+    """Draw of all functions side by side, t of them: prior, f0; values, L_zz^-1 f0 at the inducing points, (m, t);
+    weights, inducing values, (m, t); targets, y - m - e - noise at the training rows, (u, t)."""
 
     prior: PriorDraws
     values: Tensor

@@ -25,7 +25,7 @@ from flashgp.solvers.growing.shared_rows import SharedRows
 
 @dataclass(frozen=True)
 class Lost:
-    """What an approximation loses against the exact model, by an estimate.
+    """Accuracy lost against the exact model, by an estimate.
 
     Fields: nats, of each row, an estimate of the divergence from the exact model; standard_error of that; rows, that it
     was estimated from; seconds, that the same fit with twice the neighbours would take by a plan.
@@ -42,7 +42,7 @@ class Lost:
 
     @property
     def event(self) -> Event:
-        """The same for a report."""
+        """Event of a report."""
         return Event(EventKind.LOST, nats=self.nats, standard_error=self.standard_error, seconds=self.seconds)
 
 
@@ -85,7 +85,7 @@ class FullScaleState(BaseState):
 
     @property
     def sizes(self) -> Sizes:
-        """Those asked for."""
+        """Sizes asked for."""
         return self.layout.sizes
 
     @cached_property
@@ -100,7 +100,7 @@ class FullScaleState(BaseState):
 
     @cached_property
     def floor(self) -> float:
-        """What noise counts as at least: what rounding made of the rows of conditioning."""
+        """Least noise that counts: the rounding of the rows of conditioning."""
         rows = self.rows.part(0, self.distinct - self.online.appended)
         return noise_floor(self.prior.kernel.form, self.theta, rows)
 
@@ -126,7 +126,7 @@ class FullScaleState(BaseState):
 
     @property
     def passes(self) -> FullScaleFactor:
-        """Whose blocks are gone through again."""
+        """The factor whose blocks are gone through again."""
         return FullScaleFactor(
             self.prior.kernel.form, self.theta, self.rows, self.layout.near, self.residual, self.noise, self.function,
             self.basis, floor=self.floor,

@@ -139,7 +139,8 @@ class Fantasies:
                 yield slice(start, start + step), everything[1]
 
     def _strip(self, mine: slice, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B, m)."""
+        """Moments of some members at points (m, d) or (B, m, d): mean without the prior's, (*s, B, m, p); variance, (B,
+        m)."""
         state = self._state
         x, lower = self._x.reshape(-1, *self._x.shape[-2:])[mine], self._lower[mine]
         scores = self._scores[..., mine, :, :]
@@ -172,7 +173,10 @@ class Fantasies:
 
 
 class OutputFantasies(Fantasies):
-    """The same of outputs with noise of their own: the fantasies of each. Args: each; state, of all outputs."""
+    """Fantasies of outputs with noise of their own.
+
+    Args: each, the fantasies of every output; state, of all outputs.
+    """
 
     def __init__(self, state: AnyState, each: Sequence[Fantasies]) -> None:
         self._each = each

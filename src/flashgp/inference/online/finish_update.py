@@ -1,4 +1,4 @@
-"""How an update of a float64 factor ends: the factor is checked, then come counts, report and the new state.
+"""End of an update of a float64 factor: the factor is checked, then come counts, report and the new state.
 
 Some rows of L L^T and of L z are compared with K and r, taking turns:
 
@@ -35,7 +35,7 @@ F64 = torch.float64
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What is computed with after the update.
+    """Distinct rows as they are computed with after the update.
 
     Fields: replicates; residual (u', p); noise with the jitter (u',); kept, of the rows computed with before, those
     that stay, None for all; added (kept,), by how much their noise grows, None for nothing.
@@ -50,8 +50,11 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What an update has made. Fields: prior, x, y and rows of the state to be; table; factor; whitened, L^-1 of its
-    residual; appended, dropped, how many rows came and went."""
+    """Result of an update.
+
+    Fields: prior, x, y and rows of the state to be; table; factor; whitened, L^-1 of its residual; appended, dropped,
+    how many rows came and went.
+    """
 
     prior: Prior
     x: Tensor
@@ -66,8 +69,11 @@ class Update:
 
 @dataclass(frozen=True)
 class FactorCheck:
-    """What a check of some rows found. Fields: drift, the largest backward error; relative, an estimate of
-    |r - L z| / |r| over all rows, None where r is zero; turn, the row that is checked next."""
+    """Result of a check of some rows.
+
+    Fields: drift, the largest backward error; relative, an estimate of |r - L z| / |r| over all rows, None where r is
+    zero; turn, the row that is checked next.
+    """
 
     drift: float
     relative: float | None
@@ -138,7 +144,7 @@ def _refactorised(state: State, update: Update, workspace: Workspace) -> Update:
 
 
 def _checked(update: Update, rows: slice, covariance: Callable[[Rows, Rows], Tensor]) -> FactorCheck:
-    """How far the factor is from the matrix, and L z from the residual, in some rows, eq. (M-113)."""
+    """Backward errors of the factor, and of L z against the residual, in some rows, eq. (M-113)."""
     some = update.rows.part(rows.start, rows.stop)
     lower, matrix = _arrays(update.factor.some_rows(rows.start, rows.stop), covariance(some, some))
     residual, noise, z = _arrays(update.table.residual, update.table.noise, update.whitened)
@@ -169,5 +175,5 @@ def _relative_residual(error: Any, residual: Any) -> float | None:
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
-    """The same for NumPy, whose calls on few numbers start sooner, where it reaches them."""
+    """The tensors as NumPy arrays, whose calls on few numbers start sooner, where it reaches them."""
     return [tensor.numpy() if tensor.device.type == "cpu" else tensor for tensor in tensors]

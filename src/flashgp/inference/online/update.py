@@ -61,7 +61,7 @@ class _NewRows:
         return len(self.x)
 
     def of_output(self, index: int, rows: Tensor) -> "_NewRows":
-        """Those rows that one output was observed in."""
+        """Rows that one output was observed in."""
         known, weight = (
             None if value is None else torch.as_tensor(value)[..., rows]
             for value in (self.row_variance, self.row_weight)
@@ -127,7 +127,7 @@ def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> 
 
 
 def _each_observed(state: AnyState, gone: Tensor | None, kept: Tensor | None, new: _NewRows | None) -> AnyState:
-    """The same where cells are missing: each output loses and gains the rows that it was observed in."""
+    """Update where cells are missing: each output loses and gains the rows that it was observed in."""
     x, y = (
         _joined(old, kept, came)
         for old, came in zip((state.x, state.y), (None, None) if new is None else (new.x, new.y), strict=True)
@@ -297,7 +297,7 @@ def _updated_factor(
 
 
 def _updated_prior(prior: Prior, n: int, kept: Tensor | None, new: _NewRows | None) -> Prior:
-    """The same prior, its likelihood for the rows that there will be; the prior itself where rows are all alike."""
+    """The prior with a likelihood for the rows that there will be; the prior itself if rows are all alike."""
     likelihood = prior.likelihood
     given = new is not None and (new.row_variance is not None or new.row_weight is not None)
     if likelihood.rows_alike and not given:
@@ -310,7 +310,7 @@ def _updated_prior(prior: Prior, n: int, kept: Tensor | None, new: _NewRows | No
 
 
 def _remaining(gone: Tensor, n: int) -> Tensor:
-    """What is left of n rows without increasing ones."""
+    """Rows of n left without increasing ones."""
     if int(gone[-1]) == len(gone) - 1:  # the oldest
         return torch.arange(len(gone), n)
     mask = torch.ones(n, dtype=torch.bool)
@@ -319,7 +319,7 @@ def _remaining(gone: Tensor, n: int) -> Tensor:
 
 
 def _row_index(count: int, kept: Tensor | None) -> Tensor | slice | None:
-    """How to take some of so many rows: the latest ones are a view."""
+    """Index that takes some of so many rows: the latest ones as a view."""
     if kept is None or not len(kept) or kept.device.type != "cpu":  # a device would be waited for
         return kept
     gone = count - len(kept)

@@ -46,7 +46,7 @@ from flashgp.processes.shares import Shares
 
 
 class OutputPredictor(Predictor):
-    """What the state of each output says of points.
+    """Predictor of the state of every output.
 
     Args: state, of all outputs; each, the predictor of every output, of one prediction.
     """
@@ -100,7 +100,7 @@ FEW_POINTS = 16  # up to which memory is the limit: a second thread only makes e
 
 
 class ExactPredictor(Predictor):
-    """What a state says of points. A new one for every prediction: it keeps what mean and variance share."""
+    """Predictor of a state at points. A new one for every prediction: it keeps what mean and variance share."""
 
     def __init__(self, state: State, options: PredictOptions) -> None:
         self._state, self._options = state, options
@@ -148,7 +148,8 @@ class ExactPredictor(Predictor):
             return joint.expand(*broadcast_batch(joint.shape[:-2], state.batch_shape), n, n)
 
     def rounding(self, x: Tensor) -> Tensor:
-        """That of the prior's entries, which the last covariance is a difference of, in what it was computed in."""
+        """Rounding of the prior's entries, which the last covariance is a difference of, in the dtype that it was
+        computed in."""
         state = self._state
         with torch.no_grad():
             prior = state.prior_covariance(state.prior.kernel.rows(x)).diagonal().mean(-1)
@@ -271,7 +272,7 @@ class ExactPredictor(Predictor):
 
     @property
     def _bound_moves(self) -> bool:
-        """Whether k(x, x) is not the same everywhere, and with it the bound of the error."""
+        """True if k(x, x), and with it the bound of the error, differs from point to point."""
         form = self._state.prior.kernel.form
         return bool({"product", "opaque"} & {*form.statistics} or form.scalar_count)
 
@@ -294,7 +295,10 @@ class ExactPredictor(Predictor):
 
 
 class Waiting(NamedTuple):
-    """How long one waits for variances, and what is told meanwhile. Fields: time_limit, seconds; progress."""
+    """Time that a caller waits for variances, and the progress shown.
+
+    Fields: time_limit, seconds; progress.
+    """
 
     time_limit: float | None = None
     progress: ToldProgress = False

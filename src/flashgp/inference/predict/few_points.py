@@ -53,7 +53,7 @@ class FewPoints:
         return torch.from_numpy(centred + self._prior.mean)
 
     def variance(self) -> tuple[Tensor, Tensor]:
-        """That of the prior and what the data explain of it, (k,) each."""
+        """Variance of the prior, and the part that the data explain, (k,) each."""
         explained = numpy.einsum("ij,ij->i", self.half, self.half)
         return torch.from_numpy(self._prior.covariance.diagonal(self._rows)), torch.from_numpy(explained)
 

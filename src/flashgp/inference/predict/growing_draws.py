@@ -41,7 +41,7 @@ class PriorDraws(ABC):
     @property
     @abstractmethod
     def event(self) -> Event:
-        """What the draws are, for the report."""
+        """Event of the draws, for the report."""
 
 
 def prior_covariance(prior: Prior, rows: Rows, cols: Rows | None = None) -> CovarianceOperator:
@@ -207,7 +207,7 @@ def _beside(prior: Prior, x: Tensor, known: Tensor) -> Tensor:
 
 
 def _largest(prior: Prior, first: Tensor, others: Tensor) -> int:
-    """Which of others, ever nearer to the first point, is the first that f0 differs little at; the last if none."""
+    """Index of the first of others, ever nearer to the first point, that f0 differs little at; of the last if none."""
     here, there = prior.kernel.rows(first), prior.kernel.rows(others)
     own = prior_covariance(prior, here).diagonal()
     shared = prior_covariance(prior, there, here).to_dense()[..., 0]

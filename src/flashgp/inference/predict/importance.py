@@ -38,7 +38,7 @@ InUnits = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ImportanceSettings:
-    """How many rows and permutations.
+    """Numbers of rows and permutations.
 
     Args:
         rows, permutations, seed: as `Posterior.importance`.
@@ -147,7 +147,7 @@ class Importance:
         return sorted(range(len(self.names)), key=lambda j: -float(total[j]))
 
     def interval(self, level: float = 0.95) -> tuple[Float64[Tensor, "*groups"], Float64[Tensor, "*groups"]]:
-        """What holds `rmse` of ever more rows and permutations with that probability, lower and upper ends.
+        """Interval that holds `rmse` of ever more rows and permutations with that probability, lower and upper ends.
 
         Raises: DomainError unless 0 < level < 1.
         """
@@ -157,7 +157,7 @@ class Importance:
     def log_density_interval(
         self, level: float = 0.95
     ) -> tuple[Float64[Tensor, "*groups"], Float64[Tensor, "*groups"]]:
-        """The same of `log_density`."""
+        """Interval of `log_density` as `interval`."""
         half = half_width(level) * self.log_density_error
         return self.log_density - half, self.log_density + half
 
@@ -229,7 +229,7 @@ def importance(
 
 @dataclass(frozen=True)
 class _Split:
-    """Which rows are held out, and from which others they are predicted.
+    """Rows that are held out, and others that they are predicted from.
 
     Fields: held, (m,), in random order; order, (n,), of all rows; group, (n,), rows of equal x have one number; parts,
     how many are held out one after the other; shifts, by how many places the values of a column move in that order, one
@@ -312,7 +312,7 @@ def _predicted(
 
 
 def _same_features(prior: Prior, x: Tensor, other: Tensor) -> bool:
-    """Whether neither the kernel nor the mean tells two tables of points apart."""
+    """True if neither the kernel nor the mean tells two tables of points apart."""
     with torch.no_grad():
         pairs = zip(prior.kernel.rows(x).tensors, prior.kernel.rows(other).tensors, strict=True)
         same = all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)

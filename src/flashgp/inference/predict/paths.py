@@ -136,7 +136,7 @@ def repeated_mean(mean: Tensor, columns: int) -> Tensor:
 
 
 def _checked_bytes(state: AnyState, count: int, outputs: int, unchecked_bytes: int) -> int:
-    """What so many functions, a right-hand side per output, take at the peak. Raises: MemoryBudgetError, not free."""
+    """Peak bytes of so many functions, a right-hand side per output. Raises: MemoryBudgetError, not free."""
     numbers = SOLVE_NUMBERS if state.by_solves else FACTOR_NUMBERS
     one = 8 * numbers * state.distinct * outputs * max(1, state.batch_shape.numel())
     needed = one * count
@@ -194,7 +194,8 @@ def _solved(state: State, targets: Tensor, tolerance: float) -> tuple[Tensor, fl
 
 
 def _bound(state: AnyState, targets: Tensor, relative: float | None) -> float | None:
-    """How far the relative residual of a solve can move a path at the training rows, eq. (M-37); None without noise."""
+    """Bound of the error of a path at the training rows by the relative residual of a solve, eq. (M-37); None without
+    noise."""
     if relative is None or targets.numel() == 0:
         return None
     smallest = float(state.noise.detach().min())

@@ -60,7 +60,7 @@ def _passes_of_solves(state: State) -> int:
 def price_of(
     state: State, n_test: int, asked: str, deterministic: bool, settings: VarianceSettings = DEFAULT_VARIANCES
 ) -> VariancePrice:
-    """Of variances at so many points, by exact solves or by samples in their place, (M-107).
+    """Price of variances at so many points, by exact solves or by samples in their place, (M-107).
 
     Of a group, whose ranks may have other rates, by those of rank 0 where they share solves; all of its ranks ask then.
     """
@@ -83,7 +83,8 @@ def _variances(
 
 
 def prices_event(state: BaseState, points: int = PRICED_POINTS) -> Event | None:
-    """What means and variances of so many points take by the plan, eq. (M-264); None where that is a second at most."""
+    """Event with the seconds of means and variances of so many points by the plan, eq. (M-264); None for a second at
+    most."""
     if not state.exact:
         return None
     event, times = _prices_of_one(state.parts[0], points), len(state.parts)  # one after the other, alike
@@ -119,7 +120,7 @@ def planner_of(
     deterministic: bool,
     time_limit: float | None = None,
 ) -> Planner | None:
-    """What makes the plan of a prediction, with its variance or without; None where no plan is worth its time."""
+    """Planner of a prediction, with its variance or without; None where no plan is worth its time."""
     n_test, d = x_test.shape[-2:]
     if plan is None and memory is None and (not state.count or n_test * state.distinct < MIN_PLANNED_PAIRS):
         return None
@@ -148,7 +149,7 @@ def planners_of(
     deterministic: bool,
     time_limit: float | None = None,
 ) -> list[Planner | None]:
-    """Of a state, or of that of each output, one after the other; a plan handed in is one of all of them."""
+    """Planners of a state, or of that of each output, one after the other; a plan handed in is one of all of them."""
     if not state.prior.separate:
         return [planner_of(state.parts[0], x_test, plan, memory, deterministic, time_limit)]
     if plan is None:

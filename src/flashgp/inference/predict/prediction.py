@@ -51,7 +51,7 @@ class Prediction:
         self._graph = False  # whether what is kept carries gradients
 
     def asking(self, function: Callable[[Predictor], Predictor]) -> "Prediction":
-        """The same prediction by what a function makes of its predictor."""
+        """The prediction by a function of its predictor."""
         return Prediction(function(self._predictor), self._x, self._likelihood, self._outputs)
 
     @property
@@ -215,7 +215,7 @@ class Prediction:
         return (values if self._outputs is None else values.movedim(0, -1)).to(self._x.dtype)
 
     def _forget_without_graph(self) -> None:
-        """What was computed without gradients is computed again once they are asked for."""
+        """Forget values computed without gradients, which are computed again once gradients are asked for."""
         if self._predictor.wants_graph(self._x) and not self._graph:
             self._mean = self._variance = None
             self._predictor.forget()

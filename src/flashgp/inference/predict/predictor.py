@@ -1,4 +1,4 @@
-"""What a state offers to predictions: mean, variance, covariance and paths of f at points."""
+"""Interface of states to predictions: mean, variance, covariance and paths of f at points."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -30,13 +30,14 @@ class Variance:
     upper: Tensor | None = None
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "Variance":
-        """The same with a function applied to every tensor, such as one that changes their shape."""
+        """The variance with a function applied to every tensor, such as one that changes their shape."""
         others = (None if part is None else function(part) for part in (self.standard_error, self.lower, self.upper))
         return Variance(function(self.value), *others)
 
     @classmethod
     def beside(cls, each: "Sequence[Variance]") -> "Variance":
-        """Those of several outputs, (*batch, n_test, 1) each, side by side; with errors where any of them has some."""
+        """Variances of several outputs, (*batch, n_test, 1) each, side by side; with errors where any of them has
+        some."""
 
         def joined(parts: "list[Tensor | None]", exact: list[Tensor]) -> Tensor | None:
             if all(part is None for part in parts):
@@ -87,7 +88,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def covariance(self, x: Tensor) -> Tensor:
-        """Of f at the points with each other, (*batch, n_test, n_test); where outputs are `separate`
+        """Covariance of f at the points with each other, (*batch, n_test, n_test); where outputs are `separate`
         (*batch, outputs, n_test, n_test)."""
 
     @abstractmethod
@@ -95,13 +96,13 @@ class Predictor(ABC):
         """Draws of f as functions of points, (count, *batch, n_test[, outputs])."""
 
     def rounding(self, x: Tensor) -> Tensor:
-        """How far rounding may move entries of the covariance, of its shape without the last two dimensions: what a
-        jitter may hide."""
+        """Rounding of entries of the covariance, of its shape without the last two dimensions: what a jitter may
+        hide."""
         return x.shape[-2] * torch.finfo(torch.float64).eps * self.variance(x).value.detach().mean((-2, -1))
 
     def forget(self) -> None:  # noqa: B027 - most keep nothing
         """Drop what is kept of the points: gradients are asked for that it does not carry."""
 
     def wants_graph(self, x: Tensor) -> bool:
-        """Whether answers carry gradients now."""
+        """True if answers carry gradients now."""
         return torch.is_grad_enabled() and (x.requires_grad or self.differentiable)

@@ -1,4 +1,4 @@
-"""What is said while variances without a factor are computed, which may take a minute or hours."""
+"""Progress of variances without a factor, which may take a minute or hours."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from flashgp.foundations.quantities import readable_seconds
 
 @dataclass(frozen=True)
 class PredictionProgress:
-    """What a progress callback of `Posterior.predict` sees, after every iteration of a solve.
+    """Argument of a progress callback of `Posterior.predict`, after every iteration of a solve.
 
     Fields: points whose variances are known, of so many; iteration of the solve; seconds so far; expected seconds of
     all, by the plan and within the time limit; sampled, whether variances come from samples.
@@ -24,7 +24,7 @@ class PredictionProgress:
 
     @property
     def fraction(self) -> float:
-        """Of all seconds, by the plan; below 1."""
+        """Fraction of all seconds, by the plan; below 1."""
         return min(0.99, self.seconds / self.expected) if self.expected > 0.0 else 0.0
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ class SampledVariance:
 
 @dataclass(frozen=True)
 class VarianceProbes:
-    """What the variance at any point is estimated from; made by `variance_probes`, called on points.
+    """Samples that the variance at any point is estimated from; made by `variance_probes`, called on points.
 
     Fields: state; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); residuals,
     theirs, (n, S), where the solves ended before their goal; actions, C, (k, n), with orthonormal rows; images,
@@ -176,8 +176,8 @@ def widened(found: SampledVariance, seen: Tensor, control: Tensor) -> SampledVar
 
 
 def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIMITS) -> VarianceProbes:
-    """What variances of a state are sampled from, from a stream of its own beside that of the solves: made once, and
-    again where more samples are wanted. Solves that the time ended go on where there is more time than they had.
+    """Samples of the variances of a state, from a stream of its own beside that of the solves: made once, and again
+    where more samples are wanted. Solves that the time ended go on where there is more time than they had.
 
     Args: sizes, of those that are made; limits, of their solves.
     Raises: ShapeError, DomainError as `variance_probes`.

@@ -58,7 +58,7 @@ _INSTEAD = {"solves": "corrected", "samples": "sampled"}
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """How a prediction is computed.
+    """Options of a prediction.
 
     Args:
         variance: "auto", "exact" or "sampled".
@@ -109,7 +109,7 @@ class PosteriorVariance:
     solved_cross: Tensor | None = None
 
     def marginal(self, rows: Rows) -> Variance:
-        """Of each point, (*batch, n_test, 1)."""
+        """Variance of each point, (*batch, n_test, 1)."""
         solves, sampled = self.state.solves, self.asked == "sampled"
         prior = self.state.prior_covariance(rows).diagonal()
         if not self.state.count or not rows.count:
@@ -133,7 +133,7 @@ class PosteriorVariance:
         return Variance(self.left(prior, self._explained_by_solves(solves, rows, prior, price), F64))
 
     def joint(self, rows: Rows) -> tuple[Tensor, torch.dtype]:
-        """Of the points with each other, (*batch, n_test, n_test), and the dtype that it was computed in."""
+        """Covariance of the points with each other, (*batch, n_test, n_test), and the dtype that it was computed in."""
         state, n, solves = self.state, self.x.shape[-2], self.state.solves
         if solves is not None and self.x.dim() > 2:  # one system: one member after the other
             members = self.x.flatten(0, -3)
@@ -158,7 +158,7 @@ class PosteriorVariance:
         return prior - half.mT @ half, state.factor.dtype
 
     def left(self, prior: Tensor, explained: Tensor, dtype: torch.dtype) -> Tensor:
-        """What is left of the prior variance, (*batch, n_test, 1); dtype: what the explained one was computed in."""
+        """Rest of the prior variance, (*batch, n_test, 1); dtype: of the explained part as computed."""
         variance = prior - explained
         rounding = self.options.far_below_zero * self.state.distinct * torch.finfo(dtype).eps
         inside = torch._C._functorch.is_functorch_wrapped_tensor(variance)  # torch.func: vmap has no numbers to look at
@@ -177,14 +177,14 @@ class PosteriorVariance:
         return "exact" if self.options.variance == "auto" and self.graph else self.options.variance
 
     def _at(self, x: Tensor) -> "PosteriorVariance":
-        """The same at other points."""
+        """The posterior variance at other points."""
         return replace(self, x=x, cross=None, solved_cross=None)
 
     def _price(self, count: int, asked: str) -> VariancePrice:
         return price_of(self.state, count, asked, self.options.deterministic, self.options.variances)
 
     def _has_probes(self, price: VariancePrice) -> bool:
-        """Whether what is sampled from is at hand, so that only the points are left to do."""
+        """True if the samples are at hand, so that only the points are left to do."""
         probes = self.state.cache.variance_probes
         return probes is not None and probes.noisy.shape[1] >= price.sizes.samples
 
@@ -230,8 +230,8 @@ class PosteriorVariance:
         return self.workspace.adopt(factor.half_solve(cross.mT))
 
     def _factor_gives_way(self, solves: Solves, rows: Rows, prior: Tensor, instead: str) -> bool:
-        """Whether solves or samples take the place of the factor: without one; of one in float32 where exact solves
-        are cheap, or where a sample of the points shows that its rounding matters."""
+        """True if solves or samples take the place of the factor: without one; of one in float32 where exact solves are
+        cheap, or where a sample of the points shows that its rounding matters."""
         if self.state.factor is None:
             return True
         count = rows.count
@@ -262,7 +262,7 @@ class PosteriorVariance:
     # -- by exact solves -------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _telling(self, price: VariancePrice) -> Iterator[Callable[[int], Callable[[Step], None] | None]]:
-        """What tells whoever looks what solves have come to, for a number of points that are done."""
+        """Callback that reports the progress of solves to the caller, for a number of points that are done."""
         began, of, sampled = time.perf_counter(), self.x.shape[:-1].numel(), price.way == "samples"
         with shown_progress(self.options.progress) as show:
 
@@ -301,7 +301,7 @@ class PosteriorVariance:
         return Deadline.after(limit) if alone and limit is not None and limit < math.inf else NO_DEADLINE
 
     def _note_shortfall(self, part: Explained, prior: Tensor, value: Tensor, unfinished: int = 0) -> None:
-        """How far variances by solves may be off: an event, and a warning where that is more than it should be."""
+        """Record the error of variances by solves: an event, and a warning if it is more than it should be."""
         share = float((part.error / (prior - value - part.error).clamp_min(FLOOR * prior)).max())
         if unfinished and share > SHARE:
             event = Event(EventKind.VARIANCE_TOO_LARGE, points=unfinished, of=len(value))

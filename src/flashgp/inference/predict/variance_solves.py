@@ -1,4 +1,4 @@
-"""What the data explain of the prior variance, k_*^T A^-1 k_*, by solves: where no float64 factor is at hand.
+"""The explained part of the prior variance, k_*^T A^-1 k_*, by solves: where no float64 factor is at hand.
 
 An inexact solve z of A z = k_* is enough: k_*^T z + z^T (k_* - A z) falls short of the truth by |e|_A^2, eq. (M-101).
 A variance is never too small, and the bound of |e|_A says by how much it may be too large; columns are solved again

@@ -48,8 +48,8 @@ STRIP = 64  # columns of a tile of one, at least
 
 
 class Inputs(NamedTuple):
-    """Of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), and what the
-    likelihood adds to their density, None for nothing."""
+    """Inputs of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), and the
+    log factor that the likelihood adds to their density, None for zero."""
 
     residual: Tensor
     rows: Rows
@@ -61,7 +61,8 @@ class Inputs(NamedTuple):
         return Inputs(self.residual.detach(), self.rows.detach(), self.noise.detach(), scale)
 
     def parts(self, inducing: int) -> "list[Inputs]":
-        """The same rows, as many as a thread takes at a time, without `log_scale`; all of them on an accelerator."""
+        """Parts of the rows, as many as a thread takes at a time, without `log_scale`; all of them on an
+        accelerator."""
         n, threads = self.rows.count, workers()
         if self.rows.device.type != "cpu":
             return [self]
@@ -79,7 +80,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoundSums:
-    """What the first pass adds up over rows.
+    """Sums of the first pass over rows.
 
     Fields: count of rows; gram, A^T S^-1 A, (m, m); projected, b, (m, p); squares, tr(r^T S^-1 r); logs, sum log(s_i +
     d_i); noise_logs, sum log s_i; left, sum d_i / s_i, what the inducing points leave of the trace beside the noise;
@@ -111,15 +112,16 @@ class BoundSums:
         return torch.cholesky_inverse(self.inner)
 
     def repeated(self, times: float) -> "BoundSums":
-        """Where every row came so many times: what a random part of the rows says of all of them, (M-240)."""
+        """Sums as if every row came so many times: the estimate by a random part of the rows for all of them,
+        (M-240)."""
         return BoundSums(
             round(times * self.count), times * self.gram, times * self.projected, times * self.squares,
             times * self.logs, times * self.noise_logs, times * self.left, times * self.scale,
         )  # fmt: skip
 
     def with_more_noise(self, factor: float) -> "BoundSums":
-        """The same rows where every noise variance is so many times as large: log(s + d_i) grows by at most log(factor)
-        then, so that the bound stays one, (M-175)."""
+        """Sums for every noise variance so many times as large: log(s + d_i) grows by at most log(factor) then, so that
+        the bound stays one, (M-175)."""
         if factor <= 1.0:
             return self
         more = self.count * math.log(factor)
@@ -145,7 +147,7 @@ class BoundSums:
         return self.upper_with((self.squares - float((self.projected * weights).sum())) / c)
 
     def upper_with(self, fit: float) -> float:
-        """The same with another number that tr(r^T (K + S)^-1 r) is not below, (M-242)."""
+        """Upper bound with another number that tr(r^T (K + S)^-1 r) is not below, (M-242)."""
         p = self.projected.shape[1]
         return self.scale - 0.5 * (p * (self.count * LOG_2PI + self.noise_logs + self._log_determinant) + fit)
 
@@ -242,7 +244,7 @@ class StreamedBound:
         self._add(own.rows, own.theta)
 
     def _pulled(self, part: Inputs, weights: Tensor, inverse: Tensor) -> "_Pulled":
-        """What some rows of a block say. Args: weights, w; inverse, M^-1."""
+        """Terms of some rows of a block. Args: weights, w; inverse, M^-1."""
         p, times = weights.shape[1], self.times
         a, left = block(self.basis, part.rows)
         noise = part.noise.clamp_min(self.floor)
@@ -263,7 +265,7 @@ class StreamedBound:
 
 
 def added(basis: Basis, floor: float, blocks: Iterable[Inputs], before: BoundSums | None = None) -> BoundSums | None:
-    """What residuals (b, p), rows and noise variances add to sums of other rows, eqs. (M-160) and (M-175); None of no
+    """Sums with residuals (b, p), rows and noise variances of other rows added, eqs. (M-160) and (M-175); None of no
     rows at all.
 
     Args: floor, of the noise.
@@ -322,7 +324,7 @@ class _WhiteBlock:
 
 
 def _white(basis: Basis, part: Inputs, floor: float) -> _WhiteBlock:
-    """The same, of rows divided by the root of their noise."""
+    """White part of a block, of rows divided by the root of their noise."""
     a, left = block(basis, part.rows)
     noise = part.noise.clamp_min(floor)
     root = noise.rsqrt().unsqueeze(-1)
@@ -348,13 +350,13 @@ def block(basis: Basis, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def pairs_of(count: int, inducing: int) -> CpuTiles:
-    """What evaluates the covariances of so many rows: blocks are small, and there are many, so that what all of them
-    take together decides whether a compile pays."""
+    """Backend for the covariances of so many rows: blocks are small, and there are many, so that what all of them take
+    together decides whether a compile pays."""
     return CpuTiles.for_every_size() if count * inducing >= PORTABLE_PAIRS else CpuTiles()
 
 
 def noise_floor(basis: Basis, count: int) -> float:
-    """What noise rounding amounts to with so many rows: smaller ones count as that, (M-148)."""
+    """Noise variance of rounding with so many rows: smaller ones count as that, (M-148)."""
     diagonal = TorchTiles().diagonal(PairProblem(basis.form, basis.theta, basis.points), dtype=F64)
     return max(count * EPS * float(diagonal.mean()), torch.finfo(F64).tiny)
 

@@ -35,7 +35,7 @@ Evaluation = tuple[float, Sequence[Tensor | None]]
 
 
 class Inputs:
-    """What a bound is a function of, each differentiable.
+    """Inputs of a bound, each differentiable.
 
     Fields: x, y; count, of rows on all ranks; residual (n, p); noise (1,); rows and points, features; theta, of the
     profile; events, of networks whose features have collapsed, which are warnings too.
@@ -64,7 +64,7 @@ class Inputs:
 
     @property
     def wanted(self) -> bool:
-        """Whether autograd asks for a gradient."""
+        """True if autograd asks for a gradient."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
 
 

@@ -60,7 +60,7 @@ def condition_on(
     points: Tensor | None = None,
     sums: BoundSums | None = None,
 ) -> StreamedState:
-    """The same after the first pass; of the sample alone where there is no time for another one.
+    """Condition after the first pass; on the sample alone where there is no time for another one.
 
     Args: points: inducing points that a fit has chosen; sums, of its pass over all rows with these parameters.
     """

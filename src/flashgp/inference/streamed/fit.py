@@ -160,7 +160,7 @@ class StreamedFit(EngineFit[Any]):
         return points.to(survey.dtype).to(torch.float64)
 
     def _objective(self, size: int, theta: numpy.ndarray) -> StreamedLogJoint:
-        """Of all rows, or of the sample, with inducing points chosen at a vector."""
+        """Objective of all rows, or of the sample, with inducing points chosen at a vector."""
         survey, deadline = self.survey, deadline_of(self.options.group, self.options.deadline)
         if size == survey.count:
             return StreamedLogJoint(self.problem, survey, self._points(survey, theta), deadline=deadline)
@@ -245,7 +245,7 @@ def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSetting
 
 
 def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog) -> Event | None:
-    """That a sample takes the place of passes over all rows, and why; None for passes.
+    """Event if a sample takes the place of passes over all rows, with the reason; None for passes.
 
     Args: reading, seconds of the first pass; log, of the checkpoint, whose way is kept.
     """

@@ -35,7 +35,7 @@ class LearnedValues(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it has learned every row once."""
+        """True if it has learned every row once."""
         return self.q.seen == self.q.count
 
 

@@ -48,7 +48,7 @@ SAMPLE_ROWS = 2000  # of x that are kept, for draws of posterior functions
 
 @dataclass(frozen=True, eq=False)
 class RowMeans:
-    """What rows say, a row on average: the sums of `BoundSums`, divided by their number.
+    """Averages over rows: the sums of `BoundSums`, divided by their number.
 
     Fields: gram, A^T A, (m, m); projected, A^T r, (m, p); squares, |r|^2; logs, log(s + d); left, d.
     """
@@ -73,7 +73,7 @@ class RowMeans:
         return float((self.gram - other.gram).square().sum() + (self.projected - other.projected).square().sum())
 
     def sums(self, count: int, noise: float) -> BoundSums:
-        """What so many rows would say."""
+        """Sums of so many rows."""
         n = count
         return BoundSums(
             n, n / noise * self.gram, n / noise * self.projected, n / noise * self.squares, n * self.logs,
@@ -109,7 +109,7 @@ class InducingValues:
 
     @cached_property
     def sums(self) -> BoundSums:
-        """What all rows would say."""
+        """Sums of all rows."""
         return self.means.sums(self.count, self.noise)
 
     @property

@@ -95,7 +95,7 @@ class StreamedLogJoint(LogJoint):
         return evaluation
 
     def sums_at(self, theta: Array) -> BoundSums | None:
-        """Those of the best evaluation, where it was at this vector: its posterior needs no other pass."""
+        """Sums of the best evaluation, if it was at this vector: its posterior needs no other pass."""
         if self._best is None or not numpy.array_equal(self._best[1], theta):
             return None
         return self._best[2]

@@ -31,7 +31,7 @@ F64 = torch.float64
 
 
 class StreamedPredictor(Predictor):
-    """What a state says of points. A new one for every prediction: its report is of that."""
+    """Predictor of a state at points. A new one for every prediction: its report is of that."""
 
     def __init__(self, state: StreamedState, *, deterministic: bool) -> None:
         self._state, self.deterministic = state, deterministic
@@ -74,7 +74,7 @@ class StreamedPredictor(Predictor):
             return 0.5 * (joint + joint.mT)
 
     def rounding(self, x: Tensor) -> Tensor:
-        """That of the prior's entries, which the covariance is a difference of."""
+        """Rounding of the prior's entries, which the covariance is a difference of."""
         return rounding_of(self._state.function, self._state.prior.kernel.rows(x), len(x))
 
     def paths(self, count: int, features: int, seed: int | None) -> Paths:

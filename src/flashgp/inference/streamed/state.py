@@ -29,7 +29,9 @@ ALIKE = {  # what needs rows that are told apart by their variances alone, and w
 
 @dataclass(frozen=True)
 class Bound:
-    """What is known of log p(y). Fields: lower and upper, nats, eqs. (M-160) and (M-161); rows.
+    """Bounds of log p(y).
+
+    Fields: lower and upper, nats, eqs. (M-160) and (M-161); rows.
 
     nats: what the approximation loses of each row at most, in log p(y); standard_error of that, 0.
     """
@@ -181,7 +183,7 @@ class StreamedState(BaseState):
 
     @property
     def knows_rows(self) -> bool:
-        """Whether the likelihood has numbers of single rows that do not come with them."""
+        """True if the likelihood has numbers of single rows that do not come with them."""
         return not self.prior_of_rows.likelihood.rows_alike
 
     @property
@@ -212,7 +214,7 @@ class StreamedState(BaseState):
 
     @property
     def bound(self) -> Bound:
-        """Of log p(y), from what the rows add up to. Cost: m^3 flops."""
+        """Bounds of log p(y), from the sums over rows. Cost: m^3 flops."""
         return Bound(self.sums.lower, self.sums.upper, self.count)
 
     def log_marginal_likelihood(self) -> Float64[Tensor, ""]:

@@ -86,7 +86,7 @@ class Trial:
 
     @property
     def suffice(self) -> Event | None:
-        """That an eighth of the points does, since the others would add few nats a row; None where it does not."""
+        """Event if an eighth of the points suffices, since the others would add few nats a row; None otherwise."""
         kept, gain = -(-self.inducing // FEWER), 0.5 * (self.few - self.points) / self.noise
         if gain > NEGLIGIBLE or kept == self.inducing:
             return None

@@ -67,7 +67,7 @@ class EvaluationLog:
         return value, gradient
 
     def has(self, run: str) -> bool:
-        """Whether the file has evaluations of a run that were not recalled yet."""
+        """True if the file has evaluations of a run that were not recalled yet."""
         return self._cursor.get(run, 0) < len(self._old.get(run, ()))
 
     def add(self, run: str, theta: numpy.ndarray, value: float, gradient: numpy.ndarray) -> None:

@@ -131,7 +131,7 @@ def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[Plan
 
 
 def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:
-    """What approximations would take, where an exact fit takes longer than its limit."""
+    """Events with the time of approximations, where an exact fit takes longer than its limit."""
     limit = options.deadline.limit
     if limit is None or plan.fit_seconds <= limit:
         return []

@@ -52,7 +52,7 @@ class Curvature:
     scaled: bool = False
 
     def grown(self, growth: Array) -> "Curvature":
-        """That of other rows, whose information is so many times as large in each entry, (p,)."""
+        """Curvature of other rows, whose information is so many times as large in each entry, (p,)."""
         root = numpy.sqrt(growth)
         return dataclasses.replace(self, matrix=self.matrix * numpy.outer(root, root))
 
@@ -69,8 +69,8 @@ class Curvature:
 
 @dataclass(frozen=True)
 class Descent:
-    """Where a descent ended: theta, gradient and curvature there, evaluations made, the decrease in nats that one more
-    step would bring by its model, and why it ended: at its goal, by its limit of gradients, or since no step helped."""
+    """End of a descent: theta, gradient and curvature there, evaluations made, the decrease in nats that one more step
+    would bring by its model, and why it ended: at its goal, by its limit of gradients, or since no step helped."""
 
     theta: Array
     gradient: Array
@@ -164,8 +164,8 @@ def _newton_step(gradient: Array, model: Array, low: Array, high: Array) -> tupl
 
 
 def _reach(reach: Array, step: Array, before: Array, after: Array, settings: ScoringSettings) -> Array:
-    """How far the next step may go, entry by entry: half as far where this one has gone beyond a minimum, and further
-    where it went as far as it might and is still going down."""
+    """Largest next step, entry by entry: half as far where this one has gone beyond a minimum, and further where it
+    went as far as it might and is still going down."""
     downhill, still = -before * step, -after * step
     beyond = (still < -settings.turn * downhill.clip(0.0)) & (numpy.abs(step) > 0.25 * reach)
     further = (still > 0.0) & (numpy.abs(step) >= 0.99 * reach)

@@ -57,7 +57,7 @@ S = TypeVar("S", bound="FittedState")  # a state of any kind
 
 @dataclass(frozen=True)
 class Fitted(Generic[S]):
-    """What a fit found: a new prior, its state on all rows, the history, the report; interrupted if cut short.
+    """Result of a fit: a new prior, its state on all rows, the history, the report; interrupted if cut short.
 
     Fields: priors, those in force, by path and entry, in words; log_prior, theirs, nats, None where another objective
     was minimised.
@@ -87,7 +87,10 @@ def refuse_exact_fit(options: FitOptions) -> None:
 
 @dataclass(frozen=True)
 class ExactPosterior:
-    """That the posterior is the exact one, whatever the search goes by. Fields: data; plan, of conditioning on it."""
+    """Request for the exact posterior, whatever the search goes by.
+
+    Fields: data; plan, of conditioning on it.
+    """
 
     data: Data
     plan: Plan
@@ -122,13 +125,13 @@ class EngineFit(ABC, Generic[S]):
         return self.prior
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
-        """That of the search. Args: log, of the checkpoint, whose way is kept; deadline, which leaves the posterior its
-        time."""
+        """Deadline of the search. Args: log, of the checkpoint, whose choice is kept; deadline, which leaves the
+        posterior its time."""
         return deadline
 
     @property
     def chosen(self) -> list[Event]:
-        """What the search chose in place of what was planned."""
+        """Events of choices of the search that differ from the plan."""
         return []
 
     def interrupt(self) -> None:
@@ -137,7 +140,7 @@ class EngineFit(ABC, Generic[S]):
 
     @abstractmethod
     def expect(self, recorder: Recorder) -> None:
-        """What the plan says of evaluations, and of the plan what the report has to say."""
+        """Give the recorder the plan's costs of evaluations, and its statements for the report."""
 
     @abstractmethod
     def search(self, recorder: Recorder) -> Trained:
@@ -248,7 +251,7 @@ def problem_of(
 
 
 def interrupted_message(checkpoint: Path | None, again: str) -> str:
-    """What a Ctrl-C in the last solve leaves."""
+    """Message of a Ctrl-C in the last solve."""
     resumed = "" if checkpoint is None else f", and so does the same fit with checkpoint={os.fspath(checkpoint)!r}"
     return (
         "Ctrl-C came in the last solve of `fit`, which has no partial answer; the trained GP is the field `gp` of this "
@@ -258,7 +261,7 @@ def interrupted_message(checkpoint: Path | None, again: str) -> str:
 
 @contextlib.contextmanager
 def last_pass(group: Group, message: str, prior: Prior, recorder: Recorder) -> Iterator[None]:
-    """What follows the search of a fit: Ctrl-C within is a FitInterrupted with the trained GP, on every rank.
+    """Context of the work after a fit's search: Ctrl-C within is a FitInterrupted with the trained GP, on every rank.
 
     Args: message, of the exception; prior, as trained.
     """

@@ -18,7 +18,7 @@ from flashgp.processes.group import Group
 
 
 class Trend:
-    """Where the optimum goes as rows are added: the start of a search over more rows.
+    """Extrapolation of the optimum as rows are added: the start of a search over more rows.
 
     More rows see finer structure, so that noise falls and lengthscales shorten, by about as much for each doubling.
     With optima of a and of b rows, delta = theta_b - theta_a, and B the curvature of b rows without what first
@@ -51,7 +51,7 @@ class Trend:
         self.theta, self.rows = theta, rows
 
     def extrapolate(self, rows: int, curvature: numpy.ndarray, probes: float, reach: numpy.ndarray) -> numpy.ndarray:
-        """Where the optimum of more rows may be, eq. (M-122), (p,); the last one itself where nothing tells.
+        """Estimated optimum of more rows, eq. (M-122), (p,); the last one itself where nothing tells.
 
         Args: curvature: at the last one, of its rows, (p, p), nats; probes: of each gradient; reach: of the step, (p,).
         """

@@ -38,7 +38,7 @@ class Stage(enum.Enum):
 
 
 class Reset(enum.Enum):
-    """What a search that begins once more from an optimum has put back to its start."""
+    """Parameters put back to their start by a search that begins once more from an optimum."""
 
     NONE = ""
     LENGTHSCALES = ", lengthscales reset"
@@ -46,8 +46,8 @@ class Reset(enum.Enum):
 
 
 class Solving(enum.Enum):
-    """What estimated gradients are solved by, from the quickest to the one that serves last: iterations with float32
-    products, with float64 ones, such that ended before their goal, and a factor in float32 or float64."""
+    """Solvers of estimated gradients, from the quickest to the one that serves last: iterations with float32 products,
+    with float64 ones, such that ended before their goal, and a factor in float32 or float64."""
 
     ITERATIONS = ""
     FLOAT64_ITERATIONS = ", in float64"
@@ -99,7 +99,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback sees: phase, evaluations so far, run, best value, largest gradient entry of the latest
+    """Argument of a progress callback: phase, evaluations so far, run, best value, largest gradient entry of the latest
     evaluation, seconds so far, about how many are left (None where nothing says), fraction done, and what the best
     value is of: the log joint of the phase's rows, or its gain in this run (see HistoryEntry)."""
 
@@ -167,12 +167,12 @@ class Recorder:
         self.rows, self.phase = rows, f"fitting {rows:,} rows"
 
     def expect(self, price: Callable[[int], float], power: int) -> None:
-        """What a plan says about an evaluation of so many rows, whose cost grows with that power of them."""
+        """Record a plan's cost of an evaluation of so many rows, which grows with that power of them."""
         self._prices[power] = price
 
     def seconds_of(self, rows: int, power: int) -> float:
-        """What an evaluation of so many rows takes, (M-243): by the plan until one like it was measured, then as that
-        one, times what the plan says of their rows, or else the power of them; 0 where nothing is known."""
+        """Seconds of an evaluation of so many rows, (M-243): by the plan until one like it was measured, then as that
+        one, times the plan's ratio for their rows, or else the power of them; 0 where nothing is known."""
         price, pace = self._prices.get(power), self._pace.get(power)
         if price is not None:
             seconds = price(rows)
@@ -252,7 +252,7 @@ class Recorder:
 
     @property
     def _cost(self) -> float:
-        """Of an evaluation of the stage that runs."""
+        """Seconds of an evaluation of the running stage."""
         return self.expected[self.rows][1] if self.rows in self.expected else work(self.rows)
 
     def _report(self, run: Run, norm: float, seconds: float, measure: Measure) -> None:
@@ -268,5 +268,5 @@ class Recorder:
 
 
 def work(rows: int) -> float:
-    """What an evaluation costs, in any unit: n^3, and n^2 beyond the rows that factors are made of."""
+    """Cost of an evaluation, in any unit: n^3, and n^2 beyond the rows that factors are made of."""
     return float(max(rows, 1)) ** 2 * min(max(rows, 1), FACTORED_ROWS)

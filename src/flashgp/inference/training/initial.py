@@ -1,4 +1,4 @@
-"""What the data say before fitting: initial values, weak priors and bounds, by the role a parameter plays.
+"""Initial values, weak priors and bounds from the data before fitting, by the role that a parameter plays.
 
 Roles are declared by kernels, means and likelihoods (`roles`); this file gives them numbers. With s_k the standard
 deviation of column k, d the columns a kernel sees and v the variance of y:
@@ -44,8 +44,8 @@ SMALLEST_VARIANCE, LARGEST_VARIANCE = SMALLEST * RANGE_FACTOR, LARGEST / RANGE_F
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What initial values need to know: spread of each column (d,), mean and variance of y, number of rows; variances,
-    of each output, (outputs or 1,)."""
+    """Facts on the data for initial values: spread of each column (d,), mean and variance of y, number of rows;
+    variances, of each output, (outputs or 1,)."""
 
     spread: Tensor
     mean: Tensor
@@ -55,7 +55,7 @@ class DataFacts:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, outputs: int | None, counts: Tensor | None = None) -> "DataFacts":
-        """Of data (*batch, n, d); counts, (n,): how often each row of one table stands there, None for once."""
+        """Facts on data (*batch, n, d); counts, (n,): how often each row of one table stands there, None for once."""
         flat = x.detach().double().reshape(-1, x.shape[-1])
         largest = flat.abs().amax(dim=0) if flat.shape[0] else torch.ones(x.shape[-1], dtype=torch.float64)
         unit = _power_of_two_below(largest)  # squares neither overflow nor underflow
@@ -128,7 +128,7 @@ class RoleStart:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a kernel stands.
+    """Position of a kernel in its model.
 
     Fields: spread, of the columns it sees, None where nothing tells; terms, of the sums around it; rivals, terms of its
     sum with lengthscales of the same columns; rung, 0 for the longest of these.

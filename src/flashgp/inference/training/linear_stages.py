@@ -99,7 +99,7 @@ class LinearStages:
         return stages if self.weighted else stages | {n: (work.all_rows_read.middle, recorder.seconds_of(n, 1))}
 
     def _agreed(self, search: Callable[[], numpy.ndarray]) -> numpy.ndarray:
-        """What a search of the sample finds, which every rank does by itself: rank 0's. From here on ranks ask the
+        """Result of a search of the sample, which every rank does by itself: rank 0's. From here on ranks ask the
         deadline together. Raises: TimeUp on all ranks where it is up on one."""
         group, up, found = self.options.group, False, numpy.zeros(0)
         try:

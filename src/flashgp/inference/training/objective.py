@@ -1,4 +1,4 @@
-"""What `fit` minimises: an objective gives a value and a gradient at a flat vector of parameters, in float64.
+"""Objectives of `fit`: value and gradient at a flat vector of parameters, in float64.
 
 `LogJoint`, minus the exact log joint (M-38), is the objective of most fits; another one is a subclass of `Objective`,
 passed as `FitSettings(objective=...)`. Priors that are LogNormal, Gamma or Normal, and the weak priors of `fit`, are
@@ -112,12 +112,12 @@ class Objective(ABC):
 
     @property
     def has_user_modules(self) -> bool:
-        """Whether modules of the user's take part, whose initial values are their own."""
+        """True if the model has modules of the user's, whose initial values are their own."""
         return self.problem.prior.has_user_modules
 
     @property
     def estimate(self) -> Estimate | None:
-        """What is uncertain about the next evaluation; None where it is exact."""
+        """Uncertainty of the next evaluation; None if it is exact."""
         return None
 
     @property
@@ -342,8 +342,8 @@ class LogJoint(Objective):
     def one_likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
     ) -> tuple[float | None, list[Tensor | None]]:
-        """Those of one covariance matrix, the only one or that of an output: residual (*batch, n, p), noise
-        (*batch, n or 1)."""
+        """Likelihood and gradients of one covariance matrix, the only one or that of an output: residual (*batch, n,
+        p), noise (*batch, n or 1)."""
         value, slopes = value_and_gradients(self.problem.direct, self.problem.prior.kernel.form, rows, tensors, wanted)
         return float(value.sum()), slopes
 
@@ -374,7 +374,7 @@ class LogJoint(Objective):
         ]
 
     def log_scale(self) -> Tensor | None:
-        """What the likelihood adds to the density of its sites."""
+        """Log factor that the likelihood adds to the density of its sites."""
         return self.problem.prior.log_scale(self.problem.y)
 
     def _from_small(self, value: float, slopes: dict[Parameter, Array]) -> tuple[float, Array]:

@@ -19,7 +19,7 @@ LOGARITHMS = (math.log(torch.finfo(torch.float64).tiny), math.log(torch.finfo(to
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Where one trainable tensor lives in the vector.
+    """Position of one trainable tensor in the vector.
 
     Fields: name; tensor; owner, its Parameter, None for a tensor of a user's own module; role, what the data say about
     it, if they do; entries.
@@ -33,7 +33,7 @@ class Slot:
 
     @property
     def positive(self) -> bool:
-        """Whether the vector has logarithms of its values."""
+        """True if the vector has logarithms of its values."""
         return self.owner is not None and self.owner.domain.kind == "positive"
 
     def start(self) -> Array | None:
@@ -44,7 +44,7 @@ class Slot:
         return self.owner.domain.raw(value).reshape(-1).numpy() if self.owner.domain.contains(value) else None
 
     def bounds(self) -> tuple[float, float]:
-        """What the data think possible; without their word, what float64 holds of a logarithm, infinite for others."""
+        """Bounds by the data; without them, the range of a logarithm in float64, infinite for others."""
         if self.owner is None or not self.positive:
             return -math.inf, math.inf
         if self.role is None:
@@ -78,7 +78,7 @@ class ParameterVector:
 
     @property
     def own_count(self) -> int:
-        """How many entries are of Parameters, and not of a user's own modules."""
+        """Number of entries of Parameters, and not of a user's own modules."""
         return sum(slot.tensor.numel() for slot in self.slots if slot.owner is not None)
 
     def values(self) -> Array:
@@ -133,7 +133,7 @@ class ParameterVector:
         return _reset(theta, long, lambda values, start: values > start + math.log(ratio))
 
     def with_noise_reset(self, theta: Array, share: float) -> tuple[Array, int]:
-        """The same with every noise variance that is less than such a share of its start."""
+        """The vector with every noise variance below such a share of its start put back to its start."""
         noise = [slot for slot in self.slots if slot.name.startswith("likelihood")]
         return _reset(theta, noise, lambda values, start: values < start + math.log(share))
 
@@ -158,8 +158,8 @@ class ParameterVector:
         return found
 
     def units(self, start: Array | None = None) -> Array:
-        """What one step of the optimiser is in each entry: 1 for logarithms, the scale of y (over that of x) for means,
-        the share of a period in the range of x for its logarithm.
+        """Step of the optimiser in each entry: 1 for logarithms, the scale of y (over that of x) for means, the share
+        of a period in the range of x for its logarithm.
 
         Without it a mean of targets of size 1e12 would never move, and one of targets of size 1e-8 nothing else would;
         and a first step would leave the period that it begins with.
@@ -180,7 +180,7 @@ class ParameterVector:
         return unit
 
     def reach(self, distance: float, *, noise: bool = True) -> Array:
-        """How far each entry may move, (p,): a distance for logarithms, infinite for others, and for noise if asked."""
+        """Largest step of each entry, (p,): a distance for logarithms, infinite for others, and for noise if asked."""
         reach = numpy.full(self.size, numpy.inf)
         for slot in self.slots:
             if slot.positive and (noise or not slot.name.startswith("likelihood")):

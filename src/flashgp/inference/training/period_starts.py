@@ -43,7 +43,8 @@ class _Unknown:
 
 @dataclass(frozen=True)
 class _Series:
-    """What one unknown may repeat in: coordinates (n, columns), targets (n,), relative precisions (n,) or None."""
+    """Series that one unknown may repeat in: coordinates (n, columns), targets (n,), relative precisions (n,) or
+    None."""
 
     x: Tensor
     y: Tensor
@@ -51,7 +52,7 @@ class _Series:
 
     @classmethod
     def of_observed(cls, x: Tensor, y: Tensor, weights: Tensor | None) -> Self:
-        """Of the rows whose target is there: a missing cell is NaN, eq. (M-252)."""
+        """Series of the rows whose target is there: a missing cell is NaN, eq. (M-252)."""
         rows = ~y.isnan()
         return cls(x[rows], y[rows], None if weights is None else weights[rows])
 
@@ -164,7 +165,7 @@ def _leaves(kernel: Kernel, x: Tensor) -> Iterator[tuple[Kernel, Tensor]]:
 
 
 def _precisions(data: Problem) -> Tensor | None:
-    """Of the rows, (n,), where they differ: with the noise that a search begins at as that of all."""
+    """Precisions of the rows, (n,), where they differ: with the noise that a search begins at as that of all."""
     noise = data.prior.likelihood.linear_noise()
     if noise is None or (noise.scale is None and noise.offset is None) or data.x.dim() != 2:
         return None

@@ -175,7 +175,7 @@ class StochasticSettings:
     estimate: EstimateSettings = field(default_factory=EstimateSettings)
 
     def limited(self, max_gradients: int) -> "StochasticSettings":
-        """The same for searches of so many gradients."""
+        """The settings for searches of so many gradients."""
         return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, max_gradients=max_gradients))
 
 

@@ -67,7 +67,7 @@ OUTPUT_SEED = 2**34  # added to a seed for the draws of each further output
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """How gradients are estimated, by the plan and the caller.
+    """Options of estimated gradients, by the plan and the caller.
 
     Args:
         stored: whether solves keep K as float32 tiles or recompute them in every product.
@@ -157,7 +157,7 @@ class EstimatedLogJoint(LogJoint):
 
     @property
     def rough_factors(self) -> bool:
-        """Whether a float32 factor near these parameters is known to fail, or to need many corrections."""
+        """True if a float32 factor near these parameters is known to fail, or to need many corrections."""
         if self.solving in (Solving.ITERATIONS, Solving.FLOAT32_FACTOR):
             return self.corrections > self._limits.rough_corrections
         return True
@@ -175,7 +175,7 @@ class EstimatedLogJoint(LogJoint):
                 matrix.solution = None
 
     def on_part(self, rows: int) -> "EstimatedLogJoint":
-        """The same of a random subset of the rows, solved by the same.
+        """The objective of a random subset of the rows, solved the same way.
 
         A factor is worth fewer passes there, n^3 against n^2; none where none fits for all rows.
         """
@@ -284,11 +284,12 @@ class EstimatedLogJoint(LogJoint):
 
     @property
     def _seed(self) -> int:
-        """Of the numbers drawn for a matrix; those of different outputs are independent."""
+        """Seed of the numbers drawn for a matrix; those of different outputs are independent."""
         return self.options.seed + self._draws + OUTPUT_SEED * self._index
 
     def _generator(self) -> torch.Generator:
-        """The same numbers whatever the parameters: only then is the estimate a smooth function of them."""
+        """Generator of the same numbers whatever the parameters: only then is the estimate a smooth function of
+        them."""
         return torch.Generator().manual_seed(self._seed)
 
     def _by_iteration(
@@ -331,7 +332,7 @@ class EstimatedLogJoint(LogJoint):
         return space.everywhere(matrix.solution), space.everywhere(probes_solved)
 
     def _remember(self, candidate: CandidatePreconditioner, began_with: bool, iterations: int, making: float) -> None:
-        """What the solves of a gradient, in so many iterations, say about full scale for the next ones.
+        """Keep what the solves of a gradient, in so many iterations, say about full scale for the next ones.
 
         With `deterministic` every slow gradient tries it for itself.
 
@@ -357,7 +358,7 @@ class EstimatedLogJoint(LogJoint):
             self._note(EventKind.GRADIENTS_NO_FULL_SCALE)
 
     def _by_factor(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
+        """Solve with P = L L^T, a factor: probes are draws of the model itself, up to its rounding."""
         self._warm.ready = None
         operator, workspace = self._operator(rows, theta), self.problem.direct.workspace
         system = CovarianceSystem(operator, noise.expand(rows.count), workspace=workspace)

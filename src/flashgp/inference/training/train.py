@@ -26,7 +26,7 @@ from flashgp.planner.fit_stages import FitStage, Search, fit_stages
 
 @dataclass(frozen=True)
 class Trained:
-    """What a search found: the best vector, its objective of all rows, why it ended (at its goal, by Ctrl-C, or by its
+    """Result of a search: the best vector, its objective of all rows, why it ended (at its goal, by Ctrl-C, or by its
     time limit), whether gradients were estimated, and whether float32 factors were too rough for them."""
 
     theta: numpy.ndarray
@@ -86,7 +86,7 @@ def searched(
     options: FitOptions,
     recorder: Recorder,
 ) -> tuple[numpy.ndarray, StopReason]:
-    """Where a search begins, and why it ended; where it got to is in the recorder.
+    """Start vector of a search, and why the search ended; its end is in the recorder.
 
     Args:
         problem: rows that periods are looked for in.
