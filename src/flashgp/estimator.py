@@ -116,14 +116,18 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         neighbours: of an approximation, as `flashgp.fit`.
 
     Attributes:
-        X_train_, y_train_: as passed, columns of a frame as numbers; rows that were dropped or weigh 0 are left out.
-        gp_, kernel_: the fitted prior and its kernel, in standard units.
+        X_train_: as passed, columns of a frame as numbers; rows that were dropped or weigh 0 are left out.
+        y_train_: as passed, of the rows of `X_train_`.
+        gp_: the fitted prior, in standard units.
+        kernel_: its kernel.
         posterior_: in standard units.
         log_marginal_likelihood_value_: nats, of y in standard units.
-        report_, history_: of the fit.
+        report_: of the fit.
+        history_: of the fit.
         encoding_: how columns of the frame became numbers; None for arrays and frames of numbers alone.
         scaling_: to and from standard units, with the transform of the target.
-        n_features_in_, feature_names_in_: as in scikit-learn.
+        n_features_in_: as in scikit-learn.
+        feature_names_in_: as in scikit-learn.
 
     Example:
         >>> import numpy as np
@@ -205,8 +209,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             self.
 
         Raises:
-            ShapeError, DomainError: both ValueError, for data that do not fit.
-            MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
+            ShapeError: a ValueError, for data of shapes that do not fit.
+            DomainError: a ValueError, for other data that do not fit.
+            MemoryBudgetError: as `flashgp.fit`.
+            NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`, with n the number of distinct rows.
         """
         deadline, before = Deadline.after(self.time_limit), dict(self.__dict__)
@@ -358,7 +364,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """The distribution of a new observation at each row of X, in the units of y: quantiles, intervals, densities.
 
         Args:
-            X, latent, variance: as `predict`.
+            X: as `predict`.
+            latent: as `predict`.
+            variance: as `predict`.
 
         Returns:
             A `flashgp.target_transform.WarpedNormal` with arrays of shape (n_test,): mean, std, median, quantile(q),
@@ -405,12 +413,14 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         permutations: int | None = None,
         seed: int = 0,
     ) -> Importance:
-        """How much worse held-out training rows are predicted where one column of X is permuted among them.
+        """Importance of the columns of X: the loss of accuracy of held-out training rows where one is permuted.
 
         Args:
             groups: names with the columns of X, from 0, that are permuted together, such as those of one category that
                 was encoded before; every column by itself by default, under its name in a frame.
-            rows, permutations, seed: as `Posterior.importance`.
+            rows: as `Posterior.importance`.
+            permutations: as `Posterior.importance`.
+            seed: as `Posterior.importance`.
 
         Returns:
             A `flashgp.Importance`, with `rmse` in units of y; of several outputs, of each.
@@ -475,7 +485,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     @property
     def scaling_(self) -> Scaling | tuple[Scaling, ...]:
-        """What takes data to the standard units of `posterior_` and answers back; one per output when y had columns."""
+        """Map of data to the standard units of `posterior_` and of answers back; one per output when y had columns."""
         return self._fitted.scalings[0] if self.gp_.outputs is None else self._fitted.scalings
 
     def __sklearn_tags__(self) -> Tags:

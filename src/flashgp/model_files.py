@@ -107,7 +107,8 @@ def load(
 
     Raises:
         ModelFileError: for a file that cannot be read, is truncated, damaged, foreign, hostile or of another version.
-        DomainError, ShapeError: for modules that are missing or do not fit.
+        DomainError: for modules that are missing or do not fit.
+        ShapeError: for modules whose tensors have other shapes.
         MemoryBudgetError: when the model is larger than the free memory, before anything large is allocated.
     Cost: one pass over the file; no factorisation.
 

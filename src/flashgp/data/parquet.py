@@ -29,6 +29,9 @@ def parquet(
 ) -> "ParquetRows":
     """Rows of Parquet files for `fgp.fit(gp, rows)` and `gp.condition(rows)`, which read them in passes.
 
+    With a group of ranks (`fgp.fit(gp, rows, group=...)`) each rank names the same files and reads some of their row
+    groups, so that every row is read once; write at least as many row groups as there are ranks.
+
     Args:
         paths: a file, a pattern such as "part-*.parquet", or a list of either; files in the order of their names, those
             of a list in its order.
@@ -36,8 +39,7 @@ def parquet(
         columns: those of x, in their order; None for all others, in the order of the first file.
         row_variance: a column of known noise variances of the rows, beside the one that is fitted; none by default.
         batch_rows: rows in memory at once, as they are stored.
-    With a group of ranks (`fgp.fit(gp, rows, group=...)`) each rank names the same files and reads some of their row
-    groups, so that every row is read once; write at least as many row groups as there are ranks.
+
     Raises:
         BackendUnavailableError: without pyarrow; install flashgp[table].
         DomainError: for no file, one that is no whole Parquet file, a column that a file lacks, has twice or beside
@@ -51,8 +53,6 @@ def parquet(
         >>> rows = fgp.data.parquet("part-*.parquet", target="y")
         >>> rows.columns, rows.count
         (('a',), 6)
-        >>> fgp.GP(fgp.kernels.Matern()).condition(rows, inducing=3).count
-        6
     """
     return ParquetRows(paths, target, columns, row_variance, batch_rows)
 

@@ -55,7 +55,9 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
     Args:
         rows: as `fgp.fit` takes them.
         group: as `fgp.fit` takes it; mean and deviation are of all ranks' rows.
-    Raises: as a pass of `fgp.fit`; DomainError for a column whose squares overflow.
+
+    Raises:
+        DomainError: for a column whose squares overflow; other errors as a pass of `fgp.fit`.
     Cost: one pass.
 
     Example:

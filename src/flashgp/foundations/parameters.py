@@ -122,11 +122,13 @@ class Parameter(nn.Module):
 
     Args:
         value: number or tensor, shape (*batch, *event), inside the constraint's domain.
-        constraint: a `torch.distributions.constraints` object; None means the one its place asks for (a
-            lengthscale is positive), or real when it stands alone.
+        constraint: a `torch.distributions.constraints` object; None means the one its place asks for (a lengthscale is
+            positive), or real when it stands alone.
         prior: a `torch.distributions.Distribution` over the constrained value, or None.
         trainable: whether `fit` and optimisers may change it.
-    Raises: DomainError for a value outside the domain, complex or not finite.
+
+    Raises:
+        DomainError: for a value outside the domain, complex or not finite.
 
     Example:
         >>> positive = torch.distributions.constraints.positive

@@ -16,14 +16,19 @@ class Report:
     """The record of one fit, solve or prediction; None means not applicable.
 
     Attributes:
-        route, backend, device, dtype: as text.
+        route: as text.
+        backend: as text.
+        device: as text.
+        dtype: as text.
         iterations: of the solver.
         relative_residual: |r| / |rhs| in float64.
         error_bound: of the mean, in units of y, eq. (M-37).
         standard_error: of a sampled answer.
         jitter: added to the diagonal, absolute; a list in a batch.
-        predicted_bytes, peak_bytes: planned and used.
-        predicted_seconds, seconds: planned and used.
+        predicted_bytes: by the plan.
+        peak_bytes: used.
+        predicted_seconds: by the plan.
+        seconds: used.
         compile_seconds: of compiling beside them, once.
         events: typed (foundations/events.py), one for every change of route, precision, jitter or tolerance.
         plan: the plan that ran.

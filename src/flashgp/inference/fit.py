@@ -45,10 +45,12 @@ __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as"]
 
 @dataclass
 class Fit:
-    """The result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short.
+    """Result of `fit`: a new gp, its posterior on all rows, the history, the report; interrupted if cut short.
 
-    Fields: priors, those that the fit was under, by path and entry of the parameter, in words; log_prior, their log
-    density, nats, None where another objective was asked for; columns, names of those of x, x1, x2, ... for None.
+    Attributes:
+        priors: those that the fit was under, by path and entry of the parameter, in words.
+        log_prior: their log density, nats; None where another objective was asked for.
+        columns: names of those of x; x1, x2, ... for None.
     """
 
     gp: GP
@@ -134,31 +136,29 @@ def fit(
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
     Args:
-        gp: the model; its values are where `initial="given"` starts.
-        x: rows, (*batch, n, d), n at least 1.
-        y: targets, (*batch, n) or (*batch, n, outputs). Left out where x is rows that are read, not held:
-            `fgp.data.parquet(...)`, or what gives batches (x, y), or (x, y, row_variance), again and again, such as a
-            list or a DataLoader. They are read in passes, whose order may differ but whose rows may not; a random
-            sample of them is held.
+        gp: the model; `initial="given"` starts at its values.
+        x: rows, (*batch, n, d), n at least 1. Or rows that are read in passes, not held: `fgp.data.parquet(...)`, or
+            what gives batches (x, y), or (x, y, row_variance), again and again, such as a list or a DataLoader. Passes
+            may differ in order but not in rows; a random sample of them is held.
+        y: targets, (*batch, n) or (*batch, n, outputs); left out where rows are read.
         starts: runs from different initial values, on at most 400 rows, from where the best goes on to more and more
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
             columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones,
-            wherever they are: bounds, which the data suggest, contain them. Periods are then those that the
-            periodogram of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.
+            wherever they are: bounds, which the data suggest, contain them. Periods are then those that the periodogram
+            of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
-        time_limit: seconds, of the whole call, kept to a tenth and 2 s. The search begins no evaluation that would end
-            too late for the posterior. Where that of all rows would take too long, an iterative solve ends with the
-            time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a warning say
-            so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those that the data
-            suggest. A pass over rows that are read ends with the time: the posterior is then that of the best finished
-            evaluation of all rows, or else of the random sample. Where it allows fewer evaluations of all rows by
-            inducing points than a search usually takes, the hyperparameters are those of a random sample
-            whose rows count for all of them, the inducing values are learned from random rows until the time is up
-            (streamed/learning.py), and the report says how far from the optimum they are; rows that are read in a
-            fixed order, such as a list of batches, are random within a buffer only, so shuffle them before.
-            It counts a compile too, which does not begin where time is short.
+        time_limit: seconds of the whole call, a compile included, kept to a tenth and 2 s; no evaluation or compile
+            begins that would end too late. Where the posterior of all rows would take too long, an iterative solve ends
+            with the time, labelled as `GP.condition` says, or the posterior is that of fewer rows: an event and a
+            warning say so, and `gp.condition(x, y)` has all. Without time for an evaluation the parameters are those
+            that the data suggest. A pass over rows that are read ends with the time: the posterior is then that of the
+            best finished evaluation of all rows, or else of the random sample. Where it allows fewer evaluations of all
+            rows by inducing points than a search usually takes, the hyperparameters are those of a random sample whose
+            rows count for all of them, the inducing values are learned from random rows until the time is up
+            (streamed/learning.py), and the report says how far from the optimum they are; rows that are read in a fixed
+            order, such as a list of batches, are random within a buffer only, so shuffle them before.
         memory: as `GP.condition`.
         device: as `GP.condition`.
         dtype: as `GP.condition`.
@@ -175,13 +175,13 @@ def fit(
         progress: called after every evaluation; False for nothing. None for a bar after a second, where a terminal or a
             notebook shows it.
         settings: numbers that tune the search, and its objective (training/options.py).
-        approximation: None for exact inference at any size; "full_scale" for inducing points with block Vecchia on what
-            they leave, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs; "sparse" for
-            inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower and an upper
-            bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory, else full scale,
-            else inducing points alone, or exact inference on a random part of the rows where that leaves less on rows
-            held out of a sample, eq. (M-245); the report says which and why. Rows that are read are fitted by inducing
-            points, whether "sparse", "auto" or nothing is asked for.
+        approximation: None for exact inference at any size; "full_scale" for inducing points and a block-Vecchia factor
+            of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs;
+            "sparse" for inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower
+            and an upper bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory,
+            else full scale, else inducing points alone, or exact inference on a random part of the rows where that
+            loses less on rows held out of a sample, eq. (M-245); the report says which and why. Rows that are read are
+            fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -189,20 +189,25 @@ def fit(
             as for inducing points, and without a time_limit twice as many where these add much, eq. (M-209).
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
             the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
-            rows that are held, of which there are too many for exact gradients.
+            rows that are held, of which there are too many for exact gradients; of one process.
         group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
-            (`GP.condition`), "full_scale" likewise; that of inducing points sums over rows, and its posterior is one of
-            rows that were read. With "auto" rank 0 decides for all. A time_limit is up for all ranks when it is on one.
-            exact_posterior is for one process. Warnings that all ranks have are shown by rank 0 at the end.
-            `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
-    Returns: Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of
-        the posterior gives its best weights so far, labelled with the bound they reached.
+            (`GP.condition`), "full_scale" likewise; inducing points sum over rows, and their posterior is one of rows
+            that were read. With "auto" rank 0 decides for all. The first rank to pass time_limit stops all ranks. Rank
+            0 shows warnings that all ranks have, at the end. `flashgp.processes.Group.of` says how long ranks wait for
+            each other, 10 minutes unless told.
+
+    Returns:
+        Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of the
+            posterior gives its best weights so far, labelled with the bound they reached.
+
     Raises:
-        ShapeError, DomainError, MemoryBudgetError: as `GP.condition`. DomainError for a checkpoint of something else,
-            or with a model that holds what nothing tells apart (an open file, a lock).
+        ShapeError: as `GP.condition`.
+        DomainError: as `GP.condition`; for a checkpoint of something else, or with a model that holds what nothing
+            tells apart (an open file, a lock).
+        MemoryBudgetError: as `GP.condition`.
         NotPositiveDefiniteError: if no start can be evaluated.
         FitInterrupted: a KeyboardInterrupt that has the trained `gp`, for Ctrl-C where the posterior has no partial
             answer: gp.condition(x, y), or the same call with its checkpoint, goes on from there. On every rank.

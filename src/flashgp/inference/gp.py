@@ -60,7 +60,9 @@ class GP(Prior):
         outputs: None for y of shape (*batch, n); p for y of shape (*batch, n, p): outputs with one covariance function,
             independent of each other. Each has a noise variance of its own, and with it a factor; one factor serves all
             where the likelihood is Gaussian(..., shared=True).
-    Raises: DomainError for arguments of the wrong kind.
+
+    Raises:
+        DomainError: for arguments of the wrong kind.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -129,8 +131,8 @@ class GP(Prior):
     ) -> "Posterior":
         """The posterior given rows x, (*batch, n, d), and targets y, (*batch, n) or (*batch, n, outputs).
 
-        Or given rows that are read, not held: `gp.condition(rows, inducing=512)`, as `fgp.fit` takes them. Or given
-        what minibatches have said: `gp.condition(q)`, with q of `minibatch_bound`.
+        Or given rows that are read, not held: `gp.condition(rows, inducing=512)`, as `fgp.fit` takes them. Or given the
+        minibatches of `minibatch_bound`: `gp.condition(q)`.
 
         Detached from parameters and data unless `differentiable`. n = 0 gives the prior as a posterior. Whatever the
         route, the mean is that of a float64 Cholesky factor to `tolerance`, and the report says how certain that is.
@@ -158,16 +160,24 @@ class GP(Prior):
             dtype: torch.float64 for a float64 factor, torch.float32 for a float32 one whose weights float64 corrects.
             jitter: relative to the mean diagonal; None tries n eps times 1, 10, 100 after a failure, and says so.
             differentiable: keep gradients to parameters, x and y (an autograd graph over n x n matrices).
-            approximation, inducing, neighbours: as `fgp.fit`; an approximate posterior of these parameters, for which
-                solver, plan, jitter, progress and differentiable do not exist.
+            approximation: as `fgp.fit`; an approximate posterior of these parameters, for which solver, plan, jitter,
+                progress and differentiable do not exist.
+            inducing: as `fgp.fit`.
+            neighbours: as `fgp.fit`.
             group: a ProcessGroup, or a DeviceMesh of one dimension, whose ranks call this together, each with rows of
                 its own, some with none. The posterior is that of all rows on every rank: a factor is made by each of
-                them, conjugate gradients and passes over blocks of full scale are shared. None for this process alone.
-        Raises: ShapeError, DomainError, MemoryBudgetError, NotPositiveDefiniteError; with a group the same error on
-            every rank, RankMismatchError where they were given different columns, models or options, and
-            ProcessGroupError where one has died or does not answer.
+                them, conjugate gradients and passes over blocks of full scale are shared, and errors are the same on
+                every rank. None for this process alone.
+
+        Raises:
+            ShapeError: for x and y whose shapes do not fit.
+            DomainError: for values that are not finite, or options that are none.
+            MemoryBudgetError: if no plan fits the budget.
+            NotPositiveDefiniteError: if the factorisation fails after the largest jitter.
+            RankMismatchError: if ranks of the group were given different columns, models or options.
+            ProcessGroupError: if a rank of the group has died or does not answer.
         Cost: as `flashgp.plan` says: n^3 / 3 flops and one n x n buffer, or passes over the pairs, with n the number of
-        distinct rows.
+            distinct rows.
         """
         lazy_import("flashgp.inference.condition")
         from flashgp.inference.condition import condition
@@ -241,10 +251,16 @@ class GP(Prior):
                 GiB for 4,096 rows; without them it does not matter.
             group: as `condition`; every rank makes the factor of all rows, and has the whole gradient by parameters,
                 and that by its own x and y: nothing is to be summed, or averaged, over ranks.
-        Returns: (*batch,), float64; with theta, the chain dimensions. A warning says where rounding may move it by more
-            than a thousandth of itself, eq. (M-260).
-        Raises: ShapeError, DomainError, NotPositiveDefiniteError naming the batch members that failed; DerivativeError
-            where a second derivative is taken of more than second_order_rows, or a third one of any.
+
+        Returns:
+            (*batch,), float64; with theta, the chain dimensions. A warning says where rounding may move it by more than
+                a thousandth of itself, eq. (M-260).
+
+        Raises:
+            ShapeError: as `condition`.
+            DomainError: as `condition`.
+            NotPositiveDefiniteError: naming the batch members that failed.
+            DerivativeError: for a second derivative of more than second_order_rows, or a third one of any.
         Cost: n^3 flops with the gradient, one n x n buffer; 4 n^3 flops for each row of a Hessian.
         """
         ranks = Group.of(group)
@@ -296,10 +312,17 @@ class GP(Prior):
         """log p(y | x, theta) + log p(theta) over all priors, eq. (M-38): the objective of `fit`, or of a sampler.
 
         Args:
-            x, y, theta, dtype, jitter, second_order_rows: as `log_marginal_likelihood`.
+            x: as `log_marginal_likelihood`.
+            y: as `log_marginal_likelihood`.
+            theta: as `log_marginal_likelihood`.
             jacobian: add log |d value / d raw|, so that the density is that of the unconstrained values, as Hamiltonian
                 Monte Carlo needs.
-        Returns: (*batch,), or the chain dimensions of theta.
+            dtype: as `log_marginal_likelihood`.
+            jitter: as `condition`.
+            second_order_rows: as `log_marginal_likelihood`.
+
+        Returns:
+            (*batch,), or the chain dimensions of theta.
         """
         if theta is not None:
             x = check_points(x, "x")
@@ -330,8 +353,15 @@ class GP(Prior):
             group: a ProcessGroup whose ranks each have rows of their own, some none. Value and gradients are those of
                 all rows on every rank; a network may be wrapped in DistributedDataParallel or fully_shard, whose mean
                 of gradients is made a sum, (M-220).
-        Returns: a scalar, float64. Under `torch.no_grad()` the value alone is computed.
-        Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
+
+        Returns:
+            A scalar, float64. Under `torch.no_grad()` the value alone is computed.
+
+        Raises:
+            ShapeError: for x, y and points whose shapes do not fit.
+            DomainError: for rows, points and models that have no such bound.
+            NotPositiveDefiniteError: if a factorisation fails.
+            DerivativeError: for create_graph=True.
         Cost: 2 n m evaluations and 7.5 n m^2 flops; memory of a block of rows and of their features.
 
         Example:
@@ -361,20 +391,27 @@ class GP(Prior):
         """The bound of inducing points estimated from a minibatch, eq. (M-190), and q(u) after it, eq. (M-192).
 
         For training loops of your own over more rows than a step of the optimiser may read. `value` is an unbiased
-        estimate of a lower bound on log p of all rows, at the distribution q(u) that came in; the q that it gives back
-        has learned the batch too, by a natural-gradient step whose size follows from how far batches scatter and
-        parameters move. Without q the batch alone says where q(u) is, and its value is optimistic.
+        estimate of a lower bound on log p of all rows, at the distribution q(u) that came in; the q returned has
+        learned the batch too, by a natural-gradient step whose size follows from how far batches scatter and parameters
+        move. Without q the batch alone says where q(u) is, and its value is optimistic.
 
         Args:
             x: (b, d), a random batch of the rows.
             y: (b,) or (b, outputs), with one noise variance for all.
             count: of all rows, n.
             inducing: points (m, d), the same for every batch, or moved by your optimiser.
-            q: what the batch before gave back; None at first.
-            group: as `collapsed_bound`; the batch is what all ranks bring.
-        Returns: MinibatchBound: value, a scalar in nats of all rows, differentiable as `collapsed_bound`; q, which
-            `gp.condition(q)` takes for a posterior without another pass.
-        Raises: ShapeError, DomainError, NotPositiveDefiniteError; DerivativeError for create_graph=True.
+            q: that of the batch before; None at first.
+            group: as `collapsed_bound`; the batch is that of all ranks together.
+
+        Returns:
+            MinibatchBound: value, a scalar in nats of all rows, differentiable as `collapsed_bound`; q, which
+                `gp.condition(q)` takes for a posterior without another pass.
+
+        Raises:
+            ShapeError: as `collapsed_bound`.
+            DomainError: as `collapsed_bound`.
+            NotPositiveDefiniteError: if a factorisation fails.
+            DerivativeError: for create_graph=True.
         Cost: b m + m^2 evaluations with their gradients, 6.5 b m^2 + 3.3 m^3 flops.
 
         Example:
@@ -397,14 +434,21 @@ class GP(Prior):
 
     @autocast_disabled
     def inducing_points(self, x: Any, count: int, *, seed: int = 0, group: Any = None) -> Tensor:
-        """At most so many of the rows x, (n, d), as inducing points, (m, d): those that the others say least about.
+        """At most `count` of the rows x as inducing points, (m, d): those that the others say least about.
 
-        A warning says where they are fewer: the rows beyond them are known from these to within rounding or the noise.
+        Pivots of a partial Cholesky factor, eq. (M-77), of 20 times as many random rows, at the present parameters. A
+        warning says where they are fewer: the rows beyond them are known from these to within rounding or the noise.
 
-        Pivots of a partial Cholesky factor, eq. (M-77), of 20 times as many random rows, at the present parameters.
-        With a group x are this rank's rows, and the points are among those of all ranks, the same on every one.
+        Args:
+            x: rows, (n, d); with a group this rank's.
+            count: of points, at most.
+            seed: of the random rows.
+            group: ranks whose rows the points are among, the same points on every rank.
 
-        Raises: ShapeError, DomainError. Cost: 20 m^2 evaluations, 20 m^3 flops.
+        Raises:
+            ShapeError: for x of another shape.
+            DomainError: for values that are not finite, or a count that is none.
+        Cost: 20 m^2 evaluations, 20 m^3 flops.
         """
         from flashgp.inference.streamed.collapsed import chosen_points
 

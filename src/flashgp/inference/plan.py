@@ -125,37 +125,50 @@ def plan(
     neighbours: int | str = "auto",
     ranks: int = 1,
 ) -> Plan | ProductPlan:
-    """What conditioning (and fitting) a GP on n rows of d columns takes, or predicting from them: `fgp.plan`.
+    """Plan of conditioning (and fitting) a GP on n rows of d columns, or of predicting from them: `fgp.plan`.
 
     Args:
+        gp: the model.
+        n: training rows.
+        d: columns of x.
         n_test: None for conditioning and fitting; else the points whose mean and variance are predicted.
         distinct: of the n rows, those that differ in x; rows that repeat join them (inference/replicates.py). None for
             all. Conditioning and fitting count them themselves.
-        batch: models, 1 or more; memory: budget in bytes or text like "8GiB"; None for what is free now.
-        device: "auto" takes the quickest of the devices there are; dtype: float64 asks for the route "direct", float32
-            for "refined".
+        batch: models, 1 or more.
+        memory: budget in bytes or text like "8GiB"; None for what is free now.
+        device: "auto" takes the quickest of the devices there are.
+        dtype: float64 asks for the route "direct", float32 for "refined".
         route: force one: "direct" or "refined" (a Cholesky factor in float64 or float32), "stored" or "recomputed"
             (iterative solves); of a prediction "recomputed", "dense" or "stored".
-        solver: of the routes that this solver takes, "cholesky" or "cg"; factored: of those that leave a factor.
-        backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton"; variance: whether a
-            prediction computes it, or how, as `Posterior.predict` takes it.
+        solver: "cholesky" or "cg": a route that this solver takes.
+        factored: a route that leaves a factor.
+        backend: of a prediction, what evaluates the pairs of its mean: "torch", "cpu" or "triton".
+        variance: whether a prediction computes it, or how, as `Posterior.predict` takes it.
         conditioned: of a prediction, the route that its posterior came by; None for the one that would be taken now.
-            passes: over the pairs, of a block of its solves; None for what its preconditioner usually takes.
+        passes: over the pairs, of a block of the prediction's solves; None for what its preconditioner usually takes.
         profile: the rates to use, such as `fgp.tune()` returned; the kept ones by default, built-in ones where none
             were kept or with `deterministic`.
+        deterministic: as `GP.condition`.
         time_limit: seconds of a whole fit. With it, or with memory, the plan also says how many rows like these a fit
             would finish (`largest_fit`).
         starts: of a fit, as in `fgp.fit`.
-        approximation, inducing, neighbours: as in `fgp.fit`: the plan of that approximation, eqs. (M-183) to (M-186),
-            with the sizes that "auto" takes under the limits, eq. (M-187); "auto" plans what would be taken.
+        approximation: as in `fgp.fit`: the plan of that approximation, eqs. (M-183) to (M-186), with the sizes that
+            "auto" takes under the limits, eq. (M-187); "auto" plans what would be taken.
+        inducing: as in `fgp.fit`.
+        neighbours: as in `fgp.fit`.
         ranks: of a group that shares conditioning and fitting, at most the rows: bytes and seconds are those of each,
             with this machine's rates and no time on the network, its memory is memory=, and `shared` says what it
             sends, eqs. (M-226) to (M-231).
-    Returns: Plan, or ProductPlan with n_test; printed, it also shows the routes not chosen, and
-        where an exact fit takes long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is
-        a prediction of a whole fit by `fgp.fit` with its posterior, without what a process does once (loading and
-        compiling loops); most fits end between `fit_seconds_low` and `fit_seconds_high`.
-    Raises: MemoryBudgetError with the bytes needed and the cheapest plan that fits; DomainError.
+
+    Returns:
+        Plan, or ProductPlan with n_test. Printed, it also shows the routes not chosen, and where an exact fit takes
+            long, or longer than its limit, what approximations take. `fit_seconds` of a Plan is a prediction of a whole
+            fit by `fgp.fit` with its posterior, without what a process does once (loading and compiling loops); most
+            fits end between `fit_seconds_low` and `fit_seconds_high`.
+
+    Raises:
+        MemoryBudgetError: with the bytes needed and the cheapest plan that fits.
+        DomainError: for arguments that do not go together, or values that are none.
     Cost: a few milliseconds, and some forty plans more with a limit.
 
     Example:

@@ -43,21 +43,28 @@ _OF_MANY = "posterior.fantasize(x, y) takes rows and targets of many at once"
 class Posterior:
     """A Gaussian process given data, exactly or by an approximation. Made by `gp.condition`; immutable.
 
-    What a kind of posterior does not have raises DomainError, and `can` says so before: rows never leave an
-    approximation; one of rows that were read holds m points, m x m numbers and a sample of the rows, so that what asks
-    for all rows is refused; only exact posteriors have fantasies and are refined. Of a group of ranks all of them call
-    the same methods in the same order, where there is no factor; `fgp.save` on rank 0 writes a file that one process
+    A method that a kind of posterior does not have raises DomainError, and `can` says so before: rows never leave an
+    approximation; one of rows that were read holds m points, m x m numbers and a sample of the rows, so that methods
+    that need all rows are refused; only exact posteriors have fantasies and are refined. All ranks of a group must call
+    the same methods in the same order where there is no factor; `fgp.save` on rank 0 writes a file that one process
     loads. Reading a field sends nothing.
 
-    Fields: gp, the prior as it was (a detached copy); x, y, the training data; representer_weights K^-1 (y - m),
-    (*batch, u, outputs or 1), float64; factor, the Cholesky factor of K + noise (None without data, or where iterative
-    solves made the weights); by_output, where outputs have noise of their own the posterior of each; report; plan;
-    replicates, the u distinct rows that repeated rows of x were joined into (None where u = n). Factor, weights
-    and residual are theirs, in that order (inference/replicates.py). state: the value behind it, which the functions of
-    inference take and return. units: of x and y in words, where they are not the user's own.
+    Inputs and returned tensors are copies; modifying them has no effect. `factor` and `state` alone are what it
+    computes with, to be read only. With `differentiable` the parameters are the GP's own.
 
-    It keeps copies of what it is given and gives copies: writing into either changes no answer. `factor` and `state`
-    alone are what it computes with, to be read only. With `differentiable` the parameters are the GP's own.
+    Attributes:
+        gp: the prior as it was (a detached copy).
+        x: the training inputs.
+        y: the training targets.
+        representer_weights: K^-1 (y - m), (*batch, u, outputs or 1), float64.
+        factor: the Cholesky factor of K + noise; None without data, or where iterative solves made the weights.
+        by_output: where outputs have noise of their own the posterior of each.
+        report: how the answers were computed, and how certain they are.
+        plan: the plan that conditioning followed.
+        replicates: the u distinct rows that repeated rows of x were joined into; None where u = n. Factor, weights and
+            residual are theirs, in that order (inference/replicates.py).
+        state: the value behind it, which the functions of inference take and return.
+        units: of x and y in words, where they are not the user's own.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -95,16 +102,20 @@ class Posterior:
 
     @property
     def factor(self) -> TriangularFactor | None:
-        """The Cholesky factor of K + noise; None without data, by an approximation, or where iterative solves made the
-        weights. To be read: it is no copy, which would take n^2 numbers.
+        """The Cholesky factor of K + noise, no copy, which would take n^2 numbers: to be read only.
 
-        Raises: DomainError where outputs have noise of their own, and with it a factor each.
+        None without data, by an approximation, or where iterative solves made the weights.
+
+        Raises:
+            DomainError: where outputs have noise of their own, and with it a factor each.
         """
         return self.state.factor
 
     @property
     def by_output(self) -> "tuple[Posterior, ...]":
-        """Where outputs have noise of their own, the posterior of each, of y without an axis for outputs; else ()."""
+        """The posterior of each output, with y without an axis for outputs, if outputs have noise of their own; else
+        ().
+        """
         parts = self.state.parts if self.state.prior.separate else ()
         return tuple(Posterior(part, self.units) for part in parts)
 
@@ -115,7 +126,7 @@ class Posterior:
 
     @property
     def report(self) -> Report:
-        """How it was computed, and how certain that is."""
+        """Report of conditioning: its computation and accuracy."""
         return self.state.report
 
     @property
@@ -157,7 +168,7 @@ class Posterior:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Of a batch of models; () for one."""
+        """Shape of a batch of models; () for one."""
         return self.state.batch_shape
 
     # -- what is of approximations ------------------------------------------------------------------------------------
@@ -168,12 +179,12 @@ class Posterior:
 
     @property
     def lost(self) -> Lost | Bound:
-        """What an approximation loses: `lost.nats`, a row.
+        """Accuracy lost by an approximation: `lost.nats`, a row.
 
-        Of full scale nats a row by which it diverges from the exact model, an estimate with its standard error, eq.
-        (M-156). A fit computes it where its time allows, and its report says it; after `condition` it is computed when
-        asked for: 32 factors of 8 times the neighbours, once. Of inducing points alone the bound, whose `nats` are what
-        a row loses at most in log p(y).
+        Of full scale an estimate, with its standard error, of the divergence from the exact model, eq. (M-156). A fit
+        computes it where its time allows, and its report says it; after `condition` it is computed when asked for: 32
+        factors of 8 times the neighbours, once. Of inducing points alone the bound: its `nats` are the most that a row
+        may lose in log p(y).
         """
         return self._ask("lost")
 
@@ -187,14 +198,16 @@ class Posterior:
         return self._ask("bound")
 
     def bracket(self, rows: Any = None) -> Bound:
-        """The same with a tighter upper bound, from pairs of the training rows, eq. (M-242).
+        """Bounds on log p(y) as `bound`, with a tighter upper one from pairs of the training rows, eq. (M-242).
 
         All pairs where there are at most 32,768 rows, else those within blocks of as many rows as 2^30 pairs allow: the
         fewer blocks, the tighter.
 
-        Args: rows: the training rows once more, as `fgp.fit` takes them, where they were read; None where they are
-            held.
-        Raises: DomainError for other rows, or none where the posterior holds none; as a pass.
+        Args:
+            rows: the training rows once more, as `fgp.fit` takes them, where they were read; None where they are held.
+
+        Raises:
+            DomainError: for other rows, or none where the posterior holds none; as a pass over rows that are read.
         Cost: two passes, n m evaluations and n m^2 flops, and at least n times 2^21 / m evaluations, at most 2^30
             otherwise.
 
@@ -219,7 +232,7 @@ class Posterior:
         time_limit: float | None = None,
         progress: ToldProgress = None,
     ) -> Prediction:
-        """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
+        """The posterior at x_test, (*batch, n_test, d), differentiable in x_test.
 
         Lazy: work begins when something is asked for. From 1e7 pairs of training and test rows on it follows a plan,
         which its report carries. Of a group without a factor mean and variance are computed at once. Approximations
@@ -240,13 +253,20 @@ class Posterior:
                 so predicts so.
             time_limit: seconds that variances may take, from when they are asked for, in place of the minute: exact
                 solves where they keep to it, else samples; the solves of both end with it. Exact ones are too large
-                then, with a warning; what samples leave uncertain is in `p.variance_standard_error`, (M-263). Means
-                and factors, which are quick, do not ask it. An approximation refuses points that would take longer by
-                its plan.
+                then, with a warning; what samples leave uncertain is in `p.variance_standard_error`, (M-263). Means and
+                factors, which are quick, do not ask it. An approximation refuses points that would take longer by its
+                plan.
             progress: called after every iteration of a solve for variances, with a `PredictionProgress`; False for
                 nothing. None for a bar after a second, where a terminal or a notebook shows it.
-        Raises: ShapeError, DomainError for points, a plan or a variance that do not fit; where the result is asked for,
-            MemoryBudgetError if nothing fits, DomainError if no variance can be had within the time limit.
+
+        Returns:
+            Prediction.
+
+        Raises:
+            ShapeError: for points of another shape.
+            DomainError: for points, a plan or a variance that do not fit; where the result is asked for, if no variance
+                can be had within the time limit.
+            MemoryBudgetError: where the result is asked for, if nothing fits.
         Cost: n n_test (d + 1) for the mean; n^2 n_test flops for the variance; never n x n_test numbers at once. Of
             full scale with q neighbours and m inducing points q^2 (2 m + q / 3) flops for each point, of inducing
             points alone m evaluations and 2 m^2.
@@ -264,33 +284,40 @@ class Posterior:
     def paths(self, count: int, *, features: int = 2048, seed: int | None = None) -> Paths:
         """Posterior functions by Matheron's rule, eq. (M-94): `f = post.paths(64); f(x_any)`, differentiable in x_any.
 
-        Of approximations inducing values are drawn exactly, what they leave from the prior, eqs. (M-155) and (M-166).
+        Of approximations inducing values are drawn exactly, their residual from the prior, eqs. (M-155) and (M-166).
 
         Args:
-            count: how many; each output has independent ones.
+            count: of functions; each output has independent ones.
             features: of the draw of the prior, per term of the expanded kernel; its error is `f.prior_error` and stands
                 in `f.report`. A kernel without random features is drawn exactly, where `f` is called, (M-255): all
                 calls are of the same functions, and which these are depends on the seed and on what was asked before,
                 points and slopes; the same calls in the same order give the same values, whatever the order of rows.
             seed: of all randomness; without one a single integer is drawn from torch's default generator, of a group
                 from rank 0's.
-        Returns: a function of points (*batch, n_test, d), with values (count, *batch, n_test[, outputs]).
-        Raises: DomainError for counts that are none, or without features over several ranks; MemoryBudgetError where so
-            many solves at once do not fit in what is free or, without features, the factor of the rows and the points
-            asked for does not.
-        Cost: one solve with count outputs right-hand sides; then n (d + count outputs) per point. Without features
-            s^2 flops more of a point, for s rows and points asked for before, and 24 s^2 bytes; where its slope is
-            wanted, of d + 1 points.
+
+        Returns:
+            A function of points (*batch, n_test, d), with values (count, *batch, n_test[, outputs]).
+
+        Raises:
+            DomainError: for counts that are none, or without features over several ranks.
+            MemoryBudgetError: where so many solves at once do not fit in what is free or, without features, the factor
+                of the rows and the points asked for does not.
+        Cost: one solve with count outputs right-hand sides; then n (d + count outputs) per point. Without features s^2
+            flops more of a point, for s rows and points asked for before, and 24 s^2 bytes; where its slope is wanted,
+            of d + 1 points.
         Source: Wilson, Borovitskiy, Terenin, Mostowsky & Deisenroth (2020), eq. 13.
         """
         return self._ask("paths", count, features, seed)
 
     # -- what this posterior answers ----------------------------------------------------------------------------------
     def can(self, question: str) -> str | None:
-        """Why a method does not answer for this posterior, and what to do instead; None where it does.
+        """Reason that this posterior does not answer a method, and what to do instead; None if it does.
 
-        Args: question, the name of a method or field, such as "drop".
-        Raises: DomainError for a name that no posterior has.
+        Args:
+            question: the name of a method or field, such as "drop".
+
+        Raises:
+            DomainError: for a name that no posterior has.
 
         Example:
             >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -317,13 +344,13 @@ class Posterior:
 
     # -- learning online ------------------------------------------------------------------------------------------
     def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
-        """The posterior with k more rows, eq. (M-111); this one stays what it is.
+        """The posterior with k more rows, eq. (M-111); this one stays as it is.
 
         An approximation keeps parameters and inducing points. Of full scale new rows become blocks behind the others,
         as wide as those, of one row each where few come at once, eq. (M-176): each has its neighbours among all earlier
-        rows. What that loses is in `lost`; where the appended rows are most of them, or far from the inducing points,
-        condition again. Of inducing points alone the sums over rows grow, eq. (M-175); rows that are held stay so where
-        x and y are given, rows that are read are not kept, nor are then those before.
+        rows. `lost` has the accuracy lost by that; where the appended rows are most of them, or far from the inducing
+        points, condition again. Of inducing points alone the sums over rows grow, eq. (M-175); rows that are held stay
+        so where x and y are given, rows that are read are not kept, nor are then those before.
 
         Args:
             x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat. Of inducing points alone,
@@ -332,12 +359,15 @@ class Posterior:
             row_variance: (k,), where the rows before have variances of their own; of rows that are read the third of a
                 batch.
             row_weight: (k,), ones by default.
-        Raises: ShapeError, DomainError for rows that do not fit or are not finite, a batch or a differentiable
-            posterior; NotPositiveDefiniteError for a row that repeats another without noise. Nothing changes then.
+
+        Raises:
+            ShapeError: for rows that do not fit.
+            DomainError: for rows that are not finite, a batch or a differentiable posterior.
+            NotPositiveDefiniteError: for a row that repeats another without noise. Nothing changes then.
         Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
-            Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds
-            of its iterations, and its preparation unless a float32 factor is updated (inference/online/warm_start.py).
-            Of full scale for each row, with q neighbours and blocks of b new rows, (q + b)^2 (2 m + q / 3) / b + 2 m^2
+            Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds of
+            its iterations, and its preparation unless a float32 factor is updated (inference/online/warm_start.py). Of
+            full scale for each row, with q neighbours and blocks of b new rows, (q + b)^2 (2 m + q / 3) / b + 2 m^2
             flops and a distance of every row; now and then a copy of all rows with room for half as many. Of inducing
             points alone k m evaluations, 2 k m^2 flops and m^3 / 3 once, and a copy of rows that are held.
         """
@@ -351,7 +381,9 @@ class Posterior:
 
         Args:
             indices: numbers of rows of `post.x`, from 0 on, each once.
-        Raises: DomainError for numbers that are out of range or repeat, a batch or a differentiable posterior.
+
+        Raises:
+            DomainError: for numbers that are out of range or repeat, a batch or a differentiable posterior.
         Cost: 2 n^2 flops for each row, from the first that goes on; n^2 numbers. Without a float64 factor as `append`.
         """
         return self._updated("drop", indices)
@@ -371,12 +403,18 @@ class Posterior:
 
         Args:
             x: (*b, q, d), the rows of every member.
-            y: their targets, (*s, *b, q) or (*s, *b, q, outputs), with the noise of the likelihood; or else
-            samples: how many targets to draw from the posterior, s = (samples,).
+            y: their targets, (*s, *b, q) or (*s, *b, q, outputs), with the noise of the likelihood; None with
+                `samples`.
+            samples: how many targets to draw from the posterior in place of y, s = (samples,).
             seed: of these draws.
-        Returns: Fantasies, with `predict(x_test)` of all members at once; differentiable in x, y and x_test.
-        Raises: ShapeError, DomainError for what does not fit, or a posterior without one float64 factor;
-            NotPositiveDefiniteError for a row that repeats another without noise.
+
+        Returns:
+            Fantasies, with `predict(x_test)` of all members at once; differentiable in x, y and x_test.
+
+        Raises:
+            ShapeError: for rows that do not fit.
+            DomainError: for values that are not finite, or a posterior without one float64 factor.
+            NotPositiveDefiniteError: for a row that repeats another without noise.
         Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row.
         """
         fantasies: Fantasies = self._ask("fantasize", x, y, samples, seed)
@@ -395,8 +433,12 @@ class Posterior:
 
         Args:
             steps: of L-BFGS-B at most.
-            priors, time_limit, progress: as `fgp.fit`.
-        Raises: DomainError for a posterior without rows, of a batch or differentiable; as `fgp.fit` otherwise.
+            priors: as `fgp.fit`.
+            time_limit: as `fgp.fit`.
+            progress: as `fgp.fit`.
+
+        Raises:
+            DomainError: for a posterior without rows, of a batch or differentiable; other errors as `fgp.fit`.
         Cost: about 1.3 evaluations of n^3 flops a step, and a new factor: not of O(n^2).
         """
         return self._updated("refine", steps, priors=priors, time_limit=time_limit, progress=progress)
@@ -415,26 +457,33 @@ class Posterior:
         return self._ask("log_marginal_likelihood")
 
     def leave_one_out(self) -> LeaveOneOut:
-        """Each observation predicted from the others, without refitting, eqs. (M-39) and (M-40).
+        """Predictions of each observation from the others, without refitting, eqs. (M-39) and (M-40).
 
-        The others include the other observations at the same x, eq. (M-88): a noise-free one leaves no variance.
-        Exact for a full-scale model too; of inducing points alone these stay where they are, eq. (M-167).
+        The others include the other observations at the same x, eq. (M-88): a noise-free one leaves no variance. Exact
+        for a full-scale model too; inducing points alone stay where they are, eq. (M-167).
 
-        Raises: DomainError without a factor, or where rows were read: `leave_out` takes some of them again.
-        Cost: n^3 / 3 flops, one strip of the inverse factor. With a float32
-            factor a solve for every row too, where all of them take less than 10 s by the machine's rates; elsewhere
-            16 rows are compared, and a warning says where the factor's rounding matters. Of full scale a pass over the
-            blocks and n m^2 flops, of inducing points alone n m evaluations and 3 n m^2 flops.
+        Raises:
+            DomainError: without a factor, or where rows were read: `leave_out` takes some of them again.
+        Cost: n^3 / 3 flops, one strip of the inverse factor. With a float32 factor a solve for every row too, where all
+            of them take less than 10 s by the machine's rates; elsewhere 16 rows are compared, and a warning says where
+            the factor's rounding matters. Of full scale a pass over the blocks and n m^2 flops, of inducing points
+            alone n m evaluations and 3 n m^2 flops.
         """
         return self._ask("leave_one_out")
 
     def leave_out(self, x: Any, y: Any, *, row_variance: Any = None) -> LeaveOneOut:
-        """Training rows that are given once more, each predicted from all the others by inducing points, eq. (M-167).
+        """Predictions of training rows given once more, each from all the others by inducing points, eq. (M-167).
 
         For rows that were read: of some of them. What was no training row gets an answer that means nothing.
 
-        Args: x (k, d), y (k,) or (k, outputs), row_variance (k,), where the rows have known ones.
-        Raises: ShapeError, DomainError.
+        Args:
+            x: (k, d).
+            y: (k,) or (k, outputs).
+            row_variance: (k,), where the rows have known ones.
+
+        Raises:
+            ShapeError: for rows that do not fit.
+            DomainError: for values that are not finite, or a posterior without such an answer.
         Cost: k m evaluations and 3 k m^2 flops.
         """
         return self._ask("leave_out", x, y, row_variance)
@@ -447,7 +496,7 @@ class Posterior:
         permutations: int | None = None,
         seed: int = 0,
     ) -> Importance:
-        """How much worse held-out rows are predicted where one column of x is permuted among them, eq. (M-151).
+        """Importance of the columns of x: the loss of accuracy of held-out rows where one is permuted, eq. (M-151).
 
         Rows are predicted from others, up to 2,048, with the parameters as they are: from fewer than the posterior has
         a column that matters at short distances alone looks less important than it is. Rows of equal x are held out
@@ -458,8 +507,14 @@ class Posterior:
             rows: held out; None for a quarter of all, 100 to 256, or fewer where there are many columns, 64 at least.
             permutations: of each column; None for as many as 2,304 predictions allow, 1 to 8.
             seed: of the rows and permutations; the same seed gives the same result.
-        Returns: Importance, of log density and of RMSE with standard errors; exactly 0 of what the model does not read.
-        Raises: DomainError for a batch, fewer than 2 rows, or columns that x has not; MemoryBudgetError.
+
+        Returns:
+            Importance, of log density and of RMSE with standard errors; exactly 0 of columns that the model does not
+                read.
+
+        Raises:
+            DomainError: for a batch, fewer than 2 rows, or columns that x has not.
+            MemoryBudgetError: if the predictions do not fit.
         Cost: n^3 / 3 flops and n^2 for each prediction, with n the rows behind; up to 4 times the former of few rows.
 
         Example:

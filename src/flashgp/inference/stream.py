@@ -78,26 +78,32 @@ class StreamMetrics:
 
 
 class Stream:
-    """Learns rows as they come, and predicts each before it does.
+    """Learner of rows as they come, each predicted before it is learned.
 
         stream = fgp.Stream(posterior, window=2000, refine_every=500)
         for step in stream.consume(zip(x, y)):
             ...  # step.mean, step.variance of the row before it was learned
         print(stream.metrics)
 
+    Steps from several threads come one after the other. Making one takes 0.1 s, with a window a second or more in a new
+    process: what the first steps would load, and make late, is loaded then.
+
     Args:
-        posterior: where it begins: what `gp.condition` or `fgp.load` returns, or `.posterior` of a fit. It stays as it
-            is.
+        posterior: start, as `gp.condition` or `fgp.load` returns it, or `.posterior` of a fit. It stays as it is.
         window: most rows that are kept, the oldest go first; None keeps all. What is more than that at the beginning is
             dropped at once. Rows never leave an approximate posterior.
         refine_every: learned rows after which the hyperparameters take `refine_steps` steps (`Posterior.refine`); None
             leaves them as they are, as those of an approximate posterior stay.
-    Fields: posterior, as of now; metrics. Steps from several threads come one after the other.
-    Raises: DomainError for counts that are none, or a posterior that cannot learn online.
+        refine_steps: see `refine_every`.
+
+    Attributes:
+        posterior: as of now.
+        metrics: of all steps so far.
+
+    Raises:
+        DomainError: for counts that are none, or a posterior that cannot learn online.
     Cost: of a step O(n^2) for each row, of an approximate posterior as its `append` (without a float64 factor solves:
-        of the variance, and of the weights from the old ones), of a refinement about 1.3 n^3 flops a step. Making one
-        takes 0.1 s, with a window a second or more in a new process: what the first steps would load, and make late, is
-        loaded then.
+        of the variance, and of the weights from the old ones), of a refinement about 1.3 n^3 flops a step.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -143,10 +149,15 @@ class Stream:
         """Predict rows, then learn them.
 
         Args:
-            x: (d,) or (k, d); y: a number, (k,) or (k, outputs), or None for rows that are predicted only.
-            row_variance, row_weight: (k,), of the noise of these rows, as `Posterior.append`.
-        Raises: ShapeError, DomainError; NotPositiveDefiniteError as `Posterior.append`. Posterior and metrics are then
-            what they were.
+            x: (d,) or (k, d).
+            y: a number, (k,) or (k, outputs), or None for rows that are predicted only.
+            row_variance: (k,), known noise variances of these rows, as `Posterior.append`.
+            row_weight: (k,), weights of these rows, as `Posterior.append`.
+
+        Raises:
+            ShapeError: as `Posterior.append`.
+            DomainError: as `Posterior.append`.
+            NotPositiveDefiniteError: as `Posterior.append`. Posterior and metrics then stay as they were.
         """
         with self._alone():
             return self._step(x, y, row_variance, row_weight)

@@ -110,9 +110,13 @@ class Kernel(NamedValues, ABC):
         Args:
             count: the features of each term of the expanded sum, at least 2; a relative error of about count^(-1/2).
             generator: gives one integer, in which all randomness is frozen.
-        Returns: a function of points (*batch, n, d), (*batch, n, columns), smooth in x and in the parameters, which it
-            reads at every call; None for a kernel without features (Custom, and what contains one).
-        Raises: DomainError for a count below 2.
+
+        Returns:
+            A function of points (*batch, n, d), (*batch, n, columns), smooth in x and in the parameters, which it reads
+                at every call; None for a kernel without features (Custom, and what contains one).
+
+        Raises:
+            DomainError: for a count below 2.
         Cost: count d flops per point and term; nothing until it is called.
         Source: Rahimi & Recht (2007), Random features for large-scale kernel machines.
         """
@@ -165,21 +169,27 @@ class Kernel(NamedValues, ABC):
         deterministic: bool = False,
         skip_below: float | None = None,
     ) -> "CovarianceOperator | SkippingOperator":
-        """The covariance between x1 (*batch, n, d) and x2 (*batch, m, d) (or x1 itself) as a lazy operator.
+        """The covariance between points as a lazy operator.
 
         The same tensor twice, or another one of the same numbers in memory, is x1 itself: the operator is symmetric,
         and a gradient by x1 counts both of its roles.
 
         Args:
-            plan: how its products are computed, as `operator.plan(...)` made it; memory: the budget of the plans that
-                are made where none is given.
+            x1: points (*batch, n, d).
+            x2: points (*batch, m, d); None for x1 itself.
+            plan: how its products are computed, as `operator.plan(...)` made it.
+            memory: the budget of the plans that are made where none is given.
             deterministic: products, blocks and their first gradients have the same bits whatever the number of threads:
                 these plans take built-in rates, and all runs on one thread.
             skip_below: with a number, products leave out tiles in which every covariance is certainly below that share
                 of the prior variance, and `operator.product(V)` bounds what that changes, eqs. (M-72), (M-73).
-        Returns: a CovarianceOperator of shape (*batch, n, m), or a SkippingOperator; nothing of size n m is computed.
-        Raises: ShapeError, DomainError for points or a share that do not fit, or `memory` and
-                `skip_below` inside torch.compile.
+
+        Returns:
+            A CovarianceOperator of shape (*batch, n, m), or a SkippingOperator; nothing of size n m is computed.
+
+        Raises:
+            ShapeError: for points of shapes that do not fit.
+            DomainError: for points or a share that are none, or `memory` and `skip_below` inside torch.compile.
         """
         if not torch.compiler.is_compiling():
             lazy_import("flashgp.operators")
@@ -278,9 +288,13 @@ class Leaf(Kernel):
     ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
         """Optional, for small problems: `_features` in NumPy, and their pullback to the parameters, eq. (M-26).
 
-        Args: x, the selected columns (n, d); values, this kernel's parameter values by name.
-        Returns: one array per statistic, and a function from gradients by these to gradients by values, by name.
-            A kernel that does not state it takes the general path, where autograd does the same.
+        Args:
+            x: the selected columns (n, d).
+            values: this kernel's parameter values by name.
+
+        Returns:
+            One array per statistic, and a function from gradients by these to gradients by values, by name. A kernel
+                that does not state it takes the general path, where autograd does the same.
         """
         raise NotImplementedError
 

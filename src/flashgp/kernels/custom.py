@@ -25,9 +25,10 @@ TRIED_COLUMNS = (2, 3, 1, 4, 5, 6, 7, 8, 10, 16)
 class Custom(Leaf):
     """function(x, x', **parameters) for two points x and x' of shape (d,), in plain torch, eq. (M-48).
 
-    The function is traced. Where it is a scalar formula of distances, inner products and functions of one point
-    alone, it takes the form of eq. (M-1) and is fused like every kernel here; `fusion` says so. Elsewhere it is
-    evaluated pair by pair through `torch.func.vmap`, one tile at a time, and `fusion` says which operation did not fit.
+    The function is traced. Where it is a scalar formula of distances, inner products and functions of one point alone,
+    it takes the form of eq. (M-1) and is fused like every kernel here; `fusion` says so. Elsewhere it is evaluated pair
+    by pair through `torch.func.vmap`, one tile at a time, and `fusion` says which operation did not fit. A point at
+    which the function has no derivative (the haversine of equal points) has the mean of both sides, (M-261).
 
     Args:
         function: two points and the parameters by name to one number; symmetric; the same operations whatever the
@@ -35,15 +36,16 @@ class Custom(Leaf):
             not be fitted or saved. Numbers from outside are constants, read when the kernel is made: after a change
             make a new kernel, or pass them as parameters.
         active_dims: the columns of x it sees; None for all.
-        columns: how many columns it sees, for a function whose form depends on it (a sum over columns of what is not
-            a square); None where active_dims or the function tell.
+        columns: how many columns it sees, for a function whose form depends on it (a sum over columns of what is not a
+            square); None where active_dims or the function tell.
         parameters: numbers, tensors or Parameters by name; whole tensors of any shape. Numbers and tensors are real:
             pass Parameter(0.5, torch.distributions.constraints.positive) for what must stay positive.
-    Raises: DomainError for a function that is not symmetric (with the pair and both values) for these parameters or
-        others of their domains, has no finite value, does not take these parameters, looks at values, draws random
-        numbers (dropout), or uses a tensor from outside; ShapeError for one that returns several numbers, and (on use)
-        for other columns.
-    A point at which the function has no derivative (the haversine of equal points) has the mean of both sides, (M-261).
+
+    Raises:
+        DomainError: for a function that is not symmetric (with the pair and both values) for these parameters or others
+            of their domains, has no finite value, does not take these parameters, looks at values, draws random numbers
+            (dropout), or uses a tensor from outside.
+        ShapeError: for one that returns several numbers, and (on use) for other columns.
     Cost: fused, that of its form. Tiled, n m calls' arithmetic in Python's order, one tile's temporaries in memory.
 
     Example:

@@ -71,7 +71,9 @@ class Polynomial(Linear):
         offset: positive number or (*batch,); weight of the lower orders.
         variance: positive; weight of each column, a number, (d,) or (*batch, 1 or d).
         active_dims: the columns of x it acts on; None for all.
-    Raises: DomainError for a degree that is not a positive integer.
+
+    Raises:
+        DomainError: for a degree that is not a positive integer.
 
     Example:
         >>> x = torch.tensor([[1.0], [3.0]])

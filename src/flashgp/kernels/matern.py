@@ -26,7 +26,9 @@ class Matern(Stationary):
         nu: 0.5, 1.5 or 2.5; samples are continuous, once or twice differentiable.
         lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
         active_dims: the columns of x it acts on; None for all.
-    Raises: DomainError for another nu.
+
+    Raises:
+        DomainError: for another nu.
     Source: Rasmussen & Williams (2006), eq. 4.17.
 
     Example:

@@ -19,7 +19,9 @@ class RationalQuadratic(Stationary):
         scale_mixture: positive number or (*batch,); large values approach the squared exponential.
         lengthscale: positive; a number, or a tensor (d,) for one per column (ARD), or (*batch, 1 or d); units of x.
         active_dims: the columns of x it acts on; None for all.
-    Raises: DomainError for a scale_mixture that is not positive, or a number below 5.6e-309, without a reciprocal.
+
+    Raises:
+        DomainError: for a scale_mixture that is not positive, or a number below 5.6e-309, without a reciprocal.
     Source: Rasmussen & Williams (2006), eq. 4.19. Computed as exp(-a log1p(q / (2 a))), accurate for large a.
 
     Example:

@@ -23,15 +23,18 @@ class SpectralMixture(Leaf):
     """sum_q w_q exp(-2 pi^2 sum_k (scale_qk (x_k - x'_k))^2) cos(2 pi mean_q . (x - x')), eq. (M-52).
 
     The spectral density is a mixture of Q Gaussians at `means` with standard deviations `scales`: component q repeats
-    with frequency mean_q and forgets over 1 / (2 pi scale_q). The cosine is an inner product of (cos, sin)(2 pi
-    mean_q . x), so that a component is one distance and one product.
+    with frequency mean_q and forgets over 1 / (2 pi scale_q). The cosine is an inner product of (cos, sin)(2 pi mean_q
+    . x), so that a component is one distance and one product.
 
     Args:
         weights: positive, (Q,) or (*batch, Q); variance of each component, units of y squared.
         means: frequencies, (Q, d) or (*batch, Q, d), (Q,) for one column; cycles per unit of x.
         scales: positive, of the shape of means; cycles per unit of x.
         active_dims: the columns of x it acts on; None for all.
-    Raises: ShapeError for means or scales of another shape, DomainError for more than 128 components.
+
+    Raises:
+        ShapeError: for means or scales of another shape.
+        DomainError: for more than 128 components.
     Cost: 2 Q statistics per pair.
     Source: Wilson & Adams (2013), Gaussian process kernels for pattern discovery and extrapolation, eq. 12.
 
@@ -80,10 +83,18 @@ class SpectralMixture(Leaf):
         """Initial values from the spectrum of the data, eq. (M-53): a mixture of Gaussians fitted to it.
 
         Args:
-            x: points, shape (n, d); y: targets, shape (n,). At most 4096 rows are used, evenly spread.
-            components: Q; seed: of the frequencies that are tried in more than one dimension.
-        Returns: a kernel whose weights sum to the variance of y.
-        Raises: ShapeError, DomainError for data that do not fit together or components not in 1 to 128.
+            x: points, shape (n, d); at most 4096 rows are used, evenly spread.
+            y: targets, shape (n,).
+            components: Q.
+            active_dims: the columns of x it acts on; None for all.
+            seed: of the frequencies that are tried in more than one dimension.
+
+        Returns:
+            A kernel whose weights sum to the variance of y.
+
+        Raises:
+            ShapeError: for data whose shapes do not fit together.
+            DomainError: for components not in 1 to 128.
         Cost: O(n F Q) with F = 2048 frequencies.
         """
         if not isinstance(components, int) or isinstance(components, bool) or not 1 <= components <= MAX_COMPONENTS:

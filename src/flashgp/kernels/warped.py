@@ -25,12 +25,14 @@ class Warped(Kernel):
 
     Args:
         module: maps (*batch, n, d) to (*batch, n, d'); runs in the dtype of its own parameters (float64 without any),
-            under the caller's torch.autocast, where one is on: the report says so. All else is computed in full.
-            Every call of it is in evaluation mode, in `fit` and in training loops of your own too, and leaves its mode
-            as it was: dropout does nothing, and batch normalisation takes the running statistics that it has.
+            under the caller's torch.autocast, where one is on: the report says so. All else is computed in full. Every
+            call of it is in evaluation mode, in `fit` and in training loops of your own too, and leaves its mode as it
+            was: dropout does nothing, and batch normalisation takes the running statistics that it has.
         kernel: the covariance function of the features.
         active_dims: the columns of x the module sees; None for all.
-    Raises (on use): ShapeError when the module does not return one row per row.
+
+    Raises:
+        ShapeError: on use, if the module does not return one row per row.
 
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))

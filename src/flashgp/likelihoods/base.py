@@ -48,7 +48,8 @@ class PredictiveDistribution(ABC):
     """Distribution of new observations, each on its own.
 
     Attributes:
-        mean, variance: of one shape.
+        mean: of the observations.
+        variance: of the same shape.
 
     Example:
         >>> y = fgp.likelihoods.Gaussian(0.5).predictive(torch.zeros(2), torch.ones(2))
@@ -107,7 +108,8 @@ class Likelihood(NamedValues, ABC):
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
         """Sites of the training rows y, (*batch, n) or (*batch, n, outputs), without iteration.
 
-        Raises: DomainError where there are none.
+        Raises:
+            DomainError: where there are none.
         """
         raise DomainError(f"`likelihood` must have sites, got {self.name}, which has none; use Gaussian")
 
@@ -143,12 +145,15 @@ class Likelihood(NamedValues, ABC):
     def for_outputs(self, outputs: int | None) -> "Likelihood":
         """The likelihood of a GP with so many outputs, with parameters for each where they are not shared.
 
-        Raises: DomainError where it is one of another number of outputs.
+        Raises:
+            DomainError: where it is one of another number of outputs.
         """
         return self
 
     def output(self, index: int, *, live: bool = True) -> "Likelihood":
-        """That of one output alone; with `live` its parameters stay those of this likelihood, else they are copies."""
+        """Likelihood of one output alone; with `live` its parameters stay those of this likelihood, else they are
+        copies.
+        """
         return self
 
     # -- rows that a likelihood knows one by one; by default it knows nothing of them ------------------------------
@@ -203,6 +208,9 @@ class Likelihood(NamedValues, ABC):
     def joined(self, y: Tensor, group: Tensor, first: Tensor) -> tuple[Tensor, Self, Tensor]:
         """Targets, likelihood and shares of rows that join others, eqs. (M-86) and (M-87).
 
-        Args: y (n,) or (n, outputs); group (n,), the row that each joins; first (u,), a member of each group.
+        Args:
+            y: (n,) or (n, outputs).
+            group: (n,), the row that each joins.
+            first: (u,), a member of each group.
         """
         raise NotImplementedError(f"rows of {self.name} are never joined")

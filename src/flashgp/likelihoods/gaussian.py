@@ -37,14 +37,16 @@ class Gaussian(Likelihood):
         noise_variance: positive number, tensor (*batch,) or Parameter; with `outputs`, (*batch, outputs) or a number
             for all; 0 or None for none beside row_variance.
         row_variance: (*batch, n) known variances of the training rows, not trained, of every output; None for none.
-        row_weight: (*batch, n) positive, such as 1 / variance of each row; kept with geometric mean 1, and their
-            unit as `weight_unit`, for rows that are appended. None for rows of one noise.
+        row_weight: (*batch, n) positive, such as 1 / variance of each row; kept with geometric mean 1, and their unit
+            as `weight_unit`, for rows that are appended. None for rows of one noise.
         outputs: how many outputs have a noise variance of their own. None leaves it to the GP: each has one where
             noise_variance is a number.
         shared: whether all outputs of the GP have the same noise variance.
-    Raises: DomainError for negative variances, weights that are not positive, span more than float64 holds or have no
-        noise_variance to divide, or `outputs` beside `shared`; ShapeError for a noise_variance that does not fit
-        `outputs`.
+
+    Raises:
+        DomainError: for negative variances, weights that are not positive, span more than float64 holds or have no
+            noise_variance to divide, or `outputs` beside `shared`.
+        ShapeError: for a noise_variance that does not fit `outputs`.
 
     Example:
         >>> x, y = torch.rand(20, 1), torch.rand(20)
@@ -111,7 +113,8 @@ class Gaussian(Likelihood):
     def for_outputs(self, outputs: int | None) -> "Gaussian":
         """A copy with a noise variance for each output of a GP, unless they share one.
 
-        Raises: DomainError where it is one of another number of outputs, or where a tensor may mean outputs or a batch.
+        Raises:
+            DomainError: where it is one of another number of outputs, or where a tensor may mean outputs or a batch.
         """
         if self.outputs is not None and self.outputs != outputs:
             raise DomainError(
@@ -136,7 +139,7 @@ class Gaussian(Likelihood):
         return self._with_noise(noise.repeated(outputs), outputs)
 
     def output(self, index: int, *, live: bool = True) -> "Gaussian":
-        """That of one output alone."""
+        """Likelihood of one output alone."""
         if self.outputs is None or self.noise_variance is None:
             return self
         noise = self.noise_variance.entry(index) if live else self.noise_variance.own_entry(index)
@@ -156,10 +159,11 @@ class Gaussian(Likelihood):
         return self.noise_variance.value.to(device)
 
     def diagonal(self, n: int, device: torch.device) -> Tensor:
-        """The noise variance of each training row, float64: shape (*batch, n), or (*batch, 1) when all are equal; with
+        """The noise variance of each training row, float64: (*batch, n), or (*batch, 1) when all are equal; with
         `outputs` (*batch, n or 1, outputs).
 
-        Raises: ShapeError when row_variance or row_weight has another number of rows.
+        Raises:
+            ShapeError: when row_variance or row_weight has another number of rows.
         """
         at = -1 if self.outputs is None else -2
         total = self.variance(device).unsqueeze(at)
@@ -211,9 +215,15 @@ class Gaussian(Likelihood):
         return other
 
     def with_weights(self, row_weight: Any = None, weight_unit: Any = None) -> "Gaussian":
-        """A copy with the weights of a file: over their unit, or without one as they stand.
+        """This likelihood with the weights of a file, set in place: over their unit, or without one as they stand.
 
-        Raises: DomainError, ShapeError for numbers that are no weights.
+        Args:
+            row_weight: as they stand in the file.
+            weight_unit: theirs; None for none.
+
+        Raises:
+            DomainError: for numbers that are no weights.
+            ShapeError: for a weight_unit that is not one of all rows.
         """
         weight, unit = (
             _per_row(value, name, _POSITIVE)
@@ -230,10 +240,14 @@ class Gaussian(Likelihood):
         """This likelihood for `more` rows after the n there are; parameters are shared.
 
         Args:
-            row_variance, row_weight: (more,), or (*batch, more) with the batch of those of the rows before; weights in
-                the unit of those before, by default that of a typical one.
-        Raises: ShapeError, DomainError for row tensors that do not fit, or that are missing where the rows before have
-            variances of their own.
+            n: rows there are.
+            more: rows that come.
+            row_variance: (more,), or (*batch, more) with the batch of those of the rows before.
+            row_weight: likewise, in the unit of those before, by default that of a typical one.
+
+        Raises:
+            ShapeError: for row tensors that do not fit.
+            DomainError: for row tensors that are missing where the rows before have variances of their own.
         """
         given = {"row_variance": _per_row(row_variance, "row_variance", smallest=0.0),
                  "row_weight": self._checked_weight(row_weight)}  # fmt: skip
@@ -264,7 +278,8 @@ class Gaussian(Likelihood):
         """An ordinary likelihood with the same parameters and unit of weights, for other rows.
 
         Args:
-            row_weight: of geometric mean 1 or what else they are relative to, as they stand.
+            row_variance: of these rows; None for none.
+            row_weight: as they stand: of geometric mean 1, or relative to the unit.
         """
         likelihood = Gaussian(self.noise_variance, row_variance, outputs=self.outputs, shared=self.shared)
         likelihood.row_weight, likelihood.weight_unit = row_weight, self.weight_unit

@@ -162,26 +162,53 @@ def peak_of(allocations: Iterable[Allocation], phases: Iterable[str]) -> int:
 class Plan:
     """One way to compute, with its predicted price. Equal plans run the same way.
 
-    Fields: device; n, d, outputs; distinct, of the n rows, which are those that are computed with; peak_bytes and
-    seconds of conditioning once; training_bytes, the peak of a fit; fit_step_seconds of one objective with gradient;
-    fit_seconds of a whole fit with its posterior, eqs. (M-146) and (M-186), and fit_seconds_low and fit_seconds_high,
-    between which most fits end, 0 where that was not planned; available_bytes; profile, whose rates were used; kernel,
-    "fused" or what of it runs through Python, and why; notes; shared, what ranks send where several share the work:
-    bytes and seconds are then those of each of them, without time on the network.
-
-    Of exact inference: route, one of ROUTES; solver, one of SOLVER_ROUTES; backend, that evaluates the pairs; dtype (of
-    the factor, or of products); batch (members); factors, covariance matrices of each member: 1, or one for each output
-    with noise of its own, of which conditioning keeps a factor each; rank, most columns of the preconditioner of an
-    iteration, 0 with a factor; training, how `fit` gets its gradients, one of TRAININGS; training_factor_passes, after
-    so many passes of a step a float32 factor takes over, 0 where it does not fit; training_rank, as rank, of its steps;
-    alternatives, the routes not chosen, with their price and the reason; largest_fit, the largest table that a fit
-    would finish within the limits that were named; offers, approximations where the fit takes long.
-
-    Of an approximation: approximation, one of KINDS, "" of exact inference; inducing, block, neighbours and predicting,
-    the sizes (0 where there are none); allocations, all of them; predict_seconds of a point; more_seconds, of a whole
-    fit with twice the neighbours, or twice the inducing points where there are none; most_neighbours, that a fit takes
-    where these add much, (M-209): bytes are for them, 0 where it takes no more; sample_seconds, of a fit whose
-    hyperparameters are those of a sample, (M-244): the least, and with all rows learned.
+    Attributes:
+        device: where it runs.
+        n: rows.
+        d: columns of x.
+        outputs: columns of y.
+        distinct: of the n rows, which are those that are computed with.
+        peak_bytes: of conditioning once.
+        seconds: of conditioning once.
+        training_bytes: the peak of a fit.
+        fit_step_seconds: of one objective with gradient.
+        fit_seconds: of a whole fit with its posterior, eqs. (M-146) and (M-186); 0 where that was not planned.
+        fit_seconds_low: with `fit_seconds_high`, between which most fits end.
+        fit_seconds_high: see `fit_seconds_low`.
+        available_bytes: of the budget.
+        profile: whose rates were used.
+        kernel: "fused" or what of it runs through Python, and why.
+        notes: in words.
+        shared: what ranks send where several share the work: bytes and seconds are then those of each of them, without
+            time on the network.
+        route: of exact inference, one of ROUTES.
+        solver: of exact inference, one of SOLVER_ROUTES.
+        backend: of exact inference, evaluates the pairs.
+        dtype: of exact inference, that of the factor, or of products.
+        batch: of exact inference, members.
+        factors: of exact inference, covariance matrices of each member: 1, or one for each output with noise of its
+            own, of which conditioning keeps a factor each.
+        rank: of exact inference, most columns of the preconditioner of an iteration, 0 with a factor.
+        training: of exact inference, how `fit` gets its gradients, one of TRAININGS.
+        training_factor_passes: of exact inference, after so many passes of a step a float32 factor takes over, 0 where
+            it does not fit.
+        training_rank: as rank, of the steps of a fit.
+        alternatives: of exact inference, the routes not chosen, with their price and the reason.
+        largest_fit: of exact inference, the largest table that a fit would finish within the limits that were named.
+        offers: of exact inference, approximations where the fit takes long.
+        approximation: one of KINDS, "" of exact inference.
+        inducing: size of an approximation, 0 where there is none.
+        block: likewise.
+        neighbours: likewise.
+        predicting: likewise, neighbours of a point that is predicted.
+        allocations: of an approximation, all of them.
+        predict_seconds: of an approximation, of a point.
+        more_seconds: of an approximation, of a whole fit with twice the neighbours, or twice the inducing points where
+            there are none.
+        most_neighbours: of an approximation, neighbours that a fit takes where these add much, (M-209): bytes are for
+            them, 0 where it takes no more.
+        sample_seconds: of an approximation, of a fit whose hyperparameters are those of a sample, (M-244): the least,
+            and with all rows learned.
     """
 
     device: str
@@ -249,7 +276,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Raises: DomainError for text that is not a plan."""
+        """Read a plan from text that `to_json` wrote.
+
+        Args:
+            text: JSON.
+
+        Raises:
+            DomainError: for text that is not a plan.
+        """
         plan = plan_values(cls, text, LATER)
         if plan.approximation:
             if plan.approximation not in KINDS:

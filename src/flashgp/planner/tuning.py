@@ -96,9 +96,13 @@ def tune(
         progress: called with what is measured next and the fraction done.
         keep: write the profile to the user's configuration folder and use it in this process; False only measures.
         settings: how much is measured; by default what takes seconds.
-    Returns: the profile. A process that finds another one measuring takes what that one measured.
-    Raises: DomainError for a part that does not exist, or where there is no profile to measure a part of;
-        MeasurementDisturbedError where other processes keep cores busy that it needs: nothing is kept then.
+
+    Returns:
+        The profile. A process that finds another one measuring takes what that one measured.
+
+    Raises:
+        DomainError: for a part that does not exist, or where there is no profile to measure a part of.
+        MeasurementDisturbedError: where other processes keep cores busy that it needs: nothing is kept then.
     Cost: seconds, some 200 MiB; a compiled backend compiles its kernels first.
 
     Example:

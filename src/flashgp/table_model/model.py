@@ -179,7 +179,8 @@ class TableModel:
             DomainError: for a column that cannot be used, missing values under "error", or a target that is no number.
             ShapeError: for a table without rows, or two columns of one name.
             BackendUnavailableError: without pyarrow (flashgp[table]).
-            MemoryBudgetError, NotPositiveDefiniteError: as `flashgp.fit`.
+            MemoryBudgetError: as `flashgp.fit`.
+            NotPositiveDefiniteError: as `flashgp.fit`.
         Cost: as `flashgp.fit`.
         """
         ranks, deadline = Group.of(group), Deadline.after(self.settings.time_limit)
@@ -247,7 +248,8 @@ class TableModel:
             A new model, whose `learned` has the predictions of these rows, each made before it was learned.
 
         Raises:
-            DomainError, ShapeError: as `predict`, and for a value of the target that its transform does not take.
+            DomainError: as `predict`, and for a value of the target that its transform does not take.
+            ShapeError: as `predict`.
         Cost: O(n^2) for each row, as `Posterior.append`.
 
         Example:
@@ -391,10 +393,17 @@ class TableModel:
     def predict_encoded(
         self, x: _Numbers, variance: str = "auto", memory: str | int | None = None, time_limit: float | None = None
     ) -> tuple[_Numbers, _Numbers, _Numbers | None, Report]:
-        """Standardised predictions of encoded rows (n, d), each (n,).
+        """Standardised predictions of encoded rows.
 
-        Returns: mean and standard deviation of new observations, which `scaling` takes to units of the target; the
-        standard error of the variance where it was sampled, else None; the report.
+        Args:
+            x: encoded rows, (n, d).
+            variance: as `Posterior.predict`.
+            memory: as `Posterior.predict`.
+            time_limit: as `predict`.
+
+        Returns:
+            Mean and standard deviation of new observations, (n,) each, which `scaling` takes to units of the target;
+                the standard error of the variance where it was sampled, else None; the report.
         """
         fitted = self._require("predict_encoded")
         with torch.no_grad():
@@ -412,14 +421,16 @@ class TableModel:
         permutations: int | None = None,
         seed: int = 0,
     ) -> Importance:
-        """How much worse held-out rows are predicted where one input is permuted among them, eq. (M-151).
+        """Importance of the inputs: the loss of accuracy of held-out rows where one is permuted, eq. (M-151).
 
         Args:
             groups: names with the inputs that are permuted together; every input by itself by default.
-            rows, permutations, seed: as `Posterior.importance`.
+            rows: as `Posterior.importance`.
+            permutations: as `Posterior.importance`.
+            seed: as `Posterior.importance`.
 
         Returns:
-            That of every input, in the order of the table; `rmse` in units of the target.
+            Importance of every input, in the order of the table; `rmse` in units of the target.
 
         Raises:
             DomainError: as `Posterior.importance`, and for inputs that the model has not.

@@ -81,19 +81,22 @@ class ImportanceSettings:
 
 @dataclass(frozen=True, eq=False)
 class Importance:
-    """How much worse held-out rows are predicted without what each column of x says, eqs. (M-151) to (M-153).
-
-    Fields:
-        names: of the g columns, or groups of columns.
-        rmse: what the root mean squared error grows by, in units of y, (g,) or (g, outputs).
-        log_density: what the mean log density of a held-out observation falls by, nats a row, the same shape.
-        rmse_error, log_density_error: their standard errors, over rows and permutations.
-        rows: held out; others: rows that each was predicted from; permutations: of each column.
-        unfinished: why the model is not what it would become, where that is known; the intervals are of rows and
-            permutations, not of the fit.
+    """Importance of each column of x: the loss of accuracy of held-out rows without it, eqs. (M-151) to (M-153).
 
     The parameters were fitted to the rows held out too. Columns that say the same stand in for each other: of two
     copies of one column neither may look important.
+
+    Attributes:
+        names: of the g columns, or groups of columns.
+        rmse: increase of the root mean squared error, in units of y, (g,) or (g, outputs).
+        log_density: decrease of the mean log density of a held-out observation, nats a row, the same shape.
+        rmse_error: standard errors of `rmse`, over rows and permutations.
+        log_density_error: standard errors of `log_density`.
+        rows: held out.
+        others: rows that each was predicted from.
+        permutations: of each column.
+        unfinished: reason that the model is not final, where one is known; the intervals are of rows and permutations,
+            not of the fit.
 
     Example:
         >>> x = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -147,9 +150,13 @@ class Importance:
         return sorted(range(len(self.names)), key=lambda j: -float(total[j]))
 
     def interval(self, level: float = 0.95) -> tuple[Float64[Tensor, "*groups"], Float64[Tensor, "*groups"]]:
-        """Interval that holds `rmse` of ever more rows and permutations with that probability, lower and upper ends.
+        """Interval that holds `rmse` of ever more rows and permutations, lower and upper ends.
 
-        Raises: DomainError unless 0 < level < 1.
+        Args:
+            level: probability, 0 < level < 1.
+
+        Raises:
+            DomainError: unless 0 < level < 1.
         """
         half = half_width(level) * self.rmse_error
         return self.rmse - half, self.rmse + half
@@ -157,7 +164,7 @@ class Importance:
     def log_density_interval(
         self, level: float = 0.95
     ) -> tuple[Float64[Tensor, "*groups"], Float64[Tensor, "*groups"]]:
-        """Interval of `log_density` as `interval`."""
+        """Interval of `log_density`, as `interval`."""
         half = half_width(level) * self.log_density_error
         return self.log_density - half, self.log_density + half
 

@@ -56,7 +56,7 @@ class Prediction:
 
     @property
     def report(self) -> Report:
-        """How it was computed, and how certain that is."""
+        """Report of the prediction: its computation and accuracy."""
         return self._predictor.report
 
     # -- latent function ----------------------------------------------------------------------------------------
@@ -83,7 +83,9 @@ class Prediction:
 
     @property
     def variance_standard_error(self) -> Float[Tensor, "*shape"] | None:
-        """Of a sampled variance, point by point, eq. (M-97), in its units and shape; None where it is exact."""
+        """Standard error of a sampled variance, point by point, eq. (M-97), in its units and shape; None if it is
+        exact.
+        """
         self.variance  # noqa: B018 - which says
         assert self._variance is not None
         error = self._variance.standard_error
@@ -91,7 +93,8 @@ class Prediction:
 
     @property
     def variance_interval(self) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]] | None:
-        """What holds the exact variance with a probability of 95 %, each of the shape of `variance`, eq. (M-97).
+        """Interval that holds the exact variance with a probability of 95 %, each of the shape of `variance`, eq.
+        (M-97).
 
         Not two standard errors to each side, since the likelihood is skewed. None where the variance is exact.
         """
@@ -103,7 +106,9 @@ class Prediction:
     # -- observations -------------------------------------------------------------------------------------------
     @property
     def distribution(self) -> PredictiveDistribution:
-        """Of new observations, each on its own, float64: (*batch, n_test), of outputs (outputs, *batch, n_test)."""
+        """Distribution of new observations, each on its own, float64: (*batch, n_test), of outputs (outputs, *batch,
+        n_test).
+        """
         return self._observations()
 
     @property
@@ -117,16 +122,28 @@ class Prediction:
         return self._of_observations(self._observations().variance)
 
     def quantile(self, q: float) -> Float[Tensor, "*shape"]:
-        """The q-quantile of a new observation, 0 < q < 1."""
+        """The q-quantile of a new observation.
+
+        Args:
+            q: probability, 0 < q < 1.
+        """
         return self._of_observations(self._observations().quantile(check_probability(q, "q")))
 
     def interval(self, level: float = 0.95) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """The central interval that holds a new observation with that probability."""
+        """The central interval that holds a new observation with that probability.
+
+        Args:
+            level: probability, 0 < level < 1.
+        """
         tail = (1.0 - check_probability(level, "level")) / 2.0
         return self.quantile(tail), self.quantile(min(1.0 - tail, LARGEST_PROBABILITY))
 
     def log_prob(self, y: Tensor) -> Float[Tensor, "*shape"]:
-        """log density of each new observation on its own, nats, y's shape, eq. (M-43)."""
+        """Log density of each new observation on its own, nats, eq. (M-43).
+
+        Args:
+            y: observations, of the shape of `mean`.
+        """
         y = check_targets(y, "y", self._x, self._outputs).double()
         if self._outputs is None:
             return self._of_observations(self._observations().log_prob(y))
@@ -136,9 +153,14 @@ class Prediction:
 
     @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
     def joint_log_prob(self, y: Tensor) -> Float64[Tensor, "*batch"]:
-        """log density of all new observations together, (*batch,), nats. Cost: n_test^3 / 3 flops.
+        """Log density of all new observations together, (*batch,), nats.
 
-        Raises: DomainError for a likelihood that is no noise added to f.
+        Args:
+            y: observations, of the shape of `mean`.
+
+        Raises:
+            DomainError: for a likelihood that is no noise added to f.
+        Cost: n_test^3 / 3 flops.
         """
         y = check_targets(y, "y", self._x, self._outputs).double()
         error = y - self.mean.double()
@@ -161,14 +183,19 @@ class Prediction:
 
     # -- joint --------------------------------------------------------------------------------------------------
     def covariance(self, *, observed: bool = False) -> Float[Tensor, "*batch n_test n_test"]:
-        """The joint covariance of the latent values (of observations with `observed`), (*batch, n_test, n_test).
+        """The joint covariance of the latent values, (*batch, n_test, n_test).
 
         Outputs are independent of each other. Those that share their noise share the covariance; with noise of their
         own it is that of each output, (*batch, outputs, n_test, n_test).
 
-        Raises: MemoryBudgetError when what it takes exceeds what is free: three to four such matrices, and two to three
-            of n x n_test numbers; DomainError with `observed` for a likelihood that is no noise added to f. Cost: n^2
-            n_test + n n_test^2 flops.
+        Args:
+            observed: True for new observations in place of latent values.
+
+        Raises:
+            MemoryBudgetError: where it exceeds what is free: three to four such matrices, and two to three of n x
+                n_test numbers.
+            DomainError: with `observed` for a likelihood that is no noise added to f.
+        Cost: n^2 n_test + n n_test^2 flops.
         """
         return self._joint(observed=observed).to(self._x.dtype)
 
@@ -176,9 +203,13 @@ class Prediction:
     def sample(
         self, count: int = 1, *, observed: bool = False, seed: int | None = None
     ) -> Float[Tensor, "{count} *shape"]:
-        """Joint samples of the latent function (of observations with `observed`), (count, *batch, n_test[, outputs]).
+        """Joint samples of the latent function, (count, *batch, n_test[, outputs]).
 
-        Without a seed one integer is drawn from torch's default generator. Cost: n_test^3 / 3 flops.
+        Args:
+            count: of samples.
+            observed: True for new observations in place of latent values.
+            seed: of the draws; without one a single integer is drawn from torch's default generator.
+        Cost: n_test^3 / 3 flops.
         """
         count, observed = check_count(count, "count", 0), check_flag(observed, "observed")
         mean = self.mean.double()
