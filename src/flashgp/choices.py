@@ -1,4 +1,4 @@
-"""What is chosen before a fit, by short fits to a subset of the rows: the target's transform, the covariance function.
+"""Choices before a fit, by short fits to a subset of the rows: the target's transform, the covariance function.
 
 The subset is drawn by the seed of the fit, so that a choice is deterministic; leave-one-out log densities are compared
 row by row. A transform is chosen by the evidence, with the Jacobian: from the optimum of the target as it is a few
@@ -41,7 +41,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SubsetSettings:
-    """What tunes a choice by short fits.
+    """Settings of a choice by short fits.
 
     Args:
         rows: of the subset; all rows where there are fewer.
@@ -132,7 +132,7 @@ class SubsetFits:
         return np.asarray(found if found.ndim == 1 else found.sum(axis=1), dtype=np.float64)
 
     def gain(self, after: Array, before: Array) -> tuple[float, float]:
-        """What a model gains of leave-one-out log density over another, and its standard error over rows, nats."""
+        """Gain of a model over another in leave-one-out log density, and its standard error over rows, nats."""
         with np.errstate(invalid="ignore"):  # rows without noise that repeat have no density, and nothing is better
             gains = self.counts * (after - before)
             return float(gains.sum()), float(gains.std() * math.sqrt(self.rows))
@@ -140,7 +140,7 @@ class SubsetFits:
 
 @dataclass(frozen=True)
 class ChoiceSettings(SubsetSettings):
-    """What tunes the choice, beside the subset; "auto" keeps a target of less than `min_rows` rows as it is.
+    """Settings of the choice, beside the subset; "auto" keeps a target of less than `min_rows` rows as it is.
 
     Args:
         powers: of Yeo-Johnson that are tried, beside 1.
@@ -322,7 +322,7 @@ class _Transforms(SubsetFits):
         return trial if trial.complete else None
 
     def better(self, trial: _Trial, before: _Trial, clearly: bool) -> bool:
-        """Whether the evidence is higher; clearly, with leave-one-out densities that confirm it."""
+        """True if the evidence is higher; clearly: with leave-one-out densities that confirm it."""
         more = trial.evidence - before.evidence
         if not clearly:
             return more > 0.0
@@ -344,7 +344,7 @@ class _Transforms(SubsetFits):
 
 @dataclass(frozen=True)
 class KernelChoiceSettings(SubsetSettings):
-    """What tunes the choice, beside the subset; with less than `min_rows` rows the first candidate stays.
+    """Settings of the choice, beside the subset; with less than `min_rows` rows the first candidate stays.
 
     Args:
         standard_errors: by which another candidate must predict better than the first, paired row by row.
@@ -355,7 +355,7 @@ class KernelChoiceSettings(SubsetSettings):
 
 @dataclass(frozen=True)
 class SeasonSettings:
-    """Which periods a column of time is taken to have.
+    """Settings of the periods that a column of time is taken to have.
 
     Args: most, how many; false_alarm, probability that the strongest frequency of pure noise counts; cycles, that the
         rows must show of a period; harmonics, multiples of a frequency that its Periodic term explains already.

@@ -556,7 +556,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return gp, x, y
 
     def _settings(self, seed: int = _DEFAULT_SEED) -> TableSettings:
-        """What it was made with, checked. Raises: DomainError."""
+        """Its arguments, checked. Raises: DomainError."""
         return TableSettings(seed=seed, **{name: getattr(self, name) for name in _SETTINGS})
 
     def _seed(self) -> int:
@@ -633,7 +633,7 @@ class _Answers:
 
 
 def _unit_of_variances(scalings: Sequence[Scaling]) -> float:
-    """What variances of rows in units of y squared are divided by. Raises: DomainError for outputs that differ."""
+    """Divisor of variances of rows in units of y squared. Raises: DomainError for outputs that differ."""
     scales = [scaling.y_scale for scaling in scalings]
     if len({*scales}) > 1:
         raise DomainError(

@@ -40,7 +40,7 @@ _CHOICES: Mapping[str, tuple[str | None, ...]] = {
 
 @dataclass(frozen=True)
 class TableSettings:
-    """What a `TableModel` or a `GPRegressor` is made with; their docstrings explain each.
+    """Arguments of a `TableModel` or a `GPRegressor`; their docstrings explain each.
 
     Fields: kernel_argument, what the expression is called in errors.
     Raises: DomainError for what cannot be.
@@ -89,7 +89,7 @@ class TableSettings:
 
     @property
     def asked_approximation(self) -> Approximation | None:
-        """Of rows that are held; None for exact inference. Raises: DomainError."""
+        """Approximation of rows that are held; None for exact inference. Raises: DomainError."""
         return approximation_of(self.approximation, self.inducing, self.neighbours)
 
     @property
@@ -115,7 +115,7 @@ class FittedTable:
 
     @property
     def scaling(self) -> Scaling:
-        """That of the only output."""
+        """Scaling of the only output."""
         (scaling,) = self.scalings
         return scaling
 
@@ -127,7 +127,7 @@ class FittedTable:
         return self.posterior.predict(points, **asked)
 
     def importance(self, groups: Any, settings: ImportanceSettings) -> Importance:
-        """That of inputs, with `rmse` in units of the target. Args: groups, names with positions of columns."""
+        """Importance of inputs, with `rmse` in units of the target. Args: groups, names with positions of columns."""
         found = importance(self.posterior.state.training_table, groups, settings, self._mean_of)
         events = [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
         interrupted = self.fit is not None and self.fit.interrupted

@@ -72,7 +72,7 @@ class KernelExpression:
 
 @dataclass(frozen=True)
 class KernelColumns:
-    """What an expression is joined with.
+    """Columns that an expression refers to.
 
     Fields: inputs, the d columns of the model; table_names, all columns of the table, for positions; scales, standard
     deviations of the inputs.
@@ -341,7 +341,7 @@ class _Walk:
     def dims(
         self, node: ast.Call, name: str, chosen: list[tuple[str | int, ast.AST]] | None, columns: KernelColumns
     ) -> list[int]:
-        """Which inputs a kernel sees."""
+        """Positions of the inputs that a kernel sees."""
         wants_codes = name in _CODES
         kind, other = ("categories", "numbers") if wants_codes else ("numbers", "categories")
         if chosen is None:

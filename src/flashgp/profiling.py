@@ -1,4 +1,4 @@
-"""Where the time of some work went, in the words of a plan: pairwise products, factorisation, solves, transfers, rest.
+"""Profiles of the time of some work, in the words of a plan: pairwise products, factorisation, solves, transfers, rest.
 
 The library's primitives say what they do while somebody records (`foundations/profile_ranges`); what is inside no
 such range is `other` while the calling thread computes, and `idle` while it waits: for files, locks, other processes.
@@ -54,7 +54,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time went.
+    """Time of some work, by part.
 
     Fields: seconds, of everything; bottlenecks, the longest first, adding up to it; operations, those of PyTorch that
     took longest; device_seconds, for how long a kernel ran on an accelerator, None without one or without operations.

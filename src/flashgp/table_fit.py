@@ -61,7 +61,7 @@ class TrainingRows:
     countable: bool = True
 
     def findings(self, transform: str) -> list[Event]:
-        """What looks odd in them. Raises: DomainError for a logarithm of a target that has none, naming the row."""
+        """Odd data among the rows. Raises: DomainError for a logarithm of a target that has none, naming the row."""
         if transform == "log":
             for column in self.y.T:
                 TargetTransform("log").check(column, self.numbers, self.target)
@@ -124,7 +124,7 @@ def standard_rows(
 def _chosen_transforms(
     gp: GP, rows: TrainingRows, wanted: str, options: FitOptions | None, standardise: str
 ) -> tuple[list[TargetTransform], list[Event]]:
-    """Of each output, and why."""
+    """Transform of each output, and why."""
     outputs = rows.y.shape[1]
     if wanted == "none":
         return [TargetTransform()] * outputs, []
@@ -221,12 +221,12 @@ class Prepared:
 
     @property
     def read(self) -> bool:
-        """Whether rows are read and not held."""
+        """True if rows are read and not held."""
         return isinstance(self.rows, RowSource)
 
     @property
     def scaling(self) -> Scaling:
-        """That of the only output."""
+        """Scaling of the only output."""
         (scaling,) = self.scalings
         return scaling
 
@@ -262,14 +262,14 @@ class Prepared:
 
 
 def fit_options(settings: TableSettings, deadline: Deadline) -> FitOptions:
-    """How the parameters are fitted."""
+    """Options of the fit of the parameters."""
     alike = ("starts", "initial", "priors", "max_iterations", "tolerance", "seed", "deterministic")
     given = {name: getattr(settings, name) for name in (*alike, *_ALSO_CONDITIONING)}
     return FitOptions(**given, deadline=deadline, dtype=settings.compute_dtype)
 
 
 def _conditioning(settings: TableSettings, deadline: Deadline) -> ConditionSettings:
-    """How a model is conditioned whose parameters stay as they are."""
+    """Settings of conditioning for a model whose parameters stay as they are."""
     solve = SolveSettings(deterministic=settings.deterministic, tolerance=settings.tolerance)
     given = {name: getattr(settings, name) for name in _ALSO_CONDITIONING}
     return ConditionSettings(solve, **given, deadline=deadline, dtype=settings.compute_dtype)

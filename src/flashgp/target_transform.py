@@ -65,7 +65,7 @@ class TargetTransform:
 
     @property
     def identity(self) -> bool:
-        """Whether w is y."""
+        """True if w is y."""
         return self.kind == "none"
 
     def __str__(self) -> str:
@@ -167,7 +167,7 @@ class WarpedNormal:
     transform: TargetTransform
 
     def rows(self, index: Any) -> "WarpedNormal":
-        """The same of some entries, as NumPy indexes them."""
+        """Distribution of some entries, as NumPy indexes them."""
         return WarpedNormal(self.location[index], self.spread[index], self.transform)
 
     @property

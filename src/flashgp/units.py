@@ -75,12 +75,12 @@ class ColumnScaling:
 
     @classmethod
     def of_present(cls, values: Array) -> "ColumnScaling":
-        """That of the numbers of every column, (n, columns), beside NaN; each has one at least."""
+        """Scaling of the numbers of every column, (n, columns), beside NaN; each has one at least."""
         each = [cls.of(column[~np.isnan(column)][:, None]) for column in values.T]
         return cls(*(np.concatenate([getattr(one, name) for one in each]) for name in ("offset", "scale", "constant")))
 
     def keeping(self, columns: Collection[int]) -> "ColumnScaling":
-        """The same map, except that these columns pass unchanged."""
+        """The map with these columns passed unchanged."""
         offset, scale = self.offset.copy(), self.scale.copy()
         offset[list(columns)], scale[list(columns)] = 0.0, 1.0
         return ColumnScaling(offset, scale, self.constant)
@@ -232,7 +232,7 @@ def learned_scalings(
     countable: bool = True,
     standardise: str = "both",
 ) -> tuple[Scaling, ...]:
-    """That of each output, from the distinct rows: a weight and a repetition then agree to the last bit.
+    """Scaling of each output, from the distinct rows: a weight and a repetition then agree to the last bit.
 
     Args:
         prior: whose kernel says which columns hold codes.
@@ -267,7 +267,7 @@ def learned_scalings(
 
 
 def units_of_inputs(x: Array, weight: Array | None, kernel: Kernel, standardise: str) -> ColumnScaling:
-    """Of the columns of X; those that hold integer codes for this kernel stay as they are."""
+    """Scaling of the columns of X; those that hold integer codes for this kernel stay as they are."""
     if standardise not in ("both", "x"):
         return ColumnScaling.identity(x.shape[1])
     return ColumnScaling.of(x, weight).keeping(_code_columns(kernel, x.shape[1]))

@@ -66,7 +66,7 @@ def reference_tensors(value: Any) -> Tensors:
 
 
 def answer_tensors(answer: Any) -> tuple[str | None, Tensors]:
-    """Why the answer is refused as something that is no numbers (None if it is not), and its tensors."""
+    """Reason that the answer is refused as something that is no numbers (None if it is not), and its tensors."""
     tensors: Tensors = {}
     for path, leaf in _leaves(answer):
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
@@ -105,7 +105,8 @@ def changed(answer: Tensors, tensors: Tensors) -> bool:
 
 
 def answer_error(tensors: Tensors, truth: Tensors, tolerance: float) -> tuple[str | None, float]:
-    """Why an answer's tensors are refused (None if they are not), and their error (infinite if there is none)."""
+    """Reason that an answer's tensors are refused (None if they are not), and their error (infinite if there is
+    none)."""
     if tensors.keys() != truth.keys():
         return f"returned tensors at {_names(tensors)}, the reference at {_names(truth)}", math.inf
     for path, expected in truth.items():

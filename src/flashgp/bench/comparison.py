@@ -191,7 +191,7 @@ class _Entrant:
 
 
 def late_reason(calls: Sequence[float], late: Sequence[float]) -> str | None:
-    """Why a candidate is refused whose answers were computed on reading, by seconds of its calls and of late work.
+    """Reason to refuse a candidate whose answers were computed on reading, by seconds of its calls and of late work.
 
     The medians count, the lower where there are two: a run that the system interrupted proves nothing.
     """

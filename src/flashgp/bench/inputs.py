@@ -56,7 +56,7 @@ class _Leaf:
 
 
 class _Slot(int):
-    """Where an array of the nested inputs stands among the leaves."""
+    """Position of an array of the nested inputs among the leaves."""
 
 
 def _mapped(value: Any, function: Callable[[Any, str], Any], name: str = "inputs") -> Any:

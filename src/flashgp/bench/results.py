@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found: print it for a table; `comparison["name"]` is one candidate."""
+    """Result of `compare`: print it for a table; `comparison["name"]` is one candidate."""
 
     candidates: tuple[Candidate, ...]
     settings: Mapping[str, Any]
@@ -83,7 +83,8 @@ class Comparison:
         return candidate.seconds / best.seconds
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain values, for `write_record`: settings, sizes, candidates with all runs, environment."""
+        """The comparison as plain values, for `write_record`: settings, sizes, candidates with all runs,
+        environment."""
         return {
             **self.environment,
             **self.settings,
@@ -110,7 +111,7 @@ class Comparison:
         return head, rows
 
     def remarks(self) -> list[str]:
-        """What the table does not say: how it was measured, and notes."""
+        """Remarks beside the table: how it was measured, and notes."""
         how = (
             f"{self.settings['repeats']} interleaved runs, tolerance {self.settings['tolerance']:.1e}, "
             f"{self.settings['clock']} clock, memory by {self.settings['memory_method']}"
@@ -132,7 +133,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    """How many times faster: `4.1x`; a dash for None."""
+    """Factor of speed as text, `4.1x`; a dash for None."""
     return "-" if ratio is None else f"{_three_digits(ratio)}x"
 
 

@@ -163,7 +163,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Comparisons:
-    """Everything that a suite measured."""
+    """Comparisons of a suite."""
 
     suite: Suite
     findings: Sequence[Finding]

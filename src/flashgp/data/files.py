@@ -109,7 +109,7 @@ def _row_groups(pyarrow: Any, paths: Sequence[str]) -> list[tuple[Piece, int]]:
     return found
 
 
-def dealt_pieces(pyarrow: Any, paths: Sequence[str], group: Group) -> tuple[list[Piece], int]:
+def shard_pieces(pyarrow: Any, paths: Sequence[str], group: Group) -> tuple[list[Piece], int]:
     """The row groups of a rank, with their rows: runs of them, one rank after the other, as equal as row groups allow.
 
     Every rank names the same files, by paths of its own. Raises: DomainError; RankMismatchError.

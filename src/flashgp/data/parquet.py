@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, dealt_pieces, found_files, opened, pieces_of
+from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, found_files, opened, pieces_of, shard_pieces
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.processes.group import Group
@@ -109,7 +109,7 @@ class ParquetRows(RowSource):
         if group.size == 1 or self._pieces is not None:
             return self
         part = copy.copy(self)
-        part._pieces, part.count = dealt_pieces(require_pyarrow(self.paths[0]), self.paths, group)
+        part._pieces, part.count = shard_pieces(require_pyarrow(self.paths[0]), self.paths, group)
         return part
 
     @property

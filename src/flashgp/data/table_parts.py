@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, dealt_pieces, found_files, opened, pieces_of
+from flashgp.data.files import BATCH_ROWS, Paths, Piece, batches_of, found_files, opened, pieces_of, shard_pieces
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.processes.group import Group
 from flashgp.sources.source import Batch, RowSource
@@ -61,7 +61,7 @@ class ParquetParts(TableParts):
         if group.size == 1 or self._pieces is not None:
             return self
         part = copy.copy(self)
-        part._pieces, part.count = dealt_pieces(require_pyarrow(self.paths[0]), self.paths, group)
+        part._pieces, part.count = shard_pieces(require_pyarrow(self.paths[0]), self.paths, group)
         return part
 
     def parts(self) -> Iterator[Table]:

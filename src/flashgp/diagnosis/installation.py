@@ -71,7 +71,7 @@ def _version(name: str) -> str | None:
 
 
 def profile_findings() -> Iterator[Finding]:
-    """Whose rates plans use, and whether others can be kept."""
+    """Findings on the rates that plans use, and whether others can be kept."""
     if os.environ.get(CHOICE) == "built-in":
         text, advice = f"{CHOICE}=built-in: plans use built-in rates, guesses for two cores", f"unset {CHOICE} to use"
         yield Finding("profile", text, "note", f"{advice} measured rates", {"state": "built-in"})
@@ -109,7 +109,7 @@ def profile_findings() -> Iterator[Finding]:
 
 
 def cache_findings() -> Iterator[Finding]:
-    """Where generated and compiled code is kept: whether it can be, and by the owner alone."""
+    """Findings on the folder of generated and compiled code: whether it can be written to, and by the owner alone."""
     problem, path = "", None
     try:
         path = wanted_directory()
@@ -129,7 +129,7 @@ def cache_findings() -> Iterator[Finding]:
 
 
 def _unwritable(path: Path) -> str:
-    """Why a folder, or the one it would be made in, cannot be written to; empty where it can."""
+    """Reason that a folder, or the one it would be made in, cannot be written to; empty if it can."""
     there = next((one for one in (path, *path.parents) if os.path.exists(one)), None)
     if there is None:
         return "there is no such place"

@@ -42,7 +42,7 @@ def core_findings() -> Iterator[Finding]:
 
 
 def thread_findings() -> Iterator[Finding]:
-    """Whether torch, our compiled code and BLAS libraries take too many threads for the cores, or too few."""
+    """Findings on torch, our compiled code and BLAS libraries with too many threads for the cores, or too few."""
     from threadpoolctl import ThreadpoolController
 
     threads, cores = torch.get_num_threads(), usable_cores()
@@ -142,7 +142,7 @@ def accelerator_findings() -> Iterator[Finding]:
 
 
 def precision_findings() -> Iterator[Finding]:
-    """Whether torch multiplies float32 matrices in float32."""
+    """Findings on float32 products of torch in less than float32."""
     try:
         matmul = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch's older and newer flags say different things

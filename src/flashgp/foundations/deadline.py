@@ -70,7 +70,7 @@ class Deadline:
         return dataclasses.replace(self, end=self.end - seconds)
 
     def share(self, part: float) -> "Deadline":
-        """When this part of the time that is left, if any, is over."""
+        """Deadline of this part of the time that is left, if any."""
         return self if self.end == math.inf else self.before((1.0 - part) * max(0.0, self.left))
 
 

@@ -14,7 +14,7 @@ from flashgp.foundations.quantities import counted, readable_bytes, readable_sec
 
 
 class StopReason(StrEnum):
-    """Why a solve or a search ended. `sentence` says what that means, `advice` what to do."""
+    """Reason that a solve or a search ended. `sentence` says what that means, `advice` what to do."""
 
     GOAL = "goal"
     TIME = "time"
@@ -67,7 +67,7 @@ class Obstacle(StrEnum):
 
 
 class Untried(StrEnum):
-    """Why a choice before a fit tried nothing, or no more; its value continues a sentence."""
+    """Reason that a choice before a fit tried nothing, or no more; its value continues a sentence."""
 
     TIME = "the time limit left no time"
     FEW_ROWS = "the rows are too few"
@@ -78,7 +78,8 @@ class Untried(StrEnum):
 
 
 class ApproximationReason(StrEnum):
-    """Why inference is exact or approximate where that was left to the library; its value continues a sentence."""
+    """Reason that inference is exact or approximate where that was left to the library; its value continues a
+    sentence."""
 
     FITS = "an exact plan keeps to the limits"
     TIME = "an exact fit would pass the time limit"
@@ -87,7 +88,7 @@ class ApproximationReason(StrEnum):
 
 
 class SampleReason(StrEnum):
-    """Why a fit went through a sample in place of passes over all rows; its value continues a sentence."""
+    """Reason that a fit went through a sample in place of passes over all rows; its value continues a sentence."""
 
     PLANNED = "by the plan"
     READING = "by how long reading them took"
@@ -456,7 +457,7 @@ class EventKind(Enum):
 
 
 class Event:
-    """Something that happened: a kind and its fields. Immutable, hashable, compared by value.
+    """A typed event: a kind and its fields. Immutable, hashable, compared by value.
 
     Args:
         kind: of `EventKind`, which has the sentence.
@@ -491,7 +492,7 @@ class Event:
         return str(self.fields.get("stage", ""))
 
     def during(self, stage: str) -> "Event":
-        """This event as part of a stage, such as an update."""
+        """The event as part of a stage, such as an update."""
         return Event(self._kind, **{**self.fields, "stage": stage})
 
     def __eq__(self, other: object) -> bool:

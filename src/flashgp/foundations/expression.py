@@ -215,7 +215,7 @@ class Expression:
         return _derivative(self, symbol)
 
     def renamed(self, rename: Mapping[Symbol, Symbol]) -> "Expression":
-        """This expression over other symbols."""
+        """The expression over other symbols."""
         if not self.symbols & rename.keys():
             return self
         total = number(0)

@@ -46,7 +46,7 @@ _LAZY = (functools.cached_property, torch.distributions.utils.lazy_property)
 
 
 class NoFingerprintError(Exception):
-    """Something that has no fingerprint.
+    """Error of a value that has no fingerprint.
 
     Fields: where, a dotted path to it; reason, what it is.
     """

@@ -128,7 +128,7 @@ class Rows:
         return replace(moved, batch=index.shape[:-1])
 
     def followed_by(self, other: "Rows") -> "Rows":
-        """These rows, then those of other points of the same covariance function, without batches."""
+        """The rows, then those of other points of the same covariance function, without batches."""
         features = tuple(torch.cat(pair) for pair in zip(self.features, other.features, strict=True))
         scalars = tuple(torch.cat(pair) for pair in zip(self.scalars, other.scalars, strict=True))
         return Rows(features, scalars, self.count + other.count, self.batch, self.place)
@@ -151,7 +151,7 @@ class Rows:
         return self.features + self.scalars
 
     def rebuilt(self, tensors: Sequence[Tensor]) -> "Rows":
-        """These rows with other tensors, in the order of `tensors`."""
+        """The rows with other tensors, in the order of `tensors`."""
         split = len(self.features)
         return Rows(tuple(tensors[:split]), tuple(tensors[split:]), self.count, self.batch, self.place)
 

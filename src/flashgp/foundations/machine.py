@@ -24,7 +24,7 @@ FREE_MEMORY_SHARE = 0.8  # of what is free at this moment: other processes live 
 
 
 def root_folder() -> Path:
-    """Where /proc and /sys are."""
+    """Folder of /proc and /sys."""
     return _root
 
 
@@ -131,7 +131,7 @@ def text_of(path: Path) -> str:
 
 
 def user_folder(kind: Literal["config", "cache"]) -> Path:
-    """Where this user's settings or caches of the library are kept.
+    """Folder of this user's settings or caches of the library.
 
     Raises: FileNotFoundError without a home directory, so that no folder named ~ is made anywhere.
     """

@@ -18,7 +18,7 @@ _OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}  
 
 
 class NamedValues(nn.Module):
-    """Something made of Parameters, parts and options, by name."""
+    """A value made of Parameters, parts and options, by name."""
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of its constructor, and Parameters and parts that it made itself; those of a sum as a tuple."""

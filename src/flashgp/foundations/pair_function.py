@@ -35,7 +35,7 @@ class PairFunction:
     tiled: str = field(default="", compare=False)
 
     def moved(self, parameters: int) -> "PairFunction":
-        """This function in a form whose theta has that many entries in front."""
+        """The function in a form whose theta has that many entries in front."""
         return replace(self, first=self.first + parameters)
 
     @property

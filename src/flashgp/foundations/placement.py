@@ -26,7 +26,10 @@ from flashgp.foundations.quantities import counted
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a runtime computes. Fields: threads; cores, None where all that were allowed still are."""
+    """Placement of a runtime.
+
+    Fields: threads; cores, None where all that were allowed still are.
+    """
 
     threads: int
     cores: tuple[int, ...] | None = None
@@ -106,7 +109,7 @@ def runtime(*, threads: int | None = None, cores: str | Iterable[int] | None = N
 
 
 def active_placement() -> Placement | None:
-    """Where the runtime that is active computes; None without one."""
+    """Placement of the active runtime; None without one."""
     return _active[-1][0] if _active else None
 
 

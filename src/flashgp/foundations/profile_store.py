@@ -1,4 +1,4 @@
-"""Where the measured machine profile lives: one small JSON file per machine in the user's configuration folder.
+"""Storage of the measured machine profile: one small JSON file per machine in the user's configuration folder.
 
 A file is found by what it was measured on (processor, cores, torch's threads and version), so that a home folder shared
 by several machines serves each its own. Clouds give one name to different processors, "AMD EPYC": family, model and
@@ -160,7 +160,8 @@ def unused_accelerator(profile: MachineProfile, there: bool) -> str:
 
 
 def _look_at_others(folder: Path) -> None:
-    """Why no profile of a folder is of this process: measured with other cores or threads, or by another version."""
+    """Remember why no profile of a folder is of this process: measured with other cores or threads, or by another
+    version."""
     processor, cores, threads, version = key = machine_key()
     outdated = False
     for path in islice(sorted(folder.glob("profile-*.json")), MAX_PROFILES):

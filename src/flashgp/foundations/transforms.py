@@ -1,4 +1,5 @@
-"""Who looks at a tensor: autograd, forward mode, a transform of torch.func; and whether two tensors are one."""
+"""Tests of who traces a tensor: autograd, forward mode, a transform of torch.func; and of whether two tensors are
+one."""
 
 from collections.abc import Sequence
 from typing import Any

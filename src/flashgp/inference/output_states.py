@@ -1,7 +1,7 @@
 """OutputStates: several outputs with noise of their own given data, as a state of each.
 
 Outputs of one covariance function are independent given its parameters, and with noise of their own each has its own
-matrix K + noise. What is asked of all of them is asked of each, and put side by side. Outputs that share their noise
+matrix K + noise. Methods are applied per output and stacked. Outputs that share their noise
 are one `State` with as many right-hand sides.
 """
 

@@ -69,7 +69,7 @@ class TableKernel:
 
 @dataclass(frozen=True)
 class SeasonalKernel(TableKernel):
-    """That of a table with a column of time: with a Periodic term of this column for each period added.
+    """Kernel of a table with a column of time: with a Periodic term of this column for each period added.
 
     Args: time, position of the column; periods, in its standardised units.
     """

@@ -212,7 +212,7 @@ def _fourier_sums(turns: Tensor, values: Tensor, count: int) -> Tensor:
 
 
 def _top(power: Tensor, best: int) -> float:
-    """Where between frequencies a peak is, in steps: the top of the parabola through its three powers."""
+    """Position of a peak between frequencies, in steps: the top of the parabola through its three powers."""
     if not 0 < best < len(power) - 1:
         return 0.0
     low, middle, high = power[best - 1 : best + 2].tolist()

@@ -129,7 +129,7 @@ def collapsed_features(kernel: Kernel, x: Tensor, rows: Rows | None = None) -> l
 
 
 def _warped_statistics(kernel: Kernel, start: int) -> Iterator[slice]:
-    """Where the statistics of the outermost Warped parts stand among those of a kernel."""
+    """Positions of the statistics of the outermost Warped parts among those of a kernel."""
     if isinstance(kernel, Warped):
         yield slice(start, start + len(kernel.form.statistics))
         return

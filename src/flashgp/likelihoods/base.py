@@ -168,16 +168,16 @@ class Likelihood(NamedValues, ABC):
         return None
 
     def rows(self, index: Tensor) -> "Likelihood":
-        """This likelihood for some of the training rows; parameters are shared."""
+        """The likelihood for some of the training rows; parameters are shared."""
         return self
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Likelihood":
-        """This likelihood for the rows of several, by a function that joins numbers of rows to those of the others;
+        """The likelihood for the rows of several, by a function that joins numbers of rows to those of the others;
         parameters are shared."""
         return self
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Likelihood":
-        """This likelihood for `more` rows after the n there are. Raises: DomainError for row tensors unknown to it."""
+        """The likelihood for `more` rows after the n there are. Raises: DomainError for row tensors unknown to it."""
         for name, value in (("row_variance", row_variance), ("row_weight", row_weight)):
             if value is not None:
                 raise DomainError(f"`{name}` is of a Gaussian likelihood, got one for {self.name}; leave it out")

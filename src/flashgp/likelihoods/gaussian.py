@@ -190,7 +190,7 @@ class Gaussian(Likelihood):
         return noise.reshape(noise.shape[0], *between, *noise.shape[1:], 1)
 
     def rows(self, index: Int[Tensor, "some"]) -> "Gaussian":
-        """This likelihood for some of the training rows; parameters are shared."""
+        """The likelihood for some of the training rows; parameters are shared."""
         return self._with_each(lambda values: values[..., index.to(values.device)])
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
@@ -207,7 +207,7 @@ class Gaussian(Likelihood):
         return Gaussian(self.noise_variance, row_variance, weight, outputs=self.outputs, shared=self.shared)
 
     def _with_each(self, function: Callable[[Tensor], Tensor]) -> "Gaussian":
-        """This likelihood with a function of each tensor of rows; parameters are shared."""
+        """The likelihood with a function of each tensor of rows; parameters are shared."""
         other = self.with_rows()
         for name in ("row_variance", "row_weight"):
             values = getattr(self, name)
@@ -215,7 +215,7 @@ class Gaussian(Likelihood):
         return other
 
     def with_weights(self, row_weight: Any = None, weight_unit: Any = None) -> "Gaussian":
-        """This likelihood with the weights of a file, set in place: over their unit, or without one as they stand.
+        """The likelihood with the weights of a file, set in place: over their unit, or without one as they stand.
 
         Args:
             row_weight: as they stand in the file.
@@ -237,7 +237,7 @@ class Gaussian(Likelihood):
         return self
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
-        """This likelihood for `more` rows after the n there are; parameters are shared.
+        """The likelihood for `more` rows after the n there are; parameters are shared.
 
         Args:
             n: rows there are.

@@ -27,7 +27,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 class Transfers:
-    """Where tensors lie, how they are moved, and from which order on the accelerator is quicker."""
+    """Moves of tensors to and from the accelerator, and the orders from which it is quicker."""
 
     def home(self, A: Tensor) -> str | None:
         """ "cpu" or "cuda"; None for a device that nothing is known of."""

@@ -130,11 +130,11 @@ class PairProducts:
         self.state = _State()
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PairProducts":
-        """These products of other tensors."""
+        """The products of other tensors."""
         return PairProducts(self.problem.with_tensors(tensors), self.dtype, self.workspace, self.options)
 
     def detached(self, tensors: Sequence[Tensor]) -> "PairProducts":
-        """These products of tensors without their graph: it shares its plans and what they keep."""
+        """The products of tensors without their graph: it shares its plans and what they keep."""
         same = self.with_tensors([t.detach() for t in tensors])
         same.state = self.state
         return same

@@ -28,7 +28,7 @@ NOWHERE: Tile = (slice(0, 0), slice(0, 0))  # of no pairs: it tells the shapes o
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a part belongs: to which tensor, and which of its dimensions run over rows and over columns of K."""
+    """Place of a part: to which tensor it belongs, and which of its dimensions run over rows and over columns of K."""
 
     tensor: int
     rows: int | None = None

@@ -55,7 +55,7 @@ class Backend(ABC):
 
     @classmethod
     def for_every_size(cls) -> "Backend":
-        """One that computes itself what it can, however few the pairs."""
+        """Backend that computes itself what it can, however few the pairs."""
         return cls()
 
     @classmethod

@@ -70,11 +70,11 @@ class PairProblem:
 
     @property
     def whole(self) -> "PairProblem":
-        """This problem with every pair."""
+        """The problem with every pair."""
         return self if self.near is None else replace(self, near=None)
 
     def between(self, rows: Rows, columns: Rows | None) -> "PairProblem":
-        """This covariance function between other rows."""
+        """The covariance function between other rows."""
         return PairProblem(self.form, self.theta, rows, columns)
 
     def detached(self) -> "PairProblem":
@@ -95,7 +95,7 @@ class PairProblem:
         return [*rows, *(() if self.columns is None else rows), *(0 for _ in self.theta)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "PairProblem":
-        """This problem of other tensors."""
+        """The problem of other tensors."""
         a = len(self.rows.tensors)
         b = a + (0 if self.columns is None else len(self.columns.tensors))
         columns = None if self.columns is None else self.columns.rebuilt(tensors[a:b])

@@ -60,7 +60,7 @@ def called(module: nn.Module, x: Tensor) -> Any:
 
 
 def summed_parameters(group: Group, tensors: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    """These tensors, whose gradients are summed over ranks before they reach them. Args: device, of the sum."""
+    """The tensors, whose gradients are summed over ranks before they reach them. Args: device, of the sum."""
     found: tuple[Tensor, ...] = _Summed.apply(group, device, *tensors)
     return found
 

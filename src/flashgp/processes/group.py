@@ -426,7 +426,7 @@ class Group:
 
     @_uninterrupted
     def sum_rows(self, tensor: Tensor, shares: Shares) -> Tensor:
-        """This rank's rows, (counts[rank], ...), of the sum over ranks of tensors (total, ...)."""
+        """Rows of this rank, (counts[rank], ...), of the sum over ranks of tensors (total, ...)."""
         if self.size == 1:
             return tensor
         assert len(tensor) == shares.total
@@ -559,7 +559,7 @@ class Group:
             pause = min(2.0 * pause, 0.02)
 
     def _near(self, tensor: Tensor) -> torch.device:
-        """Where a tensor is sent from: its own device, or one that the group has a backend for."""
+        """Device that a tensor is sent from: its own, or one that the group has a backend for."""
         known = any(device.type == tensor.device.type for device in self._devices)
         return tensor.device if known else self._devices[0]
 

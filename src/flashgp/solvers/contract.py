@@ -80,7 +80,7 @@ class System(ABC):
 
 @dataclass(frozen=True)
 class Goal:
-    """When a column is done: where one of two bounds holds. A column of zeros is done at once.
+    """Stopping rule of a column: one of two bounds holds. A column of zeros is done at once.
 
     Args:
         relative: of the residual, |r| / |b|.

@@ -33,7 +33,7 @@ class GroupSurvey(Survey):
     own: Survey | None = None
 
     def blocks(self, size: int, check: Callable[[], None] | None = None) -> Iterator[Block]:
-        """This rank's rows, as `Survey.blocks`."""
+        """Blocks of this rank's rows, as `Survey.blocks`."""
         return iter(()) if self.own is None else self.own.blocks(size, check)
 
 

@@ -128,7 +128,7 @@ def hashes(table: npt.NDArray[numpy.float64]) -> npt.NDArray[numpy.uint64]:
 
 
 def combined(one: int, other: int) -> int:
-    """That of the rows of both."""
+    """Checksum of the rows of both."""
     return (one + other) & _MASK
 
 

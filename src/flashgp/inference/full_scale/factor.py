@@ -37,7 +37,7 @@ from flashgp.processes.shares import Shares
 from flashgp.solvers.direct.strided import solve_triangle_, update_triangle
 from flashgp.solvers.group_space import GroupSpace
 from flashgp.solvers.preconditioners.full_scale import Whitening, whitening
-from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, dealt_blocks
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, shard_blocks
 
 F64 = torch.float64
 EPS = torch.finfo(F64).eps
@@ -261,11 +261,11 @@ class FullScaleFactor:
         if group.size == 1:
             return cls(form, theta, rows, near, residual, noise, function, function(rows), workspace)
         n, floor = rows.count, noise_floor(form, theta, rows)
-        dealt = dealt_blocks(near, n, seed, GroupSpace(group, Shares.even(n, group.size)))
-        here, noise = rows.take(dealt.rows), noise.expand(n)[dealt.rows]
+        shard = shard_blocks(near, n, seed, GroupSpace(group, Shares.even(n, group.size)))
+        here, noise = rows.take(shard.rows), noise.expand(n)[shard.rows]
         return cls(
-            form, theta, here, dealt.near, residual[dealt.rows], noise, function, function(here), workspace, floor,
-            Share(group, dealt.rows, n),
+            form, theta, here, shard.near, residual[shard.rows], noise, function, function(here), workspace, floor,
+            Share(group, shard.rows, n),
         )  # fmt: skip
 
     def sums(self) -> Sums:
@@ -414,8 +414,8 @@ def gradients(factor: FullScaleFactor, sums: Sums) -> Gradients:
 def _of_all_ranks(own: Gradients, factor: FullScaleFactor, share: Share) -> Gradients:
     """The sums over ranks of the gradients of their blocks, eq. (M-204)."""
     rows, points = factor.rows.tensors, factor.function.points.tensors
-    like = [own.residual, own.noise, *rows, *points, *factor.theta]
-    total = share.gradients([own.residual, own.noise, *own.rows], [*own.points, *own.theta], like)
+    template = [own.residual, own.noise, *rows, *points, *factor.theta]
+    total = share.gradients([own.residual, own.noise, *own.rows], [*own.points, *own.theta], template)
     residual, noise = total[:2]
     assert residual is not None
     assert noise is not None

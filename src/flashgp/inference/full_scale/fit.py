@@ -187,7 +187,7 @@ class _Choices:
         return other
 
     def _at(self, size: int, theta: numpy.ndarray) -> Problem:
-        """So many of the rows, with rank 0's vector in their prior."""
+        """The problem of so many of the rows, with rank 0's vector in their prior."""
         problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.seed)
         theta = self.options.group.from_first(torch.from_numpy(theta)).numpy()
         ParameterVector(problem.prior, problem.roles).assign(theta)

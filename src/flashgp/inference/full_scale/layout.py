@@ -174,19 +174,19 @@ class Share:
         return sum_together(self.group, own)
 
     def gradients(
-        self, by_rows: Sequence[Tensor | None], others: Sequence[Tensor | None], like: Sequence[Tensor]
+        self, by_rows: Sequence[Tensor | None], others: Sequence[Tensor | None], template: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The sums over ranks, of all rows. A gradient that no rank has is None.
 
-        Args: by_rows, of the rows of this share; others; like, what they are gradients by, one after another.
+        Args: by_rows, of the rows of this share; others; template, what they are gradients by, one after another.
         """
-        own = [self._of_all(part, known) for part, known in zip(by_rows, like, strict=False)]
-        own += [torch.zeros_like(k) if p is None else p for p, k in zip(others, like[len(by_rows) :], strict=True)]
+        own = [self._of_all(part, known) for part, known in zip(by_rows, template, strict=False)]
+        own += [torch.zeros_like(k) if p is None else p for p, k in zip(others, template[len(by_rows) :], strict=True)]
         found = [*by_rows, *others]
         there = self.group.max(torch.tensor([part is not None for part in found], dtype=torch.int64)).tolist()
         return [total if any_ else None for total, any_ in zip(self.summed(own), there, strict=True)]
 
-    def _of_all(self, part: Tensor | None, like: Tensor) -> Tensor:
+    def _of_all(self, part: Tensor | None, template: Tensor) -> Tensor:
         """With zeros for the rows that are of other ranks alone."""
-        out = torch.zeros(self.count, *like.shape[1:], dtype=torch.float64, device=like.device)
+        out = torch.zeros(self.count, *template.shape[1:], dtype=torch.float64, device=template.device)
         return out if part is None else out.index_copy_(0, self.positions, part)

@@ -17,7 +17,7 @@ from flashgp.kernels.tracing.graph import Node
 
 
 class NotFused(Exception):  # noqa: N818 - not an error: the function is tiled instead
-    """Why a function does not take the form of eq. (M-1)."""
+    """Reason that a function does not take the form of eq. (M-1)."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ class _Loops:
         return lines
 
     def place(self, parameter: int, family: int | None) -> str:
-        """Where a parameter stands in theta; those of a family lie member by member, one after another."""
+        """Position of a parameter in theta; those of a family lie member by member, one after another."""
         if family is None:
             return str(parameter)
         return f"first{family} + {self.indexed.owned('parameter', family).index(parameter)} * count{family} + q"

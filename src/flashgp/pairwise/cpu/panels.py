@@ -50,7 +50,7 @@ class Panel:
         return self.right.stop - self.right.start
 
     def halves(self) -> "Iterator[Panel]":
-        """These pairs and right-hand sides in smaller panels; none where that would not help.
+        """Smaller panels of the pairs and right-hand sides; none where that would not help.
 
         Two diagonal halves of a symmetric panel leave the pairs between them, which stand for both orders.
         """

@@ -34,14 +34,14 @@ class NearTiles:
 
     @functools.cached_property
     def everywhere(self) -> "NearTiles":
-        """These tiles of a symmetric matrix as one with two sides: both triangles are listed."""
+        """The tiles of a symmetric matrix as one with two sides: both triangles are listed."""
         if not self.symmetric:
             return self
         mirrored = self.pairs[self.pairs[:, 0] != self.pairs[:, 1]][:, ::-1]
         return NearTiles(self.size, self.n, self.m, False, _sorted(numpy.concatenate([self.pairs, mirrored])))
 
     def sorted(self) -> "NearTiles":
-        """These tiles by row panel, then by column panel."""
+        """The tiles by row panel, then by column panel."""
         return replace(self, pairs=_sorted(self.pairs))
 
     @property

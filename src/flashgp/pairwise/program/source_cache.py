@@ -48,7 +48,7 @@ def import_generated(text: str, identity: str = "") -> ModuleType:
 
 @functools.lru_cache(maxsize=1)
 def cache_directory() -> Path:
-    """Where generated files live: FLASHGP_CACHE_DIR, or the user's cache directory, or a temporary one."""
+    """Folder of generated files: FLASHGP_CACHE_DIR, or the user's cache directory, or a temporary one."""
     place = "a directory"
     try:
         path = wanted_directory()
@@ -63,7 +63,7 @@ def cache_directory() -> Path:
 
 
 def wanted_directory() -> Path:
-    """Where generated files should live; nothing is made. Raises: FileNotFoundError without a home directory."""
+    """Folder wanted for generated files; nothing is made. Raises: FileNotFoundError without a home directory."""
     wanted = os.environ.get("FLASHGP_CACHE_DIR")
     return (Path(wanted) if wanted else user_folder("cache")) / "generated"
 

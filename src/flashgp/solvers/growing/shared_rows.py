@@ -41,7 +41,7 @@ class SharedRows:
         self.tensors, self.count, self._memory = tuple(tensors), len(tensors[0]), memory
 
     def followed_by(self, more: Sequence[Tensor]) -> "SharedRows":
-        """These rows, then k others, (k, ...). Cost: their numbers; n and a half more where there is no room."""
+        """The rows, then k others, (k, ...). Cost: their numbers; n and a half more where there is no room."""
         n, k, memory = self.count, len(more[0]), self._memory
         if memory is None or not memory.claim(n, k):
             room = n + k + max(MIN_ROOM, n // 2)

@@ -20,7 +20,7 @@ from torch import Tensor
 from flashgp.foundations.profile_ranges import profiled
 from flashgp.solvers.contract import System
 from flashgp.solvers.preconditioners.low_rank import tall_times, tall_transposed_times
-from flashgp.solvers.preconditioners.near_rows import dealt_blocks, neighbourhoods
+from flashgp.solvers.preconditioners.near_rows import neighbourhoods, shard_blocks
 from flashgp.solvers.preconditioners.preconditioner import Preconditioner
 from flashgp.solvers.settings import DEFAULTS, FullScaleSettings
 
@@ -88,14 +88,14 @@ class FullScale(Preconditioner):
         n, self.rank = len(points), factor.shape[1]
         mean = float(self.space.sum(system.diagonal())) / max(1, n)
         near = neighbourhoods(points, settings, seed, self.space)
-        dealt = dealt_blocks(near, n, seed, self.space)
-        wanted, index, blocks = dealt.rows, dealt.near.index, dealt.near.blocks
+        shard = shard_blocks(near, n, seed, self.space)
+        wanted, index, blocks = shard.rows, shard.near.index, shard.near.blocks
         known, inside = index >= 0, blocks >= 0
         index.clamp_(min=0)
         blocks.clamp_(min=0)
         self._wanted_count = len(wanted)
         self._near = self.space.exchange(wanted)
-        self._own = self.space.exchange(wanted[: dealt.own])
+        self._own = self.space.exchange(wanted[: shard.own])
         noise = self._near.bring(system.noise).clamp_min(max(n * EPS * mean, TINY))
         brought = self._near.bring(factor)
         factor = factor if brought is factor else system.workspace.adopt(brought)
@@ -121,7 +121,7 @@ class FullScale(Preconditioner):
             factor[blocks[part][inside[part]]] = (weights @ gathered)[inside[part]]
         reduced, determinant = self.space.total(figures).tolist()
         self.reduced, self._log_determinant = int(reduced), -determinant
-        own_rows = factor[: dealt.own]
+        own_rows = factor[: shard.own]
         self._basis = factor if len(own_rows) == len(factor) else system.workspace.adopt(own_rows.clone())
         self._decompose()
 
@@ -176,7 +176,7 @@ TINY = torch.finfo(F64).tiny
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """Of s sets of w rows, of which the last b are the block.
+    """Whitening of s sets of w rows, of which the last b are the block.
 
     Fields: lower (s, w, w), the Cholesky factors, of ones where a slot has no row; weights (s, b, w), the last rows of
     their inverses, 0 where nothing is known; known (s, w), slots with a row that counts; reduced, how many sets were
@@ -230,7 +230,7 @@ def _of_known(covariance: Tensor, known: Tensor) -> Tensor:
 
 
 def _last_rows(lower: Tensor, block: int) -> Tensor:
-    """Of the inverses of factors (s, w, w): (s, block, w)."""
+    """Last rows of the inverses of factors (s, w, w): (s, block, w)."""
     width = lower.shape[-1]
     own = torch.eye(width, dtype=F64, device=lower.device)[:, width - block :]
     return torch.linalg.solve_triangular(lower.mT, own.expand(len(lower), width, block), upper=True).mT

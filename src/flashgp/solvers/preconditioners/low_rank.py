@@ -80,8 +80,8 @@ class LowRank(Preconditioner):
         self._update_eigenvalues()
 
     def with_noise(self, partial: PartialCholesky, noise: Tensor) -> "LowRank":
-        """This F with another D: where both are multiples of the identity, Q and the directions of R stay, and
-        nothing is decomposed again."""
+        """The preconditioner of this F with another D: where both are multiples of the identity, Q and the directions
+        of R stay, and nothing is decomposed again."""
         other = copy.copy(self)
         other._set_noise(noise)
         if not (_is_uniform(self.noise, self.space) and _is_uniform(other.noise, self.space)):

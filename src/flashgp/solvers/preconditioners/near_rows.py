@@ -53,7 +53,7 @@ def neighbourhoods(
 
 
 @dataclass(frozen=True, eq=False)
-class DealtBlocks:
+class BlockShard:
     """The blocks of one place, and the rows that these need. Fields: rows, positions among all, those of the blocks
     first, both parts in their order; own, how many these are; near, blocks and neighbours by their places in rows."""
 
@@ -62,7 +62,7 @@ class DealtBlocks:
     near: Neighbourhoods
 
 
-def dealt_blocks(near: Neighbourhoods, n: int, seed: int, space: Space) -> DealtBlocks:
+def shard_blocks(near: Neighbourhoods, n: int, seed: int, space: Space) -> BlockShard:
     """The blocks that are this place's, of n rows: near ones, so that few of the rows that they need are elsewhere."""
     here = space.share(len(near.blocks))
     order = _order_of_blocks(len(near.blocks), seed).to(near.blocks.device)
@@ -76,7 +76,7 @@ def dealt_blocks(near: Neighbourhoods, n: int, seed: int, space: Space) -> Dealt
     places = torch.zeros_like(kind, dtype=torch.int64)
     places[rows] = torch.arange(len(rows), device=rows.device)
     by_place = Neighbourhoods(*(torch.where(t >= 0, places[t.clamp(min=0)], -1) for t in (blocks, neighbours)))
-    return DealtBlocks(rows, len(parts[0]), by_place)
+    return BlockShard(rows, len(parts[0]), by_place)
 
 
 def _order_of_blocks(count: int, seed: int) -> Tensor:
@@ -153,12 +153,12 @@ def nearest_earlier_rows(
 
 
 def _blocks_looked_at(count: int, size: int, settings: FullScaleSettings) -> int:
-    """Whose rows may be neighbours of a block, of so many blocks."""
+    """Number of blocks whose rows may be neighbours of a block, of so many blocks."""
     return min(max(0, count - 1), max(1, -(-settings.candidates // max(1, size))))
 
 
 def _blocks_at_once(count: int, size: int, d: int, settings: FullScaleSettings) -> int:
-    """Whose neighbours are looked for in one batch."""
+    """Number of blocks whose neighbours are looked for in one batch."""
     near = _blocks_looked_at(count, size, settings)
     return max(1, settings.batch_bytes // max(1, 8 * size * near * (size + d)))
 
