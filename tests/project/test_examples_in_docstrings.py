@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
-SECTIONED = ("flashgp", "flashgp.data", "flashgp.kernels", "flashgp.likelihoods", "flashgp.means")
+NAMES = "bench data files kernels likelihoods linalg means operators plots processes"
+SECTIONED = ("flashgp", *(f"flashgp.{name}" for name in NAMES.split()))
 TITLE = re.compile(r"(Args|Attributes|Fields|Returns|Raises)\b.*:.*")
 MODULES = ("flashgp", "bench", "kernels", "likelihoods", "linalg", "means", "operators", "plots")
 

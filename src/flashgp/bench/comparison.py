@@ -54,14 +54,19 @@ def compare(
         reference: callable of the same inputs giving the truth, best in float64; or a fixed value with `perturb=False`.
         tolerance: largest error accepted, relative to the largest magnitude of each tensor; None: the square root of
             eps of the coarsest floating input.
-        repeats, warmup: timed and untimed runs of each candidate; the untimed ones are checked and reported too.
+        repeats: timed runs of each candidate.
+        warmup: untimed runs of each candidate, which are checked and reported too.
         seed: of the order and of the variations. The global generators are not touched.
         perturb: True, see `inputs`; a function `(inputs, generator) -> inputs` for inputs whose structure the
             built-in variation would break; False turns it off, and then a remembered answer can win.
         clock: the one that decides; None: the synchronised wall clock.
-    Returns: a Comparison, with one Candidate for each name, in the order given.
-    Raises: DomainError for unusable arguments, a reference that is not finite, or inputs that do not move it. Whatever
-        the reference raises is passed on; what a candidate raises is the reason of its refusal.
+
+    Returns:
+        A Comparison, with one Candidate for each name, in the order given.
+
+    Raises:
+        DomainError: for unusable arguments, a reference that is not finite, or inputs that do not move it. Whatever
+            the reference raises is passed on; what a candidate raises is the reason of its refusal.
     Cost: one call of the reference for each of a candidate, and a few to choose the steps; copies of the inputs and of
         two reference answers for each candidate.
 

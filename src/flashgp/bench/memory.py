@@ -88,9 +88,13 @@ def measure_peak_bytes(function: Callable[..., Any], *, setup: Callable[[], Any]
         function: a module-level function, or a `functools.partial` of one. Its result counts.
         setup: likewise; runs first, outside the measurement (imports, data, a fitted model); its result is the argument
             of `function`. What it keeps alive is part of the level at entry.
-    Returns: bytes.
-    Raises: DomainError if `function` cannot be sent to a fresh process; FlashGPError if it fails there, with its
-        traceback, or if the child was killed (out of memory).
+
+    Returns:
+        Bytes.
+
+    Raises:
+        DomainError: if `function` cannot be sent to a fresh process.
+        FlashGPError: if it fails there, with its traceback, or if the child was killed (out of memory).
     Cost: importing torch again, some seconds.
 
     Example:

@@ -110,10 +110,15 @@ def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> di
     """Write a record, whole or not at all; its folder is made when missing.
 
     Args:
+        path: the file.
         payload: what was measured. Numbers may be Python, NumPy or torch scalars; what `environment` gives is added
             where the payload does not have it already.
-    Returns: the record as it was written.
-    Raises: DomainError if a value is not finite or cannot be written as JSON; nothing is written then.
+
+    Returns:
+        The record as it was written.
+
+    Raises:
+        DomainError: if a value is not finite or cannot be written as JSON; nothing is written then.
 
     Example:
         >>> record = fgp.bench.write_record("record.json", {"rows": [{"work": "sum", "seconds": 0.5}]})
@@ -132,7 +137,9 @@ def write_record(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> di
 def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a record.
 
-    Raises: DomainError if the file is not a JSON object of a known schema; FileNotFoundError if there is none.
+    Raises:
+        DomainError: if the file is not a JSON object of a known schema.
+        FileNotFoundError: if there is none.
 
     Example:
         >>> _ = fgp.bench.write_record("record.json", {"title": "Sums"})

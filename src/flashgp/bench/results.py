@@ -25,7 +25,7 @@ class Run:
 class Candidate:
     """The result of one candidate; `seconds`, `spread`, `peak_bytes` and `error` are None if it was refused.
 
-    Fields:
+    Attributes:
         seconds: median over the runs.
         spread: interquartile range of the seconds.
         peak_bytes: the largest of the runs, above the level at entry, the result included.

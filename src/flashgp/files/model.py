@@ -285,7 +285,8 @@ def _update_state(value: Any) -> UpdateState:
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The `metadata` that `save` was given; reads the header only.
 
-    Raises: ModelFileError as `load`, for all that the header shows.
+    Raises:
+        ModelFileError: as `load`, for all that the header shows.
     """
     with open_container(file_path(path)) as container:
         metadata: dict[str, Any] = container.metadata

@@ -37,12 +37,19 @@ def qr(
     """A = Q R, as `torch.linalg.qr`, where it is quicker.
 
     Args:
-        A: shape (*batch, m, n), float32 or float64. mode: "reduced", "complete" or "r" (Q is empty).
+        A: shape (*batch, m, n), float32 or float64.
+        mode: "reduced", "complete" or "r" (Q is empty).
         device: "auto", or "cpu" or "cuda" to decide; results come back to A's device whatever it is.
         crossover: the order from which the accelerator is taken, of a matrix with other sides that of the square one
             with as many entries; measured if left out.
-    Returns: the named tuple (Q, R) of torch.
-    Raises: ShapeError, DomainError; BackendUnavailableError for a device that is not there.
+
+    Returns:
+        The named tuple (Q, R) of torch.
+
+    Raises:
+        ShapeError: for A of another shape.
+        DomainError: for A or options that are none.
+        BackendUnavailableError: for a device that is not there.
     Cost: 4 m n^2 flops; on another device, what is carried there and back, too. A GPU that fails costs a warning.
 
     Example:
@@ -67,8 +74,12 @@ def cholesky(
 
     Args:
         A: shape (*batch, n, n), symmetric positive definite; one triangle is read.
-        device, crossover: as of `qr`.
-    Raises: NotPositiveDefiniteError with the pivot and the members of a batch that failed; otherwise as `qr`.
+        upper: return U in place of L.
+        device: as of `qr`.
+        crossover: as of `qr`.
+
+    Raises:
+        NotPositiveDefiniteError: with the pivot and the members of a batch that failed; other errors as `qr`.
     Cost: n^3 / 3 flops, and what is carried.
 
     Example:
@@ -92,9 +103,14 @@ def eigh(A: Inexact[Tensor, "*batch n n"], *, device: str = "auto", crossover: f
 
     Args:
         A: shape (*batch, n, n), finite (else NaN, as torch gives); its lower triangle is read.
-        device, crossover: as of `qr`.
-    Returns: the named tuple (eigenvalues, eigenvectors) of torch. Vectors of other devices may differ in sign.
-    Raises: ConvergenceError where LAPACK gives up; otherwise as `qr`.
+        device: as of `qr`.
+        crossover: as of `qr`.
+
+    Returns:
+        The named tuple (eigenvalues, eigenvectors) of torch. Vectors of other devices may differ in sign.
+
+    Raises:
+        ConvergenceError: where LAPACK gives up; other errors as `qr`.
     Cost: some 9 n^3 flops, and what is carried.
 
     Example:
@@ -129,10 +145,20 @@ def solve_triangular(
     """X with A X = B (X A = B with left=False), as `torch.linalg.solve_triangular`, where it is quicker.
 
     Args:
-        A: shape (*batch, n, n), one triangle of which is read; B: (*batch, n, t), or (*batch, t, n) with left=False.
-        device, crossover: as of `qr`, by the order of A.
-    Returns: X, shape of B. A zero on the diagonal gives infinities, as torch does.
-    Raises: as `qr`; DomainError for a complex B beside a real A. Cost: n^2 t flops, and what is carried.
+        A: shape (*batch, n, n), one triangle of which is read.
+        B: (*batch, n, t), or (*batch, t, n) with left=False.
+        upper: A is upper triangular.
+        left: A stands left of X.
+        unitriangular: A has a unit diagonal, which is not read.
+        device: as of `qr`.
+        crossover: as of `qr`, by the order of A.
+
+    Returns:
+        X, shape of B. A zero on the diagonal gives infinities, as torch does.
+
+    Raises:
+        DomainError: for a complex B beside a real A; other errors as `qr`.
+    Cost: n^2 t flops, and what is carried.
 
     Example:
         >>> L = torch.tensor([[2.0, 0.0], [1.0, 2.0]])

@@ -90,14 +90,22 @@ class CovarianceOperator(LinearOperator):
         wait for a compile.
 
         Args:
-            t: columns of V; products: how many will be made with this operator, which decides whether keeping K pays.
+            t: columns of V.
+            products: how many will be made with this operator, which decides whether keeping K pays.
             memory: budget, bytes or text like "8GiB"; the operator's own by default, else what is free now.
             dtype: to compute in; the operator's by default. Results keep the operator's.
-            route: force "recomputed", "stored" or "dense"; backend: force "torch", "cpu" or "triton".
-            profile: the rates to use; deterministic: the built-in ones.
-        Returns: a plan to hand back: `k.operator(x1, x2, plan=plan)`.
-        Raises: MemoryBudgetError with the bytes needed, available, and the cheapest plan that fits;
-            BackendUnavailableError, DomainError.
+            route: force "recomputed", "stored" or "dense".
+            backend: force "torch", "cpu" or "triton".
+            profile: the rates to use.
+            deterministic: plan with the built-in rates.
+
+        Returns:
+            A plan to hand back: `k.operator(x1, x2, plan=plan)`.
+
+        Raises:
+            MemoryBudgetError: with the bytes needed, available, and the cheapest plan that fits.
+            BackendUnavailableError: for a backend that is not there.
+            DomainError: for arguments that do not go together.
         """
         return self._products.plan(
             t, dtype or self.dtype, max(1, self.shape[:-2].numel()), products=products,

@@ -99,9 +99,9 @@ class LinearOperator(ABC):
         return out.squeeze(-1) if vector else out
 
     def product(self, right: Tensor) -> Product:
-        """self @ right, a bound of its error, and a report.
+        """self @ right, a bound of its error, and a report; errors are those of `self @ right`.
 
-        Args, Raises: as `self @ right`. Cost: the product, and for operators that skip one pass over `right`.
+        Cost: the product, and for operators that skip one pass over `right`.
         """
         if not isinstance(right, Tensor):
             raise DomainError(f"`right` must be a tensor, got {type(right).__name__}; use torch.as_tensor")

@@ -48,7 +48,8 @@ class SkippingOperator(LinearOperator):
     def of(cls, exact: CovarianceOperator, skip_below: float, panel: int | None = None) -> "SkippingOperator":
         """The operator with its far tiles found, between panels of so many rows, by default what suits the device.
 
-        Raises: DomainError for a threshold that is not in [0, 1), a plan that keeps K, or points that vmap hides.
+        Raises:
+            DomainError: for a threshold that is not in [0, 1), a plan that keeps K, or points that vmap hides.
         """
         if isinstance(skip_below, bool) or not isinstance(skip_below, int | float) or not 0.0 <= skip_below < 1.0:
             raise DomainError(

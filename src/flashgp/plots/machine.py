@@ -65,8 +65,12 @@ def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | No
     """Rates beside factorisations: copies, exponentials, blocks of covariances and products K V, each as a multiple of
     the first profile's, on the CPU.
 
-    Args: as of `machine_rates`.
-    Raises: BackendUnavailableError without matplotlib.
+    Args:
+        profiles: as of `machine_rates`.
+        ax: as of `machine_rates`.
+
+    Raises:
+        BackendUnavailableError: without matplotlib.
 
     Example:
         >>> import flashgp as fgp

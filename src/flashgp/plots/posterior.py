@@ -54,7 +54,8 @@ def posterior_1d(
         samples: functions drawn from the posterior.
         points: places along the column.
         seed: of the samples.
-        x_label, y_label: with units.
+        x_label: with units.
+        y_label: with units.
         dates: whether the column holds days since 1970-01-01, which are then shown as dates.
         scaling: what x and y were standardised with, to show both in their own units.
         ax: axes to draw on; a new figure's by default.

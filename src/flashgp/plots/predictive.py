@@ -47,7 +47,8 @@ def predicted_observed(
         ax: axes to draw on; a new figure's by default.
 
     Raises:
-        ShapeError, DomainError: for targets that do not belong to the prediction.
+        ShapeError: for targets of another shape than the prediction.
+        DomainError: for a prediction that is none.
         BackendUnavailableError: without matplotlib.
     Cost: O(n); at most 5 000 rows are drawn, and the plot says so.
 
@@ -120,10 +121,13 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
     would be in 95 of 100 samples of this many rows, level by level (normal approximation to the binomial).
 
     Args:
-        y, prediction, ax: as of `predicted_observed`.
+        y: as of `predicted_observed`.
+        prediction: as of `predicted_observed`.
+        ax: as of `predicted_observed`.
 
     Raises:
-        ShapeError, DomainError: for targets that do not belong to the prediction.
+        ShapeError: for targets of another shape than the prediction.
+        DomainError: for a prediction that is none.
         BackendUnavailableError: without matplotlib.
     Cost: O(n log n).
 
@@ -179,11 +183,14 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
     A hill means intervals too wide, a valley too narrow, a slope a biased mean.
 
     Args:
-        y, prediction, ax: as of `predicted_observed`.
+        y: as of `predicted_observed`.
+        prediction: as of `predicted_observed`.
         bins: number of bars, at least 1.
+        ax: as of `predicted_observed`.
 
     Raises:
-        ShapeError, DomainError: for targets that do not belong to the prediction.
+        ShapeError: for targets of another shape than the prediction.
+        DomainError: for a prediction that is none.
         BackendUnavailableError: without matplotlib.
 
     Example:

@@ -27,9 +27,10 @@ def prequential_error(
     """Root mean squared error over the latest rows, as the stream went on, with what the predictions expected of it.
 
     Args:
-        steps: what `Stream.step` returned, in order.
+        steps: results of `Stream.step`, in order.
         rows: of which the error is the mean.
-        beside: steps of another model on the same rows, for a line called beside_label.
+        beside: steps of another model on the same rows, for a second line.
+        beside_label: name of that line.
         ax: axes to draw on; a new figure's by default.
 
     Raises:
@@ -76,6 +77,7 @@ def latency(steps: Sequence[Any], *, deadline: float | None = None, ax: "Axes | 
     Args:
         steps: results of `Stream.step`, in order.
         deadline: in seconds; it is drawn, and the steps beyond it are counted.
+        ax: axes to draw on; a new figure's by default.
 
     Raises:
         BackendUnavailableError: without matplotlib.

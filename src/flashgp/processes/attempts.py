@@ -18,9 +18,13 @@ def init_process_group(backend: str = "gloo", **options: Any) -> None:
     and without torchrun it is torch's own function.
 
     Args:
-        backend, options: as there; of a `store` rank and world_size are those of torchrun where they are left out.
-    Raises: as `torch.distributed.init_process_group`; BackendUnavailableError where torch was built without it;
-        DomainError for a `store` that is none, or beside init_method.
+        backend: as there.
+        options: as there; of a `store` rank and world_size are those of torchrun where they are left out.
+
+    Raises:
+        BackendUnavailableError: where torch was built without it; other errors as torch's function.
+        DomainError: for a `store` that is none, or beside init_method.
+
     Example:
         >>> from flashgp.processes import init_process_group  # in each process of torchrun --max-restarts 3
     """

@@ -57,7 +57,8 @@ class GroupSettings:
             that is shorter: 30 minutes of gloo, which `init_process_group(timeout=...)` sets.
         arrival_limit: seconds that a rank which asks a posterior for something waits for the others to ask for it too.
 
-    Raises: DomainError for what is no positive number of seconds.
+    Raises:
+        DomainError: for what is no positive number of seconds.
 
     Example:
         >>> from flashgp.processes import Group, GroupSettings
@@ -119,6 +120,7 @@ class Group:
     Args:
         process_group: of `torch.distributed`; None for this process alone, where every collective is the identity.
         settings: time limits.
+
     Attributes:
         rank: of this process.
         size: number of ranks.
@@ -142,12 +144,13 @@ class Group:
 
     @classmethod
     def of(cls, group: Any, settings: GroupSettings | None = None) -> "Group":
-        """From what a caller gave: None, a ProcessGroup, a DeviceMesh of one dimension, or a Group.
+        """Group of what a caller gave: None, a ProcessGroup, a DeviceMesh of one dimension, or a Group.
 
         `group=` of the library takes what comes back, where ranks may wait for each other longer than others.
 
-        Raises: DomainError for anything else, and where this process is no member; ProcessGroupError where
-            torch.distributed is not initialised.
+        Raises:
+            DomainError: for anything else, and where this process is no member.
+            ProcessGroupError: where torch.distributed is not initialised.
         """
         if isinstance(group, Group):
             if settings is None:
@@ -317,9 +320,10 @@ class Group:
     # -- what must be equal --------------------------------------------------------------------------------------
     @_uninterrupted
     def compare(self, **parts: object) -> None:
-        """True if every rank was given the same, by its text. Cost: one gather of these texts.
+        """Check that every rank was given the same, by its text. Cost: one gather of these texts.
 
-        Raises: RankMismatchError, the same on every rank, with what differs, on which ranks.
+        Raises:
+            RankMismatchError: the same on every rank, with what differs, on which ranks.
         """
         if self.size == 1:
             return
@@ -365,7 +369,11 @@ class Group:
         return Shares(tuple(counts))
 
     def check_device(self, device: torch.device) -> None:
-        """Raises: BackendUnavailableError where the group has no backend for tensors of a device."""
+        """Check that the group has a backend for tensors of a device.
+
+        Raises:
+            BackendUnavailableError: where it has none.
+        """
         if self.size > 1 and device.type not in {d.type for d in self._devices}:
             known = ", ".join(sorted({d.type for d in self._devices}))
             raise BackendUnavailableError(
@@ -448,7 +456,10 @@ class Group:
     def exchange(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Some rows to each rank for some from each, (sum(received), ...), in the order of the ranks.
 
-        Args: tensor, (sum(sent), ...), those for rank 0 first; sent and received, how many to and from each rank.
+        Args:
+            tensor: (sum(sent), ...), those for rank 0 first.
+            sent: rows to each rank.
+            received: rows from each rank.
         """
         if self.size == 1:
             return tensor
