@@ -160,7 +160,7 @@ class _Value:
     node: ast.AST
 
     def argument(self, name: str) -> Any:
-        """As the constructor takes it."""
+        """The value as the constructor takes it."""
         if name in _SETTINGS:
             number = self.entries[0]
             return int(number) if name != "nu" and number.is_integer() else number
@@ -172,7 +172,7 @@ class _Value:
 
 
 class _Walk:
-    """From a syntax tree to a kernel, by a whitelist; without columns only to see that it can be built."""
+    """Walk from a syntax tree to a kernel, by a whitelist; without columns only to see that it can be built."""
 
     def __init__(self, text: str, columns: KernelColumns | None, argument: str) -> None:
         self.text, self.argument = text, argument

@@ -92,7 +92,7 @@ class Profile:
         return "\n".join([text_table(*self.table()), *self.remarks()])
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """The profile as plain values."""
         return {
             "seconds": self.seconds,
             "bottlenecks": [vars(one) for one in self.bottlenecks],

@@ -44,7 +44,7 @@ def broadcasting(x1: Tensor, x2: Tensor, lengthscale: float) -> Tensor:
 
 
 def vmapped(x1: Tensor, x2: Tensor, lengthscale: float) -> Tensor:
-    """As a function of two points, mapped over both."""
+    """Kernel as a function of two points, mapped over both."""
     return torch.func.vmap(row_function(x2, lengthscale))(x1)
 
 
@@ -58,7 +58,7 @@ def row_function(x2: Tensor, lengthscale: float) -> Callable[[Tensor], Tensor]:
 
 
 def from_products(x1: Tensor, x2: Tensor, lengthscale: float) -> Tensor:
-    """From |a|^2 + |b|^2 - 2 a.b, which loses digits where points are close or far from zero."""
+    """Kernel from |a|^2 + |b|^2 - 2 a.b, which loses digits where points are close or far from zero."""
     z1, z2 = x1 / lengthscale, x2 / lengthscale
     squares = z1.square().sum(-1)[:, None] + z2.square().sum(-1) - 2.0 * z1 @ z2.mT
     return squares.clamp_min_(0.0).mul_(-0.5).exp_()
@@ -257,7 +257,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # of torch.linalg or ours, a matr
 
 def _linalg_problems(options: Options, gpytorch: Any) -> Iterator[Problem]:
     def on(device: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        """On a device and back, as a caller would write it."""
+        """Call on a device and back, as a caller would write it."""
 
         def moved(*inputs: Tensor) -> Any:
             answer = operation(torch.linalg, *(tensor.to(device) for tensor in inputs))

@@ -49,7 +49,7 @@ class OneInterrupt:
             raise KeyboardInterrupt
 
     def install(self) -> None:
-        """From now on, in this process, which ends with its command."""
+        """Install the handler in this process, which ends with its command."""
         heard, told = socket.socketpair()
         told.setblocking(False)
         signal.signal(signal.SIGINT, self)

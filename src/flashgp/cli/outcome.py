@@ -206,7 +206,7 @@ def _scored_rows(
 
 
 def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """So many of so many rows at random, in their order."""
+    """Random positions of so many of so many rows, in their order."""
     return np.sort(np.random.default_rng(seed).permutation(rows)[:count])
 
 

@@ -40,7 +40,7 @@ class Deadline:
     def after(
         cls, time_limit: float | None, clock: Callable[[], float] = time.perf_counter, *, began: float | None = None
     ) -> "Deadline":
-        """So many seconds from now, or from when the call began; None for none.
+        """Deadline so many seconds from now, or from when the call began; None for none.
 
         Raises: DomainError for what is no number of seconds.
         """
@@ -66,7 +66,7 @@ class Deadline:
         return self.end != math.inf and self.left <= seconds
 
     def before(self, seconds: float) -> "Deadline":
-        """So many seconds earlier, which are left to what follows."""
+        """Deadline so many seconds earlier, which are left to what follows."""
         return dataclasses.replace(self, end=self.end - seconds)
 
     def share(self, part: float) -> "Deadline":

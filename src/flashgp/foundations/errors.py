@@ -26,7 +26,7 @@ class HeldWarning:
     registry: Any = field(repr=False)
 
     def show(self) -> None:
-        """As Python's filters have it: shown, left out, or raised."""
+        """Show, leave out or raise the warning, as Python's filters have it."""
         warnings.warn_explicit(self.message, self.category, self.filename, self.line, self.module, self.registry)
 
 

@@ -199,7 +199,7 @@ class Expression:
         )
 
     def _as_monomial(self) -> tuple[Factors, Fraction]:
-        """Itself as one product: a sum of several terms becomes one opaque factor.
+        """The expression as one product: a sum of several terms becomes one opaque factor.
 
         Its first coefficient is 1 or -1 and its last positive, so that s - p and 2 p - 2 s have one factor, whose
         powers merge; profiles as they are written down (1 + ..., match - 1) have this form already.

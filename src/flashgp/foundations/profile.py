@@ -308,7 +308,7 @@ def _operation_lines(times: Sequence[OperationTime]) -> list[tuple[str, str]]:
 
 
 def curves_of(times: Sequence[OperationTime]) -> dict[tuple[str, str], list[OperationTime]]:
-    """By operation and dtype, the smallest order first."""
+    """Curves by operation and dtype, the smallest order first."""
     curves: dict[tuple[str, str], list[OperationTime]] = {}
     for one in sorted(times, key=lambda one: one.order):
         curves.setdefault((one.operation, one.dtype), []).append(one)

@@ -42,7 +42,7 @@ class UpdateState:
     last: tuple[tuple[str, Any], ...] = ()
 
     def counted(self, appended: int, dropped: int) -> "UpdateState":
-        """With so many more rows."""
+        """The record with so many more rows."""
         return replace(self, appended=self.appended + appended, dropped=self.dropped + dropped)
 
     @property

@@ -193,7 +193,7 @@ def _fitting(
 
 
 def offers_of(plans: Sequence[Plan], *, training: bool = True) -> tuple[Offer, ...]:
-    """Their costs, of a whole fit or of conditioning."""
+    """Offers of the plans with their costs, of a whole fit or of conditioning."""
     return tuple(
         Offer(
             plan.approximation, plan.inducing, plan.neighbours, plan.bytes_of(training=training),

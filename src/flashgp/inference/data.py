@@ -70,7 +70,7 @@ class Data:
 
     @property
     def counts(self) -> RowCounts:
-        """Its sizes, which plans are made for."""
+        """Sizes of the data, which plans are made for."""
         return RowCounts(self.count, self.x.shape[-1], self.distinct, self.x.shape[:-2].numel())
 
     def random(self, rows: int, seed: int) -> "Data":
@@ -82,7 +82,7 @@ class Data:
         return Data(prior, self.x[..., index, :], y)
 
     def complete(self) -> "Data":
-        """Itself. Raises: DomainError for missing cells, where something needs all of them."""
+        """The data themselves. Raises: DomainError for missing cells, where something needs all of them."""
         if self.cells is not None:
             check_targets(self.y, "y", self.x, self.prior.outputs)
         return self

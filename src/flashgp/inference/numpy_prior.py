@@ -40,7 +40,7 @@ class NumpyPrior:
 
     @classmethod
     def of(cls, prior: Prior, theta: Sequence[Tensor], x: Tensor) -> "NumpyPrior | None":
-        """None where rows are not all alike, or where only torch can tell what they are.
+        """The prior's points in NumPy; None where rows are not all alike, or where only torch can tell what they are.
 
         Args: prior, whose parameters nothing changes any more; theta, the kernel's; x (n, d), some points.
         """

@@ -46,7 +46,7 @@ class Replicates:
         return replace(self, y=self.y[..., index].contiguous(), likelihood=likelihood)
 
     def copied(self) -> "Replicates":
-        """With tensors of its own."""
+        """The replicates with tensors of their own."""
         x, y, group, share = (t.clone() for t in (self.x, self.y, self.group, self.share))
         return Replicates(x, y, copy.deepcopy(self.likelihood), group, share)
 

@@ -60,7 +60,7 @@ class Solves:
         reflected: bool = False,
         tiles: StoredTiles | None = None,
     ) -> "Solves":
-        """As a plan says: on the tiles it stores or computes again, or with the factor it made.
+        """Solves as a plan says: on the tiles it stores or computes again, or with the factor it made.
 
         Args: operator, K of the rows; noise (n,) or (1,); reflected: as CholeskyPreconditioner; tiles, of K, where they
             are stored already.

@@ -216,7 +216,8 @@ class State(BaseState):
         return self.cache.solves
 
     def _solves_that_fit(self) -> Solves:
-        """By the plan; where the tiles that it stores do not fit here and now, they are recomputed, with an event."""
+        """Solves by the plan; where the tiles that it stores do not fit here and now, they are recomputed, with an
+        event."""
         plan = self.plan
         if plan is None or plan.route != "stored":
             return self._solves_by(plan)

@@ -173,14 +173,14 @@ class FreeCores:
         self._wait_seconds = wait_seconds
 
     def slowdown(self, seconds: float) -> float:
-        """By how much work that takes so many seconds on all cores takes longer on those that are free."""
+        """Factor by which work that takes so many seconds on all cores takes longer on those that are free."""
         usual = usual_threads()
         if usual == 1 or is_deterministic():
             return 1.0
         return max(1.0, usual / self._load.free_cores(wait=seconds >= self._wait_seconds))
 
     def block(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        """For work on matrices of so many rows. With `deterministic=True` the count stays."""
+        """Context of work on matrices of so many rows. With `deterministic=True` the count stays."""
         usual = usual_threads()
         if rows <= ONE_THREAD_ROWS or usual == 1 or is_deterministic() or not counts_are_own():
             return contextlib.nullcontext()

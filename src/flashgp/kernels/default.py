@@ -44,7 +44,7 @@ class TableKernel:
 
     @property
     def name(self) -> str:
-        """As it is shown."""
+        """Name as it is shown."""
         return f"{self.base} + Linear" if self.linear else self.base
 
     def build(self, columns: int, codes: Sequence[int] = ()) -> Kernel:

@@ -174,7 +174,7 @@ def _usual_grid(x: Tensor, span: float, highest: float | None) -> tuple[float, i
 
 
 def _checked(x: Tensor, residual: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """As float64 on the CPU; weights that sum to 1."""
+    """The arguments as float64 on the CPU, with weights that sum to 1."""
     x, residual = (t.detach().to("cpu", torch.float64) for t in (x, residual))
     weights = torch.ones_like(x) if weights is None else weights.detach().to("cpu", torch.float64)
     return x, residual, weights / weights.sum()

@@ -37,7 +37,7 @@ class Transfers:
         return tensor.to(device)
 
     def crossover(self, operation: str, dtype: torch.dtype, home: str) -> float | None:
-        """From the machine's profile, for data that lie at home; None where it was not measured."""
+        """Crossover by the machine's profile, for data that lie at home; None where it was not measured."""
         return current_profile().crossover(operation, dtype, home)
 
 
@@ -89,7 +89,7 @@ def run(
 
 
 def _place(operation: str, A: Tensor, device: str, crossover: float | None) -> torch.device | None:
-    """Another device than the one that A lies on, or None."""
+    """Device of a call if another than that of A, else None."""
     if device not in DEVICES:
         raise DomainError(
             f"`device` must be one of {', '.join(DEVICES)}, got {device!r}; leave it out to have one chosen"

@@ -54,7 +54,8 @@ class NumpyPairs:
 
     @classmethod
     def of(cls, form: Form, theta: Sequence[Tensor]) -> "NumpyPairs | None":
-        """None for what torch computes: a batch, another device, Python functions of pairs, deterministic results.
+        """Pairs in NumPy; None for what torch computes: a batch, another device, Python functions of pairs,
+        deterministic results.
 
         How NumPy's loops round depends on where an array begins in memory, so that results are not deterministic.
         """

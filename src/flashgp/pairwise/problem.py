@@ -78,7 +78,7 @@ class PairProblem:
         return PairProblem(self.form, self.theta, rows, columns)
 
     def detached(self) -> "PairProblem":
-        """On tensors without their graph."""
+        """The problem on tensors without their graph."""
         columns = None if self.columns is None else self.columns.detach()
         return replace(self, theta=[t.detach() for t in self.theta], rows=self.rows.detach(), columns=columns)
 

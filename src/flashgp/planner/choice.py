@@ -104,7 +104,7 @@ def choose(
 
 
 def _slower(candidate: Candidate, chosen: Candidate) -> str:
-    """By how much one that could be taken loses, to three digits."""
+    """Factor by which a candidate is slower than the chosen plan, to three digits."""
     if candidate.seconds < 1.005 * chosen.seconds or candidate.seconds == chosen.seconds:
         return "no quicker"
     ratio = candidate.seconds / chosen.seconds if chosen.seconds else math.inf

@@ -115,7 +115,7 @@ def solve_passes(n: int, rank: int, work: WorkSettings) -> tuple[Cost, float]:
 
 
 def usual_passes(n: int) -> int:
-    """Over the pairs, of one more block of solves on so many rows, with a preconditioner that is there."""
+    """Passes over the pairs of one more block of solves on so many rows, with a preconditioner that is there."""
     return round(solve_passes(n, min(MAX_RANK, n // ROWS_PER_RANK), WorkSettings())[0].middle)
 
 

@@ -38,7 +38,7 @@ class Cost:
         return Cost(self.low + other.low, self.middle + other.middle, self.high + other.high, self.sent + other.sent)
 
     def __mul__(self, other: "Cost | float") -> "Cost":
-        """So often another one."""
+        """Cost of so many times, a number or itself a Cost."""
         one = other if isinstance(other, Cost) else Cost.of(other)
         sent = self.middle * one.sent + self.sent * one.middle
         return Cost(self.low * one.low, self.middle * one.middle, self.high * one.high, sent)

@@ -81,18 +81,18 @@ class FullScalePrice(ApproximatePrice):
         return self.layout(self.n) + Cost.of(sum(one.value(self.n) for one in values), sent)
 
     def trial(self) -> float:
-        """At the first choice for all rows with the sizes asked for."""
+        """Seconds of the first choice for all rows with the sizes asked for."""
         return self.value(self.n) + self.fewer.value(self.n) if self.points_open else 0.0
 
     def searches(self, parts: Sequence[int]) -> list[tuple[ApproximatePrice, int, Cost]]:
-        """With coarse sizes, and at last with those asked for, eq. (M-208)."""
+        """Searches with coarse sizes, and at last with those asked for, eq. (M-208)."""
         coarse = replace(self, sizes=self.sizes.coarse(), points_open=False)
         begun = [(coarse, rows, self.work.part) for rows in parts]
         return [*begun, (coarse, self.n, self.work.coarse), (self, self.n, self.all_rows)]
 
     @property
     def fewer(self) -> "FullScalePrice":
-        """With the fewer points that are tried, eq. (M-207)."""
+        """The price with the fewer points that are tried, eq. (M-207)."""
         return replace(self, sizes=replace(self.sizes, inducing=-(-self.sizes.inducing // self.work.fewer_points)))
 
     @property

@@ -196,7 +196,7 @@ def _by_solves(priced: VarianceProblem, route: str, passes: int) -> VariancePric
 
 
 def _from_samples(priced: VarianceProblem, route: str, passes: int, instead: float) -> VariancePrice:
-    """With the largest sizes that keep to the limit, else the smallest, whose solves end with it, eq. (M-264).
+    """Samples with the largest sizes that keep to the limit, else the smallest, whose solves end with it, eq. (M-264).
 
     Args: instead, seconds of exact solves; inf where samples were asked for.
     """

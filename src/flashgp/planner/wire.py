@@ -81,5 +81,5 @@ def neighbours_wire(problem: ConditioningProblem, rows: int, block: int, neighbo
 
 
 def summed_wire(problem: ConditioningProblem, numbers: float) -> float:
-    """So many float64 numbers added up over ranks, (M-226)."""
+    """Bytes sent for so many float64 numbers added up over ranks, (M-226)."""
     return _reduce(problem.ranks, F64 * numbers)

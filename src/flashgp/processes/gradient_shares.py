@@ -132,7 +132,7 @@ def _wrappers(model: nn.Module) -> list[nn.Module]:
 
 
 def _divisor(module: nn.Module, group: Group) -> float:
-    """By what the wrappers of a module divide the sum over ranks; 1 without one."""
+    """Divisor of the sum over ranks by the wrappers of a module; 1 without one."""
     wrappers = _wrappers(module)
     if not wrappers:
         return 1

@@ -36,7 +36,7 @@ class Shares:
 
     @classmethod
     def even(cls, total: int, size: int) -> "Shares":
-        """As equal as whole rows allow."""
+        """Shares as equal as whole rows allow."""
         return cls(tuple(total // size + (rank < total % size) for rank in range(size)))
 
 

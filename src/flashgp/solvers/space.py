@@ -62,7 +62,7 @@ class Space(ABC):
 
     @abstractmethod
     def exchange(self, wanted: Tensor) -> RowExchange:
-        """For the rows at these positions, (wanted,), distinct; in one place all rows in their order."""
+        """Exchange for the rows at these positions, (wanted,), distinct; in one place all rows in their order."""
 
     @abstractmethod
     def share(self, count: int) -> slice:

@@ -235,7 +235,7 @@ class SameRows:
         return self.count > self.survey.count
 
     def check(self) -> None:
-        """At the end of the pass. Raises: DomainError for other rows."""
+        """Check at the end of the pass. Raises: DomainError for other rows."""
         first = self.survey.count
         if self.count != first or self.checksum != self.survey.checksum:
             seen = f"{self.count:,} rows" if self.count != first else "other values"

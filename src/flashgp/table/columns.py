@@ -107,7 +107,7 @@ class Column:
         return None if self.cells is None else str(self.cells[row].as_py()).strip()
 
     def in_order(self, order: Order) -> "Column":
-        """Its dates in one of the orders that they may have."""
+        """The column with its dates in one of the orders that they may have."""
         values = self.readings[order]
         return replace(self, values=values, readings={order: values}, short_years=False)
 

@@ -241,7 +241,7 @@ def _inexact_text(given: Any, numbers: Array) -> tuple[int, int] | None:
 
 
 def _inexact_stored(pyarrow: Any, data: Any, values: Array) -> tuple[int, int] | None:
-    """Likewise of integers and decimals of a typed file."""
+    """Inexact integers and decimals of a typed file, as of text."""
     if not pyarrow.types.is_integer(data.type) and not pyarrow.types.is_decimal(data.type):
         return None
     for row in np.flatnonzero(np.abs(values) >= LARGEST_EXACT).tolist():

@@ -74,7 +74,7 @@ def open_dates(table: Table, column: Column) -> str | None:
 
 
 def _differs(column: Column) -> npt.NDArray[np.bool_]:
-    """In which rows the order of day and month makes another date, (rows,)."""
+    """Mask of rows in which the order of day and month makes another date, (rows,)."""
     days = [*column.readings.values()]
     return ~np.isnan(column.values) & (days[0] != days[-1])
 

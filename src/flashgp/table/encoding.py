@@ -47,7 +47,7 @@ class EncodedTable:
 
 @dataclass(frozen=True)
 class Encoding:
-    """From columns of a table to inputs and target of a model.
+    """Encoding of the columns of a table as inputs and target of a model.
 
     Fields: inputs, in column order; target and target_position; header, whether columns are matched by name (else
     by position); table_columns, how many columns the table had; left_out, columns known and not used; missing, what

@@ -137,7 +137,7 @@ def inputs_from_json(data: object, where: str, columns: int = _MAX_COLUMNS) -> t
 
 @dataclass(frozen=True)
 class FrameEncoding:
-    """From all columns of a frame to the inputs of an estimator, in the frame's order.
+    """Encoding of all columns of a frame as the inputs of an estimator, in the frame's order.
 
     Fields: inputs, one for each column.
 

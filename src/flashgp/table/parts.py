@@ -59,7 +59,7 @@ def learn_encoding(
     categorical: tuple[str, ...] = (),
     group: Group = ALONE,
 ) -> tuple[Encoding, Table]:
-    """As `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
+    """Encoding as `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
 
     Args: categorical, as `Encoding.learn`; group, whose ranks each have parts of their own; what is learned is of all.
     Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
@@ -149,11 +149,11 @@ class _Summary:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields but the name."""
+        """Fields of the summary but the name."""
         return {**{key: value for key, value in vars(self).items() if key != "name"}, "levels": list(self.levels)}
 
     def join(self, other: "_Summary") -> None:
-        """Also of later cells. Raises: DomainError for another kind of values."""
+        """Add later cells. Raises: DomainError for another kind of values."""
         if self.capped:
             return
         self.missing += other.missing
@@ -196,7 +196,7 @@ class _Summary:
         )
 
     def column(self, size: int) -> "_SummaryColumn":
-        """So many cells: every level, or both ends of the range."""
+        """Column of so many cells: every level, or both ends of the range."""
         missing = {MISSING_LEVEL} if self.kind == "category" and self.missing and self.given else set()
         levels = tuple(sorted({*self.levels, *missing}))
         ends = np.arange(len(levels), dtype=np.float64) if self.kind == "category" else np.array([self.low, self.high])

@@ -190,7 +190,8 @@ def is_clear_header(pyarrow: Any, sample: Sequence[list[str]]) -> bool:
 
 
 def _votes(pyarrow: Any, sample: Sequence[list[str]]) -> list[bool]:
-    """By column: above numbers (or dates, booleans, ...) text or another kind speaks for it, a number against."""
+    """Votes of the columns for a header: above numbers (or dates, booleans, ...) text or another kind speaks for it, a
+    number against."""
     below = _alike(sample)
     pairs = [
         (_typed(pyarrow, [cell]), _typed(pyarrow, list(cells)))

@@ -474,7 +474,7 @@ class TableModel:
 
     @property
     def scaling(self) -> Scaling:
-        """To and from standard units, with the transform of the target."""
+        """Scaling to and from standard units, with the transform of the target."""
         return self._require("scaling").scaling
 
     @property

@@ -314,7 +314,7 @@ def _kernel_of(
 def _scaling(
     raw: EncodedRows, survey: Survey, of_x: ColumnScaling, transform: TargetTransform, group: Group
 ) -> Scaling:
-    """To standard units of all rows; another pass where the target is transformed."""
+    """Scaling to standard units of all rows; another pass where the target is transformed."""
     of_y, shift, scale = survey.y_moments, tuple(of_x.offset.tolist()), tuple(of_x.scale.tolist())
     if not transform.identity:
         transformed = StandardisedRows(raw, Scaling(shift, scale, 0.0, 1.0, transform))

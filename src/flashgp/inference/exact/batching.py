@@ -71,13 +71,14 @@ def mapped(
 
 
 def padded(tensor: Tensor, event: int, rank: int, lead: int = 0) -> Tensor:
-    """With as many batch dimensions as all together, behind `lead` others."""
+    """The tensor with as many batch dimensions as all together, behind `lead` others."""
     missing = rank - (tensor.dim() - lead - event)
     return tensor.reshape((*tensor.shape[:lead], *(1,) * missing, *tensor.shape[lead:]))
 
 
 def _to_batch(tensor: Tensor, dim: int | None, event: int, rank: int, size: int, lead: int = 0) -> Tensor:
-    """With the mapped dimension, or `size` equal members, in front of `rank` batch dimensions, behind `lead` others."""
+    """The tensor with the mapped dimension, or `size` equal members, in front of `rank` batch dimensions, behind `lead`
+    others."""
     if dim is None:
         front = tensor.unsqueeze(lead)
         front = front.expand(*front.shape[:lead], size, *front.shape[lead + 1 :])

@@ -167,7 +167,7 @@ def _one_batch(tensors: Sequence[Tensor], events: Sequence[int]) -> Sequence[Ten
 
 
 def _repairable(rows: Rows, tensors: Sequence[Tensor]) -> bool:
-    """As `Prior.repairable`, of what a transform of torch.func shows: rows are equal where their features are."""
+    """True as `Prior.repairable`, by what a transform of torch.func shows: rows are equal where their features are."""
     residual, noise, rows, _ = parts_of(rows, tensors)
     if bool((noise > 0).all()) or not rows.tensors:
         return True

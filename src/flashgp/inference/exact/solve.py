@@ -47,7 +47,7 @@ class Stopping:
 
 
 def mean_goal(system: CovarianceSystem, tolerance: float) -> Stopping:
-    """For a mean within `tolerance` standard deviations of an observation, by (M-76)."""
+    """Goal of a mean within `tolerance` standard deviations of an observation, by (M-76)."""
     largest = math.sqrt(float(system.diagonal().max()))
     asked = tolerance * math.sqrt(float(system.noise.min()))
     return Stopping(Goal(RELATIVE_FLOOR, asked / largest if largest > 0.0 else 0.0), largest, asked)

@@ -146,7 +146,7 @@ class Part:
     def of(
         cls, covariance: Tensor, index: Tensor, known: Tensor, block: int, basis: Tensor, residual: Tensor
     ) -> "Part":
-        """From S, (s, w, w), its lower triangle."""
+        """Part of a block from S, (s, w, w), its lower triangle."""
         white = whitening(covariance, known, block)
         if white.reduced or not bool(known.all()):
             inside = white.known.unsqueeze(-1)
@@ -185,7 +185,7 @@ class Sums:
         return cls(torch.eye(m, dtype=F64, device=device), torch.zeros(m, p, dtype=F64, device=device))
 
     def with_block(self, basis: Tensor, part: Part) -> "Sums":
-        """With what some blocks add, but to M. Args: basis, their B, (rows, m)."""
+        """The sums with those of some blocks; M stays. Args: basis, their B, (rows, m)."""
         right = (part.weights @ part.residual).flatten(0, 1)
         return Sums(
             self.inner, self.projected + basis.mT @ right,
@@ -253,7 +253,7 @@ class FullScaleFactor:
         group: Group = ALONE,
         seed: int = 0,
     ) -> "FullScaleFactor":
-        """With A of the rows computed here; with a group this rank's share, of all rows on every rank.
+        """Factor with A of the rows computed here; with a group this rank's share, of all rows on every rank.
 
         Args: seed: of the order of blocks.
         """
@@ -358,7 +358,8 @@ def rounding_of(function: Basis, rows: Rows, summands: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """By residual (n, p), noise (n,), tensors of the training rows, those of the inducing points, and theta."""
+    """Gradients by residual (n, p), noise (n,), tensors of the training rows, those of the inducing points, and
+    theta."""
 
     residual: Tensor
     noise: Tensor

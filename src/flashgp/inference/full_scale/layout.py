@@ -187,6 +187,6 @@ class Share:
         return [total if any_ else None for total, any_ in zip(self.summed(own), there, strict=True)]
 
     def _of_all(self, part: Tensor | None, template: Tensor) -> Tensor:
-        """With zeros for the rows that are of other ranks alone."""
+        """The part with zeros for the rows that are of other ranks alone."""
         out = torch.zeros(self.count, *template.shape[1:], dtype=torch.float64, device=template.device)
         return out if part is None else out.index_copy_(0, self.positions, part)

@@ -40,7 +40,7 @@ class FullScaleLogJoint(LogJoint):
         return self._factor(rows, theta, residual, noise).sums().log_likelihood(residual.shape[-2])
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
-        """As of the exact likelihood, with the inducing points as rows behind the others."""
+        """Inputs as of the exact likelihood, with the inducing points as rows behind the others."""
         residual, noise, rows, theta = super().likelihood_inputs()
         return residual, noise, rows.followed_by(self.problem.prior.kernel.rows(self.layout.inducing)), theta
 

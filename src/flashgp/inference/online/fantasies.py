@@ -76,7 +76,7 @@ class Fantasies:
 
     @property
     def y(self) -> Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"]:
-        """Their targets; a copy."""
+        """Targets of the members; a copy."""
         return self._y.clone()
 
     @autocast_disabled

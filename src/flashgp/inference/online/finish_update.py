@@ -132,7 +132,7 @@ def _rows_to_check(online: UpdateState, count: int, device: torch.device, settin
 
 
 def _refactorised(state: State, update: Update, workspace: Workspace) -> Update:
-    """With a fresh factor of the same rows."""
+    """The update with a fresh factor of the same rows."""
     prior, table = update.prior, update.table
     noise = table.noise - update.factor.jitter
     settings = DirectSettings(

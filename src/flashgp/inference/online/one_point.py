@@ -119,7 +119,7 @@ def _checked(state: State, row: Array, half: Array, entry: float, z: Array, resi
 
 
 def _norm(squared: float) -> float:
-    """Its root; squares of numbers that are nothing to anybody may be zero."""
+    """Root of a squared norm, at least MIN_NORM; squares of negligible numbers may be zero."""
     return max(squared**0.5, MIN_NORM)
 
 

@@ -334,7 +334,7 @@ def _joined(values: Tensor, taken: Tensor | slice | None, more: Tensor | None) -
 
 
 def _joined_rows(rows: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
-    """Likewise of features."""
+    """Features of some rows, then of new ones, as `_joined`."""
     rows = rows if kept is None else rows.take(kept)
     return rows if more is None else rows.followed_by(more)
 

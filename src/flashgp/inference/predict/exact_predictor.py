@@ -85,7 +85,7 @@ class OutputPredictor(Predictor):
             one.forget()
 
     def _fill_report(self) -> None:
-        """From the work on each output so far; events that others have put there stay."""
+        """Fill the report from the work on each output so far; events that others have put there stay."""
         reports = [one.report for one in self._each]
         joined, beside = joined_report(reports), self.report.events
         predicted = [report.predicted_seconds for report in reports if report.predicted_seconds is not None]
@@ -286,7 +286,7 @@ class ExactPredictor(Predictor):
         return bound * math.sqrt(max(1.0, here / there)) if there > 0.0 else bound
 
     def _joint_bytes(self) -> int:
-        """At the peak: matrices of the points, and their covariances with the training rows, solved and multiplied."""
+        """Peak bytes: matrices of the points, and their covariances with the training rows, solved and multiplied."""
         state, n = self._state, self._x.shape[-2]
         members = broadcast_batch(self._x.shape[:-2], state.batch_shape).numel()
         if state.solves is None:

@@ -29,7 +29,7 @@ class FewPoints:
 
     @classmethod
     def of(cls, state: State, x: Tensor) -> "FewPoints | None":
-        """None for what is not so simple.
+        """The few points; None for states or points that are not so simple.
 
         Args: x (k, d), checked, on the CPU and without a graph; state, whose factor is float64.
         """

@@ -43,7 +43,7 @@ def _route_of_variances(state: State) -> str:
 
 
 def _passes_of_solves(state: State) -> int:
-    """Over the pairs, of one more block of solves: as many as the weights took, where that is known.
+    """Passes over the pairs of one more block of solves: as many as the weights took, where that is known.
 
     Those of an update began at the old weights, so that it took fewer: what counts is the solve before it. One that
     ended before its tolerance says no more than how many are too few.

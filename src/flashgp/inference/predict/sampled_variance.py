@@ -158,7 +158,7 @@ def _solved(system: Tensor, right: Tensor) -> Tensor:
 
 
 def widened(found: SampledVariance, seen: Tensor, control: Tensor) -> SampledVariance:
-    """With what the solves lack in errors and intervals, and on the safe side in the variances, eq. (M-263).
+    """The variance with the rest of the solves in errors and intervals, and on the safe side, eq. (M-263).
 
     Args: seen, (2, n_test), k - v_C, and mean squares q1 of corrections by C; control, mean squares of h, (n_test,).
     """

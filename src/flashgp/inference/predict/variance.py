@@ -296,7 +296,7 @@ class PosteriorVariance:
         return whole.value
 
     def _deadline(self, limit: float | None) -> Deadline:
-        """From now; none over ranks, which would come to the end of theirs at different iterations."""
+        """Deadline from now; none over ranks, which would come to the end of theirs at different iterations."""
         alone = self.state.settings.group.size == 1
         return Deadline.after(limit) if alone and limit is not None and limit < math.inf else NO_DEADLINE
 

@@ -84,7 +84,7 @@ def precisions(solves: Solves, rows: Tensor, guess: Tensor) -> Explained:
 def _solved_for_variance(
     solves: Solves, cross: Tensor, prior: Tensor, limits: Limits = NO_LIMITS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Until what the columns explain of the prior variances is certain to SHARE of what is left."""
+    """Solve until what the columns explain of the prior variances is certain to SHARE of what is left."""
     largest = float(prior.max())
 
     def allowed(value: Tensor, error: Tensor) -> Tensor:

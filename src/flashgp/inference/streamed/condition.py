@@ -80,7 +80,7 @@ def condition_on(
 
 
 def at_most(asked: Approximation, rows: int) -> Approximation:
-    """As many inducing points as were asked for, or as there are rows."""
+    """Approximation with as many inducing points as were asked for, or as there are rows."""
     if not asked.chosen or asked.inducing == "auto":
         return asked
     return replace(asked, inducing=min(asked.inducing, rows))

@@ -101,7 +101,7 @@ class StreamedLogJoint(LogJoint):
         return self._best[2]
 
     def bound(self) -> tuple[StreamedBound, BoundSums]:
-        """At the parameters that the prior has: the first pass."""
+        """Bound and sums at the parameters that the prior has: the first pass."""
         prior = self.problem.prior
         with torch.no_grad():
             points = prior.kernel.rows(self.points).detach()

@@ -54,7 +54,7 @@ class Trial:
     @classmethod
     @torch.no_grad()
     def of(cls, problem: Problem, points: Tensor, learned: int, part: int, seed: int) -> "Trial | None":
-        """At the parameters that the prior has; None where nothing tells.
+        """Trial at the parameters that the prior has; None where nothing tells.
 
         Args: problem, of the sample; points, (m, d); learned, rows of all that these will learn; part, rows of the
             exact part, 0 for none; seed, of its rows.

@@ -57,7 +57,7 @@ class Curvature:
         return dataclasses.replace(self, matrix=self.matrix * numpy.outer(root, root))
 
     def learn(self, step: Array, change: Array, settings: ScoringSettings, *, wild: bool) -> None:
-        """From a step along which the gradient changed so much; a wild one says nothing of other directions."""
+        """Learn from a step along which the gradient changed so much; a wild one says nothing of other directions."""
         if not self.scaled and not wild:
             size, seen = float(step @ self.matrix @ step), float(step @ change)
             if size > 0.0 and 0.0 < seen < math.inf:
@@ -188,7 +188,7 @@ def damped_bfgs(model: Array, step: Array, change: Array, damping: float) -> Arr
 
 
 def _is_positive_definite(matrix: Array) -> bool:
-    """So that the Cholesky factorisation of it and of its principal submatrices, whose eigenvalues interlace, succeeds.
+    """True if the Cholesky factorisation of it and of its principal submatrices, whose eigenvalues interlace, succeeds.
 
     Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, theorem 10.7.
     """

@@ -107,10 +107,16 @@ def _variance(columns: Tensor, counts: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleStart:
-    """For one parameter: where to start, the weak prior on its logarithm (or None), its bounds, all in value; and for
-    one on the whole real line the unit in which steps are of size 1 (a power of two, so that no digit changes).
-    turn: of a period, the length of x over which one full turn of phase is a step of size 1.
-    input_scale: whether a long one makes columns of x not count."""
+    """Start of one parameter.
+
+    Fields:
+        start, lower, upper: start and bounds, in value.
+        log_prior: the weak prior on its logarithm, or None.
+        unit: of a parameter on the whole real line, in which steps are of size 1 (a power of two, so that no digit
+            changes).
+        turn: of a period, the length of x over which one full turn of phase is a step of size 1.
+        input_scale: True if a long one makes columns of x not count.
+    """
 
     start: Tensor
     log_prior: tuple[Tensor, float] | None
@@ -121,7 +127,7 @@ class RoleStart:
     input_scale: bool = False
 
     def containing(self, value: Tensor) -> "RoleStart":
-        """With bounds as wide as it takes to contain a value too."""
+        """The start with bounds as wide as it takes to contain a value too."""
         low, high = float(value.min()), float(value.max())
         return dataclasses.replace(self, lower=min(self.lower, low), upper=max(self.upper, high))
 

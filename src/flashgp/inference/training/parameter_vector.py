@@ -188,8 +188,8 @@ class ParameterVector:
         return reach
 
     def information_growth(self, ratio: float) -> Array:
-        """By how much the Fisher information of each entry grows with so many times the rows, (p,): as much, but for
-        those of the mean, which 1^T K^-1 1 says no more of once the rows are closer than the covariance is long."""
+        """Growth of the Fisher information of each entry with so many times the rows, (p,): as much, but for those of
+        the mean, which 1^T K^-1 1 says no more of once the rows are closer than the covariance is long."""
         growth = numpy.full(self.size, ratio)
         for slot in self.slots:
             if slot.name.startswith("mean."):

@@ -58,7 +58,7 @@ class ExactStages:
     reset: bool
 
     def run(self, starts: list[Array]) -> Array:
-        """From starts to the optimum of the last stage, which `recorder.reached` then is."""
+        """Search from starts to the optimum of the last stage, which `recorder.reached` then is."""
         few, *later = self.stages
         objective = self.of(few.rows)
         theta = self._from_starts(objective, starts)

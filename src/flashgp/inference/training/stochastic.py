@@ -51,7 +51,7 @@ class StochasticFit:
         self.settings, self.seed, self.max_iterations = objective.settings, objective.options.seed, max_iterations
 
     def run(self, theta: Array) -> None:
-        """From the optimum of the first rows to that of all rows, which `recorder.reached` then is."""
+        """Search from the optimum of the first rows to that of all rows, which `recorder.reached` then is."""
         recorder, n, count = self.recorder, self.objective.rows, self.first_rows.rows
         recorder.reached = theta
         likely = self.first_rows if isinstance(self.first_rows, LogJoint) else LogJoint(self.first_rows.problem)
@@ -123,7 +123,7 @@ class StochasticFit:
         return None
 
     def _drop(self, descent: Descent, before: Array) -> float:
-        """By how many nats each of the first rows is less likely where a search ended; infinity where nothing tells."""
+        """Loss in nats of each of the first rows where a search ended; infinity where nothing tells."""
         objective = self.first_rows
         try:
             self.recorder.require(objective.rows, evaluations=2.0)

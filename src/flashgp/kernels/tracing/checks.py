@@ -49,7 +49,7 @@ def values_at(function: PairFunction, values: Values, pairs: Sequence[Pair]) -> 
 
 
 def check_symmetry(function: PairFunction, tried: Sequence[Values], columns: int) -> None:
-    """At the first of the values tried, and at the others where the function is finite.
+    """Check symmetry at the first of the values tried, and at the others where the function is finite.
 
     Raises: DomainError naming a pair of points and both values where they differ, or when no value is finite.
     """

@@ -1,4 +1,4 @@
-"""From a Python function of two points to the form of eq. (M-1), or to the reason why it has none.
+"""Tracing of a Python function of two points to the form of eq. (M-1), or to the reason why it has none.
 
 The function is run once on a pair of points, and its ATen operations are followed with the values of
 `values`: a function of one point stays a row feature whatever it does; differences of equal features, their
@@ -223,7 +223,8 @@ def _ordered(profile: Expression) -> list[Symbol]:
 
 
 def _mismatch(function: PairFunction, fusion: Fusion, tried: Sequence[Values], columns: int) -> str | None:
-    """None when the form has the function's values, for all parameters tried, or none where the function has none."""
+    """Difference of form and function, in words; None when the form has the function's values, for all parameters
+    tried, or none where the function has none."""
     pairs = random_pairs(columns)
     equal = pairs[0][0], pairs[0][0].clone()
     for number, values in enumerate(tried):

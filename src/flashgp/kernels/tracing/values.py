@@ -76,7 +76,7 @@ class Elements:
 
     @classmethod
     def of(cls, value: Any) -> "Elements":
-        """From an array, or from one Expression."""
+        """Elements of an array, or of one Expression."""
         if isinstance(value, numpy.ndarray):
             return cls(value)
         array = numpy.empty((), dtype=object)

@@ -76,7 +76,7 @@ class NearTiles:
 
 
 def _sorted(pairs: Array) -> Array:
-    """By first number, then by second."""
+    """Pairs sorted by first number, then by second."""
     return pairs[numpy.lexsort(pairs.T[::-1])]
 
 

@@ -63,7 +63,8 @@ class Indexed:
 
     @functools.cached_property
     def slopes(self) -> list[Slope]:
-        """By every symbol on which the covariance depends, in a fixed order; of a member by its family's term."""
+        """Slopes by every symbol on which the covariance depends, in a fixed order; of a member by its family's
+        term."""
         found = []
         for family in (None, *range(len(self.families))):
             expression = self.profile if family is None else self.families[family].term

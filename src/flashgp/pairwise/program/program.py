@@ -46,7 +46,7 @@ class Program:
 
     @functools.cached_property
     def bounded_slope(self) -> dict[int, bool]:
-        """For each distance: whether dg/dq stays bounded at zero distance, so that an error of q stays small."""
+        """Map of each distance to True if dg/dq stays bounded at zero distance, so that an error of q stays small."""
         return {s.index: not self.derivatives[s].singular_at_zero() for s in self.statistics if s.kind == "distance"}
 
     def bound(self, runtime: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:

@@ -83,11 +83,11 @@ class GradientText:
         return text
 
     def zeroed(self) -> list[str]:
-        """At the start of a span: the tiles of partial sums."""
+        """Lines at the start of a span: the tiles of partial sums."""
         return [f"part_{name} = tl.zeros((BM, BN), tl.float32)" for name in self.sums]
 
     def flushed(self) -> list[str]:
-        """At the end of a span: their sums across lanes, compensated, eq. (M-62)."""
+        """Lines at the end of a span: their sums across lanes, compensated, eq. (M-62)."""
         return [
             f"total_{name}, lost_{name} = _add_compensated(total_{name}, lost_{name}, tl.sum(part_{name}, 1))"
             for name in self.sums

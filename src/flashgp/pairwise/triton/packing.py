@@ -83,7 +83,7 @@ class Packed:
         )  # fmt: skip
 
     def arguments(self) -> dict[str, object]:
-        """By the names of PairText.arguments."""
+        """Arguments by the names of PairText.arguments."""
         found: dict[str, object] = {
             **self.rows.arguments("rows", "row_codes"),
             **self.cols.arguments("cols", "col_codes"),

@@ -143,7 +143,7 @@ class Triangle:
 
     @classmethod
     def of(cls, lower: Tensor) -> "Triangle | None":
-        """None where BLAS cannot read it where it lies."""
+        """The triangle; None where BLAS cannot read it where it lies."""
         routine, place = _routine("trsv", lower), _place(lower)
         return None if routine is None or place is None else cls(lower, routine, *place)
 

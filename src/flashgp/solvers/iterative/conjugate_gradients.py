@@ -140,7 +140,7 @@ class _Directions:
 
     @property
     def fill_the_space(self) -> bool:
-        """As many directions as rows: nothing is conjugate to all of them."""
+        """True if there are as many directions as rows: nothing is conjugate to all of them."""
         return self.S.shape[1] >= self.space.count(self.S)
 
     def conjugate(self, Q: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Progress:
         self.pass_seconds = 0.0
 
     def begin(self, rhs: Tensor, start: Tensor | None) -> None:
-        """From zeros, or from a start where that is better. Raises: ShapeError; ConvergenceError."""
+        """Begin at zeros, or at a start where that is better. Raises: ShapeError; ConvergenceError."""
         _check_shape("rhs", rhs, self.system.count)
         check_residual(self.name, 0, rhs, "`rhs`")
         largest = self.space.max(rhs.abs()).clamp_min(0.0)

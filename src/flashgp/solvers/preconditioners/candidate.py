@@ -98,13 +98,13 @@ class CandidatePreconditioner:
         return quick
 
     def may_be_tried(self, dtype: torch.dtype) -> bool:
-        """By a solve that has not, with products of that precision: again only where float32 lost the last one."""
+        """True if a solve may try it, with products of that precision: again only where float32 lost the last one."""
         if self.outcome in ("untried", "refused") or is_deterministic():
             return self.outcome != "refused"
         return self.outcome == "lost" and self._rounded and dtype == torch.float64
 
     def preconditioner(self) -> Preconditioner | None:
-        """It, made if it is not; None where it cannot be, and `why`."""
+        """The preconditioner, made if it is not; None where it cannot be, and `why`."""
         with _MAKING.held:
             while self._preconditioner is None and self.outcome != "refused":
                 try:
@@ -235,8 +235,8 @@ class ComparisonRun(Comparison):
                 solve.sharpen(Obstacle.NO_GAIN, StopReason.STAGNATED)
 
     def _may_settle(self, solve: SolveState) -> bool:
-        """By a residual that is true: wanted, of nothing that is left open, or come early where there is no rate that
-        it has to beat."""
+        """True if a true residual settles it: wanted, of nothing that is left open, or come early where there is no
+        rate that it has to beat."""
         early = self.at_once and 2 * (solve.iterations - self._began) >= self.settings.length
         return early or self.is_over(solve.iterations) or not len(solve.columns)
 
@@ -259,7 +259,7 @@ class ComparisonRun(Comparison):
         self.due = self.running = False
 
     def begin(self, solve: SolveState, dtype: torch.dtype) -> None:
-        """It begins, or begins again with float64 products. Args: dtype, to go back to."""
+        """Begin, or begin again with float64 products. Args: dtype, to go back to."""
         self.running, self.columns, self.dtype, self._rate = True, solve.columns, dtype, 1.0
         self._before, self._began = solve.relative[solve.columns].clone(), solve.iterations
 

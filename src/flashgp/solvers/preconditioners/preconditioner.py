@@ -111,7 +111,7 @@ class Comparison:
         return False
 
     def decide(self, solve: SolveState) -> None:
-        """After the true residual is known."""
+        """Decide after the true residual is known."""
 
     def sharpened(self, solve: SolveState) -> None:
         """Products have become float64."""
