@@ -79,6 +79,23 @@ print("sympy" in sys.modules)
     assert (run.returncode, run.stdout.strip()) == (0, "False"), run.stderr
 
 
+def test_fits_of_few_rows_wait_for_no_compiler_and_load_only_what_they_need(source_environment: dict[str, str]) -> None:
+    """numba, its compiles and SymPy take longer than such a fit; scikit-learn is for the estimator alone."""
+    code = """
+import sys, torch
+import flashgp as fgp
+x = torch.rand(420, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+gp, few = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)), {"max_iterations": 2, "starts": 1}
+fitted = fgp.fit(gp, x, torch.sin(9.0 * x[:, 0]), **few)
+print(len({entry.run.stage for entry in fitted.history}))  # all rows from the curvature of some
+print({"numba", "sympy", "sklearn", "pandas", "narwhals", "pyarrow", "matplotlib"} & set(sys.modules))
+fgp.GPRegressor(**few).fit(x.numpy(), torch.sin(9.0 * x[:, 0]).numpy()).predict(x[:5].numpy())
+print({"numba", "sympy", "matplotlib"} & set(sys.modules))
+"""
+    run = python(code, source_environment)
+    assert (run.returncode, run.stdout.split("\n")) == (0, ["2", "set()", "set()", ""]), run.stderr
+
+
 def test_tables_plots_and_estimators_load_only_what_they_need(source_environment: dict[str, str]) -> None:
     """Neither frames nor matplotlib on import; frames not even to fit."""
     code = """

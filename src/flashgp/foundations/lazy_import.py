@@ -6,7 +6,6 @@ waits until the compile or the import is done, at most the seconds that one take
 (subprocess) does not come here.
 """
 
-import functools
 import importlib
 import os
 import sys
@@ -31,16 +30,6 @@ def lazy_import(module: str) -> None:
     if module not in sys.modules:
         with no_forks():
             importlib.import_module(module)
-
-
-@functools.cache
-def load_autograd() -> None:
-    """Load what torch imports at a process's first gradient, SymPy among it: half a second, before one is timed."""
-    import torch
-
-    with no_forks(), torch.inference_mode(False), torch.enable_grad():
-        one = torch.ones((), device="cpu", requires_grad=True)
-        torch.autograd.grad(one.exp(), one, torch.ones_like(one))
 
 
 def _numba_lock() -> Any:

@@ -1,5 +1,5 @@
-"""Tests of who traces a tensor: autograd, forward mode, a transform of torch.func; and of whether two tensors are
-one."""
+"""Tests of who traces a tensor: autograd, forward mode, a transform of torch.func; vector-Jacobian products; and whether
+two tensors are one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +43,34 @@ def has_tangent(tensors: Sequence[Tensor]) -> bool:
 def in_forward_mode() -> bool:
     """True if tensors may carry tangents here."""
     return forward_ad._current_level >= 0
+
+
+class _InnerProduct(torch.autograd.Function):
+    """A scalar whose gradient by each output is its cotangent; its value is never looked at."""
+
+    @staticmethod
+    def forward(ctx: Any, cotangents: Sequence[Tensor], *outputs: Tensor) -> Tensor:
+        ctx.cotangents = cotangents
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.cotangents)
+
+
+def vector_jacobian(
+    pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], *, retain_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    """The vector-Jacobian product: gradients by `inputs` of the sum of <output, cotangent>, None where there are none.
+
+    `torch.autograd.grad` gives the same, but where it is passed cotangents it imports SymPy to compare their shapes,
+    half a second of a process's first gradient.
+    Args: pairs of an output that autograd follows and its cotangent, of equal shapes; at least one.
+    """
+    outputs, cotangents = zip(*pairs, strict=True)
+    with torch.enable_grad():
+        total = _InnerProduct.apply(cotangents, *outputs)
+    return torch.autograd.grad(total, inputs, retain_graph=retain_graph, allow_unused=True)
 
 
 def same_numbers(one: Tensor, two: Tensor) -> bool:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Rows
-from flashgp.foundations.lazy_import import load_autograd
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import Layout
 from flashgp.inference.training.objective import LogJoint, Problem
@@ -25,7 +24,6 @@ class FullScaleLogJoint(LogJoint):
 
     def __init__(self, problem: Problem, layout: Layout, group: Group = ALONE, seed: int = 0) -> None:
         super().__init__(problem)
-        load_autograd()
         self._small = None
         self.layout, self.group, self.seed = layout, group, seed
 

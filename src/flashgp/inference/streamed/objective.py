@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.lazy_import import load_autograd
+from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.training.gradient_search import evaluation_of_first
@@ -67,7 +67,6 @@ class StreamedLogJoint(LogJoint):
         deadline: Deadline = NO_DEADLINE,
     ) -> None:
         super().__init__(problem)
-        load_autograd()
         self._small = None
         self.survey, self.points, self.rows = survey, points, stand_for or survey.count
         self._deadline = deadline
@@ -135,11 +134,9 @@ class StreamedLogJoint(LogJoint):
                 pairs += zip(rows.tensors, of_block.rows, strict=True)
                 if log_scale is not None:
                     pairs.append((log_scale, torch.ones_like(log_scale)))
-                outputs = [(t, slope) for t, slope in pairs if t.requires_grad and slope is not None]
-                if outputs:
-                    found, grads = zip(*outputs, strict=True)
-                    parts = torch.autograd.grad(found, tensors, grads, allow_unused=True)
-                    total = total + self.parameters.flat(parts)
+                followed = [(t, slope) for t, slope in pairs if t.requires_grad and slope is not None]
+                if followed:
+                    total = total + self.parameters.flat(vector_jacobian(followed, tensors))
         with torch.enable_grad():
             points = prior.kernel.rows(self.points)
             theta = [t.to(self.points.device) for t in prior.kernel.theta()]

@@ -25,9 +25,11 @@ import numpy
 import torch
 
 from flashgp import linalg
+from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import StopReason
 from flashgp.inference.exact.likelihood import factorise_covariance
+from flashgp.inference.threads import one_thread
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.settings import ScoringSettings, StochasticSettings
 from flashgp.pairwise.cpu.backend import CpuTiles
@@ -201,6 +203,7 @@ def _is_positive_definite(matrix: Array) -> bool:
 
 
 REPEATS_SEED = 2**33  # added to a seed for the draws of what repeated rows say
+WEIGHT_BYTES = 2**23  # of the n x n weights of draws that share a pass over the pairs
 SHRINKAGE = 0.1  # towards the diagonal: so few draws know small eigenvalues badly
 
 
@@ -212,7 +215,7 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
 
         s_psi(a) = 1/2 a^T (dK/dpsi) a + (dm/dpsi)^T a + const,      F = Cov s(a)                     (M-103, M-104)
 
-    so F is the covariance of the scores of draws a = L^-T z: each takes one pass over the pairs. For covariance
+    so F is the covariance of the scores of draws a = L^-T z: several share one pass over the pairs. For covariance
     parameters this is 1/2 tr(K^-1 dK_i K^-1 dK_j), Rasmussen & Williams (2006), section 5.4.1. Where rows stand for
     several observations, the scatter of these around their mean says something about the noise too, independently
     of a:
@@ -223,13 +226,14 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
 
     Args:
         objective: of the rows that count, exact; draws: simulated data sets, several times p.
-    Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops for each covariance matrix and `draws` passes over the pairs.
+    Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops for each covariance matrix, n^2 for each draw.
     """
     objective.parameters.assign(theta)
     problem, size = objective.problem, objective.parameters.size
     prior, direct, form = problem.prior, problem.direct, problem.prior.kernel.form
-    with torch.no_grad():
+    with torch.enable_grad():
         residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
+    with torch.no_grad():
         repeats = prior.likelihood.scale_information(residual.device, residual.shape[-1])
     generator = torch.Generator().manual_seed(seed)
     shape = (*residual.shape, draws)
@@ -247,22 +251,23 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
         generator = torch.Generator().manual_seed(seed + REPEATS_SEED)
         draws_of_repeats = torch.randn((draws, *repeats.shape), generator=generator, dtype=torch.float64)
         spread = repeats.sqrt() * draws_of_repeats.to(repeats.device)
-    # Compiled loops: as many passes as this are worth their compile at any size.
-    backend = CpuTiles.for_every_size() if residual.device.type == "cpu" else direct.backend
-    scores = numpy.empty((draws, size))
-    for k in range(draws):
-        one = weights[..., k]
-        with torch.enable_grad():
-            residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
-            inputs = (residual, noise, *rows.tensors, *values)
-            with torch.no_grad():
-                pairs = PairProblem(form, values, rows).detached()
-                pulled = backend.bilinear_gradient(pairs, 0.5 * one, one, workspace=direct.workspace)
+    with torch.no_grad():
+        pairs = PairProblem(form, values, rows).detached()
+    inputs, scores = (residual, noise, *rows.tensors, *values), numpy.empty((draws, size))
+    # deterministic=True keeps the bits of the compiled loops, which it waits for.
+    compiled = is_deterministic() and residual.device.type == "cpu"
+    backend = CpuTiles.for_every_size() if compiled else direct.backend
+    together = max(1, WEIGHT_BYTES // (8 * max(1, rows.count) ** 2))
+    for start in range(0, draws, together):
+        some = weights[..., start : start + together].movedim(-1, 0)
+        pulled = backend.bilinear_gradient(pairs, 0.5 * some, some, workspace=direct.workspace)
+        for k, one in enumerate(some, start):
             by_noise = 0.5 * one.square()
             by_noise = by_noise if prior.separate else by_noise.sum(-1)
             by_noise = by_noise if spread is None else by_noise + spread[k]  # of that covariance, as (M-109) wants it
-            slopes = [-one, by_noise, *pulled.rows, *pulled.theta]
-            _, scores[k] = objective.pull(inputs, slopes)
+            by_covariance = [None if t is None else t[k - start] for t in (*pulled.rows, *pulled.theta)]
+            with torch.enable_grad():
+                _, scores[k] = objective.pull(inputs, [-one, by_noise, *by_covariance], retain_graph=True)
     centred = scores - scores.mean(axis=0)
     information = centred.T @ centred / max(1, draws - 1)
     information = (1.0 - SHRINKAGE) * information + SHRINKAGE * numpy.diag(numpy.diag(information))
@@ -278,7 +283,8 @@ def log_joint_curvature(
     Raises: NotPositiveDefiniteError.
     """
     draws = max(settings.min_draws, settings.draws_per_parameter * objective.parameters.size)
-    matrix = fisher_information(objective, theta, draws, seed)
+    with one_thread(objective.rows):
+        matrix = fisher_information(objective, theta, draws, seed)
     step, priors = 1e-3, objective.priors.value_and_gradient  # independent of each other: a diagonal, by differences
     change = (priors(theta - step)[1] - priors(theta + step)[1]) / (2.0 * step)
     return Curvature(matrix + numpy.diag(numpy.maximum(0.0, change)) * (objective.rows / rows))

@@ -19,9 +19,9 @@ from torch.distributions import Gamma, LogNormal, Normal
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.form import Rows
-from flashgp.foundations.lazy_import import load_autograd
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
+from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.exact.likelihood import DirectSettings, parts_of, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.missing_cells import observed, of_observed, rows_of_output
@@ -242,8 +242,6 @@ class LogJoint(Objective):
         self._small: list[SmallModel] | None = None  # of every covariance matrix
         if direct.dtype == torch.float64 and not direct.jitter:
             self._small = _small_models(prior, problem.x, problem.y)
-        if self._small is None:
-            load_autograd()
         self._has_beyond = prior.log_scale(problem.y) is not None
 
     def log_prior(self, theta: Array) -> float:
@@ -333,8 +331,7 @@ class LogJoint(Objective):
         moved = [k for k, leaf in enumerate(leaves) if leaf.requires_grad]
         found: list[Tensor | None] = [None] * len(leaves)
         if known:
-            chosen, grads = zip(*known, strict=True)
-            by_leaf = torch.autograd.grad(chosen, [leaves[k] for k in moved], grads, allow_unused=True)
+            by_leaf = vector_jacobian(known, [leaves[k] for k in moved])
             for k, slope in zip(moved, by_leaf, strict=True):
                 found[k] = slope
         return value, found
@@ -347,7 +344,9 @@ class LogJoint(Objective):
         value, slopes = value_and_gradients(self.problem.direct, self.problem.prior.kernel.form, rows, tensors, wanted)
         return float(value.sum()), slopes
 
-    def pull(self, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> tuple[float, Array]:
+    def pull(
+        self, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None], *, retain_graph: bool = False
+    ) -> tuple[float, Array]:
         """The gradient by the flat vector from slopes by the likelihood's inputs, with that of the terms that only
         autograd knows; and the value of those."""
         pairs = [
@@ -359,8 +358,7 @@ class LogJoint(Objective):
         pairs += [(term, torch.ones_like(term)) for term in terms]
         parts: Sequence[Tensor | None] = ()
         if pairs:
-            outputs, grads = zip(*pairs, strict=True)
-            parts = torch.autograd.grad(outputs, self.parameters.tensors, grads, allow_unused=True)
+            parts = vector_jacobian(pairs, self.parameters.tensors, retain_graph=retain_graph)
         return sum(term.item() for term in terms), self.parameters.flat(parts)
 
     def _extra_terms(self) -> list[Tensor]:

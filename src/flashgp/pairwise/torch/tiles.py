@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashgp.foundations.form import Form, Rows, broadcast_batch
 from flashgp.foundations.profile_ranges import profiled
+from flashgp.foundations.transforms import vector_jacobian
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.backend import Backend, PairGradient, register_backend
 from flashgp.pairwise.problem import PairProblem
@@ -138,7 +139,7 @@ class TorchTiles(Backend):
             if not out.requires_grad:  # a stationary diagonal depends on nothing
                 return PairGradient([None] * len(leaf), [], [None] * len(values))
             inputs = [t for t in (*leaf, *values) if t.requires_grad]
-            found = iter(torch.autograd.grad(out, inputs, weights.expand_as(out), allow_unused=True))
+            found = iter(vector_jacobian([(out, weights.expand_as(out))], inputs))
         gradients = [next(found) if t.requires_grad else None for t in (*leaf, *values)]
         return PairGradient(gradients[: len(leaf)], [], gradients[len(leaf) :])
 
