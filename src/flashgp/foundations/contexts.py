@@ -16,6 +16,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from flashgp.foundations.determinism import deterministically
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -26,7 +28,7 @@ Autocast = dict[str, torch.dtype]  # the dtype of each device where it is on
 
 
 class _Outside(threading.local):
-    """Autocast of each thread as it was when the thread entered `autocast_disabled`."""
+    """Autocast of each thread as it was when the thread entered one of our doors."""
 
     autocast: Autocast | None = None
 
@@ -120,34 +122,43 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
         _evaluated.leave(modules)
 
 
-def autocast_disabled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run a function with autocast off, whatever the caller has on."""
-
-    @functools.wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        active = _autocast()
-        if not active:
-            return function(*args, **kwargs)
-        before, _outside.autocast = _outside.autocast, active
+@contextmanager
+def _own_modes(deterministic: bool) -> Iterator[None]:
+    """Within the block autocast is off, inference mode is off (still without gradients), and bits repeat if wanted."""
+    active = _autocast()
+    before = _outside.autocast
+    with ExitStack() as stack:
+        for device in active:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        stack.enter_context(deterministically(deterministic))
+        _outside.autocast = active or before
         try:
-            with ExitStack() as stack:
-                for device in active:
-                    stack.enter_context(torch.autocast(device, enabled=False))
-                return function(*args, **kwargs)
+            yield
         finally:
             _outside.autocast = before
 
-    return run
 
+def entered(
+    deterministic: Callable[..., bool] | None = None,
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorate a door of the library: the caller's autocast, inference mode and threads end there.
 
-def outside_inference_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Run a function outside inference mode (still without gradients), so that what it makes lasts."""
+    Args:
+        deterministic: of all arguments, whether they ask for bits that repeat (determinism.py); None for never.
+    """
 
-    @functools.wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if not torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return function(*args, **kwargs)
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            wanted = False if deterministic is None else deterministic(*args, **kwargs)
+            if wanted is False and not torch.is_inference_mode_enabled() and not _autocast():
+                return function(*args, **kwargs)
+            with _own_modes(wanted):
+                return function(*args, **kwargs)
 
-    return run
+        return run
+
+    return decorate

@@ -13,11 +13,9 @@ What is left: the memory that is free decides which route fits, so that `memory=
 is short; a time limit is a clock; a gradient that the caller takes through a result runs on the caller's threads.
 """
 
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,9 +25,6 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.threads import single_thread
 
 EVENT = Event(EventKind.DETERMINISTIC)  # in reports
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 class _Here(threading.local):
@@ -58,22 +53,6 @@ def deterministically(wanted: bool = True) -> Iterator[None]:
             yield
         finally:
             _here.inside = False
-
-
-def deterministic_where(
-    asked: Callable[..., bool],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Run a function deterministically where its arguments ask for it: `asked` gets them all."""
-
-    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        @functools.wraps(function)
-        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            with deterministically(asked(*args, **kwargs)):
-                return function(*args, **kwargs)
-
-        return run
-
-    return decorate
 
 
 def contiguous_copy(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import ApproximationReason, Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
@@ -33,7 +33,7 @@ Decision = tuple[Approximation | None, Plan, Event]
 
 
 # -- exact -----------------------------------------------------------------------------------------------------------
-@deterministic_where(lambda prior, rows, settings, **_: settings.deterministic)
+@entered(lambda prior, rows, settings, **_: settings.deterministic)
 def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool = False) -> Plan:
     """Plan of conditioning and fitting; the batch may be empty.
 
@@ -54,7 +54,7 @@ def exact_price(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Callab
 
 
 # -- approximate -----------------------------------------------------------------------------------------------------
-@deterministic_where(lambda prior, rows, asked, settings, time_limit=None, **_: settings.deterministic)
+@entered(lambda prior, rows, asked, settings, time_limit=None, **_: settings.deterministic)
 def approximate_plan(
     prior: Prior,
     rows: RowCounts,

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.base_state import BaseState
@@ -76,9 +75,7 @@ def condition(
     return state
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, rows, settings, *_: settings.solve.deterministic)
+@entered(lambda prior, rows, settings, *_: settings.solve.deterministic)
 def _shared(
     prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None,
     engine: Callable[[Prior, Any, ConditionSettings], S],

@@ -17,7 +17,7 @@ from flashgp.foundations.checks import (
     check_seed,
     check_targets,
 )
-from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
@@ -222,7 +222,7 @@ class GP(Prior):
                 raise DomainError(f"`{name}` is that of q, got {value!r} beside it; leave it out")
         return Posterior(condition_on_values(self, q, settings))
 
-    @autocast_disabled
+    @entered()
     def log_marginal_likelihood(
         self,
         x: Any,
@@ -297,7 +297,7 @@ class GP(Prior):
         settings.rounding.warn()
         return value
 
-    @autocast_disabled
+    @entered()
     def log_joint(
         self,
         x: Any,
@@ -338,7 +338,7 @@ class GP(Prior):
         value = self.log_marginal_likelihood(x, y, dtype=dtype, jitter=jitter, second_order_rows=second_order_rows)
         return value + self.log_prior(jacobian=jacobian)
 
-    @autocast_disabled
+    @entered()
     def collapsed_bound(self, x: Any, y: Any, *, inducing: Any, group: Any = None) -> Float64[Tensor, ""]:
         """A lower bound on log p(y | x) by inducing points, eq. (M-160), nats, with a closed-form gradient.
 
@@ -377,7 +377,7 @@ class GP(Prior):
 
         return collapsed_bound(self, x, y, inducing, group=Group.of(group))
 
-    @autocast_disabled
+    @entered()
     def minibatch_bound(
         self,
         x: Any,
@@ -432,7 +432,7 @@ class GP(Prior):
 
         return minibatch_bound(self, x, y, count, inducing, q, Group.of(group))
 
-    @autocast_disabled
+    @entered()
     def inducing_points(self, x: Any, count: int, *, seed: int = 0, group: Any = None) -> Tensor:
         """At most `count` of the rows x as inducing points, (m, d): those that the others say least about.
 

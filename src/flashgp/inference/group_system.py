@@ -10,7 +10,7 @@ the low rank and the vectors of conjugate gradients are shared.
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.contexts import entered
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.sharing import shared_operator
@@ -40,7 +40,7 @@ class GroupSystem(CovarianceSystem):
         super().__init__(shared_operator(operator, group), noise, stored=stored, tiles=tiles)
         self.group = group
 
-    @autocast_disabled
+    @entered()
     def multiply(self, v: Tensor) -> Tensor:
         return self.group.sum(self.product(v)).addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
 
@@ -61,7 +61,7 @@ class GroupRows(System):
     def diagonal(self) -> Tensor:
         return self._space.local(self.share.diagonal())
 
-    @autocast_disabled
+    @entered()
     def multiply(self, v: Tensor) -> Tensor:
         part = self.group.sum_rows(self.share.product(self._space.everywhere(v)), self.shares)
         return part.addcmul(self.noise.to(v.dtype).unsqueeze(-1), v)

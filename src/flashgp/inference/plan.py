@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.determinism import deterministic_where
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import counted
@@ -235,7 +235,7 @@ def _with_offers(made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettin
     return replace(made, offers=offers_of(offered(prior, rows, settings, time_limit)))
 
 
-@deterministic_where(lambda made, prior, rows, settings, time_limit: settings.deterministic)
+@entered(lambda made, prior, rows, settings, time_limit: settings.deterministic)
 def _with_largest_fit(
     made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
 ) -> Plan:
@@ -278,7 +278,7 @@ def rows_on_time(
     return count
 
 
-@deterministic_where(lambda prior, rows, n_test, settings, **_: settings.deterministic)
+@entered(lambda prior, rows, n_test, settings, **_: settings.deterministic)
 def prediction_plan(
     prior: Prior,
     rows: RowCounts,

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
 from flashgp.foundations.events import Event, EventKind
@@ -247,8 +247,7 @@ class State(BaseState):
             self.cache.weights = self._weights_by_factor()
         return self.cache.weights
 
-    @outside_inference_mode
-    @autocast_disabled
+    @entered()
     @torch.no_grad()
     def _weights_by_factor(self) -> Tensor:
         """L^-T z, what an update left to do."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
@@ -59,12 +59,12 @@ class CovarianceSystem(System):
     def diagonal(self) -> Tensor:
         return self._operator.diagonal()
 
-    @autocast_disabled
+    @entered()
     def multiply(self, v: Tensor) -> Tensor:
         """A v, eq. (M-20) plus noise."""
         return self.product(v).addcmul_(self.noise.to(v.dtype).unsqueeze(-1), v)
 
-    @autocast_disabled
+    @entered()
     def product(self, v: Tensor) -> Tensor:
         """K v: float32 through the tiles where they are kept, else recomputed."""
         tiles = self.tiles if v.dtype == torch.float32 else None
@@ -98,7 +98,7 @@ class CovarianceSystem(System):
         rows, kinds = self._operator.problem.rows, self._operator.problem.form.statistics
         return [f for f, kind in zip(rows.features, kinds, strict=True) if kind == "distance" and f.shape[-1]]
 
-    @autocast_disabled
+    @entered()
     def dense(self, dtype: torch.dtype) -> Tensor:
         operator = self._operator
         matrix = operator.backend.block(operator.problem, dtype=dtype, workspace=self.workspace, upper=True)

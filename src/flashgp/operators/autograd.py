@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.transforms import has_tangent, is_followed
 from flashgp.operators.multiplication import PairProducts
 from flashgp.operators.tiled import TiledSum, block_sum, product_sum
@@ -125,7 +124,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_forward(right, *tensors)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         right, *tensors = ctx.saved_tensors
         to_right = None
@@ -156,7 +155,7 @@ class _ProductGradient(torch.autograd.Function):
     """Gradients of sum(G * K V) by every tensor of the operator, for G and V as they are."""
 
     @staticmethod
-    @deterministic_where(_asked)
+    @entered(_asked)
     def forward(products: PairProducts, gradient: Tensor, right: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         pulled = products.detached(tensors).pulled_back(gradient.detach(), right.detach())
         return _filled(_flat(pulled, tensors), tensors)
@@ -168,7 +167,7 @@ class _ProductGradient(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         return (None, *_gradient_gradients(_product_sum(ctx.products), 1, ctx, cotangents))
 
@@ -207,7 +206,7 @@ class _Block(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         pulled = _BlockGradient.apply(ctx.products, gradient, *ctx.saved_tensors)
         needed = ctx.needs_input_grad[2:]
@@ -233,7 +232,7 @@ class _BlockGradient(torch.autograd.Function):
     """Gradients of sum(W * K) by every tensor of the operator."""
 
     @staticmethod
-    @deterministic_where(_asked)
+    @entered(_asked)
     def forward(products: PairProducts, weights: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         detached = products.detached(tensors)
         weights = weights.detach()
@@ -249,7 +248,7 @@ class _BlockGradient(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         total = _block_sum(ctx.products, ctx.saved_tensors[0].dtype)
         return (None, *_gradient_gradients(total, 0, ctx, cotangents))

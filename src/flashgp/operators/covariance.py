@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.profile import MachineProfile
@@ -149,8 +148,7 @@ class CovarianceOperator(LinearOperator):
 
     mT = T  # noqa: N815 - as in torch
 
-    @autocast_disabled
-    @deterministic_where(lambda self, *_, **__: self.options.deterministic)
+    @entered(lambda self, *_, **__: self.options.deterministic)
     def to_dense(self, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch n m"]:
         """The matrix itself, (*batch, n, m). Cost: n m evaluations (half when symmetric) and n m numbers."""
         dtype = check_floating(self.dtype if dtype is None else dtype)
@@ -159,15 +157,14 @@ class CovarianceOperator(LinearOperator):
             return autograd.block(self._products, compute).to(dtype)
         return self._stored_in_half(dtype)
 
-    @autocast_disabled
-    @deterministic_where(lambda self: self.options.deterministic)
+    @entered(lambda self: self.options.deterministic)
     def diagonal(self) -> Float[Tensor, "*batch n"]:
         """k(x1_i, x2_i) of a symmetric operator, (*batch, n)."""
         if not self.symmetric:
             raise ShapeError("`diagonal` needs an operator of one set of points, got two; use k.operator(x1)")
         return autograd.diagonal(self._products)
 
-    @autocast_disabled
+    @entered()
     def _apply(self, matrix: Tensor) -> Tensor:
         """K @ matrix. Cost: n m (d + t) flops, half the covariances when symmetric; one tile."""
         self._products.check_plan(matrix)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import contiguous_copy, deterministic_where
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import contiguous_copy
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.foundations.events import Event
 from flashgp.foundations.form import broadcast_batch
@@ -153,7 +154,7 @@ class PairProducts:
         return self.backend.block(self.problem, dtype=dtype, workspace=self.workspace)
 
     @profiled("pairwise products")
-    @deterministic_where(lambda self, *_: self.options.deterministic)
+    @entered(lambda self, *_: self.options.deterministic)
     def multiply(self, right: Tensor) -> Tensor:
         """K @ right for right (*batch, m, t). Cost: as the plan says."""
         right = contiguous_copy(right)
@@ -170,7 +171,7 @@ class PairProducts:
         return out
 
     @profiled("pairwise products")
-    @deterministic_where(lambda self, *_: self.options.deterministic)
+    @entered(lambda self, *_: self.options.deterministic)
     def pulled_back(self, left: Tensor, right: Tensor) -> PairGradient:
         """The gradient of sum(left * K right) by everything that K depends on, (M-21), by the backend that multiplies.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
@@ -135,7 +135,7 @@ class ProductPlan:
         return printed_html(self.lines(), self.alternatives)
 
 
-@deterministic_where(lambda problem, settings, **_: settings.deterministic)
+@entered(lambda problem, settings, **_: settings.deterministic)
 def plan_product(
     problem: ProductProblem,
     settings: PlanSettings,

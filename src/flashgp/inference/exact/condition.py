@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.deadline import NO_DEADLINE
-from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
+from flashgp.foundations.determinism import EVENT, contiguous_copy
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows, broadcast_batch
@@ -53,9 +53,7 @@ from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, data, settings: settings.solve.deterministic)
+@entered(lambda prior, data, settings: settings.solve.deterministic)
 def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState:
     """See `GP.condition`. Outputs with noise of their own are conditioned one after the other, by one plan."""
     started = time.perf_counter()

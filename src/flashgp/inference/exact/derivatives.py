@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DerivativeError
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.transforms import is_transformed
@@ -120,7 +120,7 @@ class _Value(torch.autograd.Function):
         _save(ctx, inputs)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors, events = ctx.saved_tensors, ctx.evaluation.events
         if cotangent is None:
@@ -136,7 +136,7 @@ class _Value(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor:
         return _slope(ctx.evaluation, 0, ctx.saved_tensors, tangents)
 
@@ -163,7 +163,7 @@ class _Gradient(torch.autograd.Function):
         _save(ctx, inputs)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         found = _along(ctx.evaluation, 0, tensors, cotangents)
@@ -173,7 +173,7 @@ class _Gradient(torch.autograd.Function):
         ))  # fmt: skip
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         found = _along(ctx.evaluation, 0, ctx.saved_tensors, tangents)
         batch = whole_batch(ctx.saved_tensors, ctx.evaluation.events)
@@ -215,7 +215,7 @@ class _Slope(torch.autograd.Function):
         _keep(ctx, given)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, ...]:
         tensors, directions = _given(ctx)
         events, lead, count = ctx.evaluation.events, ctx.lead, len(tensors)
@@ -236,7 +236,7 @@ class _Slope(torch.autograd.Function):
         return (None, None, *results)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def jvp(ctx: Any, _evaluation: None, _lead: None, *tangents: Tensor | None) -> Tensor:
         (tensors, directions), (moved, turned) = _given(ctx), halves(tangents)
         total = torch.zeros(ctx.shape, dtype=torch.float64, device=tensors[0].device)
@@ -283,7 +283,7 @@ class _Along(torch.autograd.Function):
         _keep(ctx, given)
 
     @staticmethod
-    @autocast_disabled
+    @entered()
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """The Hessian is symmetric: by the directions it is the Hessian times the cotangents."""
         tensors, directions = _given(ctx)

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.form import Rows
@@ -49,9 +48,7 @@ class _More:
     rows: Rows
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda state, *_: state.settings.deterministic)
+@entered(lambda state, *_: state.settings.deterministic)
 @torch.no_grad()
 def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> FullScaleState:
     """See `Posterior.append`."""

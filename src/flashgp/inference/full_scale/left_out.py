@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.state import FullScaleState, Lost
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
@@ -30,7 +30,7 @@ MORE = 8  # times as many neighbours stand for all of them
 BLOCKS = 32  # that are looked at
 
 
-@deterministic_where(lambda state: state.settings.deterministic)
+@entered(lambda state: state.settings.deterministic)
 @torch.no_grad()
 def leave_one_out(state: FullScaleState) -> LeaveOneOut:
     """See `Posterior.leave_one_out`. Cost: as a pass, and n m^2 flops; 8 n m bytes."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import PAIRS, rounding_of
@@ -75,8 +75,7 @@ class FullScalePredictor(Predictor):
         check_answer(value.unsqueeze(-1), "x_test")
         return Variance(value.unsqueeze(-1).expand(*value.shape, self._state.residual.shape[-1]))
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x: self.deterministic)
+    @entered(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         n, state = x.shape[-2], self._state
         check_joint(n, 8 * n * (4 * n + 2 * state.function.rank), x.device)
@@ -102,8 +101,7 @@ class FullScalePredictor(Predictor):
         """L_M^-1 g, as rows."""
         return torch.linalg.solve_triangular(self._state.sums.inner.mT, inner, upper=True, left=False)
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x: self.deterministic)
+    @entered(lambda self, x: self.deterministic)
     def _local(self, x: Tensor) -> Local:
         if x is not self._x or self._parts is None:
             began = time.perf_counter()
@@ -206,9 +204,7 @@ class _Draw:
         return local.inner @ self.weights + local.shift + rest
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.settings.deterministic)
 @torch.no_grad()
 def draw_paths(state: FullScaleState, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`: inducing values from their posterior, what they leave by Matheron's rule with each point's

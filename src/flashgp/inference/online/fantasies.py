@@ -18,8 +18,7 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.checks import check_count, check_points, check_targets
-from flashgp.foundations.contexts import autocast_disabled
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.online.update import in_dtype_of
@@ -79,8 +78,7 @@ class Fantasies:
         """Targets of the members; a copy."""
         return self._y.clone()
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x_test: self._state.settings.deterministic)
+    @entered(lambda self, x_test: self._state.settings.deterministic)
     def predict(self, x_test: Any) -> FantasyPrediction:
         """The posteriors of all members at x_test: (m, d), points that they share, or (*b, m, d), their own.
 
@@ -210,8 +208,7 @@ def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | 
     return OutputFantasies(state, each)
 
 
-@autocast_disabled
-@deterministic_where(lambda state, *_: state.settings.deterministic)
+@entered(lambda state, *_: state.settings.deterministic)
 def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x).clone()  # read again by predictions
     if (y is None) == (samples is None):

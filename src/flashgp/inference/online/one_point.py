@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.form import Rows
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.numpy_prior import TITLE, NumpyPrior, plain_array
@@ -27,8 +27,7 @@ F64 = torch.float64
 MIN_NORM = 2.0**-500
 
 
-@outside_inference_mode
-@autocast_disabled
+@entered()
 def appended_row(state: State, x: Any, y: Any) -> State | None:
     """The posterior with one more row, as `Posterior.append`; None where `x`, `y` or the posterior ask for more care.
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
@@ -216,9 +215,7 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 
 # -- the update ---------------------------------------------------------------------------------------------------
-@deterministic_where(lambda state, gone, new: state.settings.deterministic)
-@outside_inference_mode
-@autocast_disabled
+@entered(lambda state, gone, new: state.settings.deterministic)
 @torch.no_grad()
 def _updated(state: State, gone: Tensor | None, new: _NewRows | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import promotions
-from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where, deterministically
+from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministically
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.report import Report
@@ -138,8 +138,7 @@ class ExactPredictor(Predictor):
         assert self._variance is not None
         return self._variance
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x: self.deterministic)
+    @entered(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         n, state = self._moved_to(x)._x.shape[-2], self._state
         check_joint(n, self._joint_bytes(), x.device, self._options.unchecked_bytes)
@@ -169,8 +168,7 @@ class ExactPredictor(Predictor):
             self._x = self._workspace.adopt(x)
         return self
 
-    @autocast_disabled
-    @deterministic_where(lambda self, *_, **__: self.deterministic)
+    @entered(lambda self, *_, **__: self.deterministic)
     def _compute(self, variance: bool) -> None:
         started = time.perf_counter()
         state, workspace = self._state, self._workspace

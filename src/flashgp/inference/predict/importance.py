@@ -19,7 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_seed
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import half_width
 from flashgp.inference.data import Data
@@ -190,7 +190,7 @@ def column_groups(groups: Mapping[str, int | Sequence[int]] | None, d: int) -> d
     return found
 
 
-@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.settings.deterministic)
 def importance(
     state: AnyState,
     groups: Mapping[str, int | Sequence[int]] | None = None,

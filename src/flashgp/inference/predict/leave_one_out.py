@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.normal import LOG_2PI
@@ -54,7 +54,7 @@ class LeaveOneOut:
         )
 
 
-@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.settings.deterministic)
 def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECONDS) -> LeaveOneOut:
     """See `Posterior.leave_one_out`; correction_seconds, by the machine's rates, that correcting a float32 factor may
     take."""

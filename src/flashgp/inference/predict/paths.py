@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import EVENT, contiguous_copy, deterministic_where
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import EVENT, contiguous_copy
 from flashgp.foundations.errors import MemoryBudgetError, warn
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.machine import available_bytes
@@ -54,8 +54,7 @@ class Paths:
         """Root mean square of the error of k relative to the variances."""
         return self._prior.error
 
-    @autocast_disabled
-    @deterministic_where(lambda self, _: self._state.settings.deterministic)
+    @entered(lambda self, _: self._state.settings.deterministic)
     def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
 
@@ -83,9 +82,7 @@ class Paths:
         return self.report._repr_html_()
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.settings.deterministic)
 def draw_paths(
     state: AnyState, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
 ) -> Paths:

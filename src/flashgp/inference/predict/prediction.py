@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_flag, check_targets
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, check_probability
@@ -151,7 +151,7 @@ class Prediction:
         y = y[(None,) * (dims - y.dim())].movedim(-1, 0)
         return self._of_observations(self._observations(dims).log_prob(y))
 
-    @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
+    @entered(lambda self, *_, **__: self._predictor.deterministic)
     def joint_log_prob(self, y: Tensor) -> Float64[Tensor, "*batch"]:
         """Log density of all new observations together, (*batch,), nats.
 
@@ -199,7 +199,7 @@ class Prediction:
         """
         return self._joint(observed=observed).to(self._x.dtype)
 
-    @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
+    @entered(lambda self, *_, **__: self._predictor.deterministic)
     def sample(
         self, count: int = 1, *, observed: bool = False, seed: int | None = None
     ) -> Float[Tensor, "{count} *shape"]:
@@ -266,7 +266,7 @@ class Prediction:
         with torch.set_grad_enabled(self._predictor.wants_graph(self._x)):
             return joint + torch.diag_embed(noise.unsqueeze(-1).expand(*joint.shape[:-1]))
 
-    @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
+    @entered(lambda self, *_, **__: self._predictor.deterministic)
     def _joint_root(self, *, observed: bool) -> Tensor:
         """L with L L^T the joint covariance: its lower factor, or 0 where it is exactly 0, as at x = 0 of a slope."""
         joint = self._joint(observed=observed)
@@ -276,7 +276,7 @@ class Prediction:
         one = torch.eye(joint.shape[-1], dtype=joint.dtype, device=joint.device)
         return torch.where(certain, 0.0, self._joint_factor(torch.where(certain, one, joint)).lower)
 
-    @deterministic_where(lambda self, *_, **__: self._predictor.deterministic)
+    @entered(lambda self, *_, **__: self._predictor.deterministic)
     def _joint_factor(self, joint: Tensor) -> Factor:
         """The factor of a joint covariance."""
         factor = factorise_keeping(joint, rounding=self._predictor.rounding(self._x).expand(joint.shape[:-2]))

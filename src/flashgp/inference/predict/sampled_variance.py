@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.checks import check_count, check_points
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import contiguous_copy, deterministic_where
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import contiguous_copy
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.form import Rows
@@ -78,9 +78,7 @@ class VarianceProbes:
     neighbours: int
     seconds: float = math.inf
 
-    @outside_inference_mode
-    @autocast_disabled
-    @deterministic_where(lambda self, _: self.state.settings.deterministic)
+    @entered(lambda self, _: self.state.settings.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
@@ -193,9 +191,7 @@ def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIM
     return made
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.settings.deterministic)
 @torch.no_grad()
 def variance_probes(
     state: State,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 import torch
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -23,9 +22,7 @@ from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda state, *_: state.settings.deterministic)
+@entered(lambda state, *_: state.settings.deterministic)
 @torch.no_grad()
 def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
     """See `Posterior.append`."""

@@ -9,7 +9,7 @@ regression using conjugate gradients, for the quadratic form at any v, of which 
 
 import torch
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.streamed.bound import block
 from flashgp.inference.streamed.objective import block_rows
@@ -23,7 +23,7 @@ from flashgp.sources.survey import surveyed
 PAIRS = 2**30  # of rows in blocks, all together: all pairs of 32,768 rows
 
 
-@deterministic_where(lambda state, source, size=None: state.settings.deterministic)
+@entered(lambda state, source, size=None: state.settings.deterministic)
 @torch.no_grad()
 def bracket(state: StreamedState, source: RowSource, size: int | None = None) -> Bound:
     """See `Posterior.bracket`. Args: size, rows of a block; None for what the pairs allow."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_points, check_targets
-from flashgp.foundations.contexts import autocast_disabled
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import check_numbers
@@ -157,7 +157,7 @@ def chosen_points(prior: Prior, x: Any, count: int, seed: int, group: Group = AL
         return points
 
 
-@autocast_disabled
+@entered()
 def differentiable(evaluate: Callable[[], Evaluation], tensors: Sequence[Tensor]) -> Tensor:
     """The scalar that `evaluate` gives, whose gradient by the tensors is what it gives too."""
     value: Tensor = _Value.apply(evaluate, *tensors)

@@ -9,7 +9,7 @@ the formula of Sherman and Morrison. The inducing points stay where they are.
 import torch
 from torch import Tensor
 
-from flashgp.foundations.determinism import deterministic_where
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.streamed.bound import Inputs
@@ -24,7 +24,7 @@ F64 = torch.float64
 EPS = torch.finfo(F64).eps
 
 
-@deterministic_where(lambda state, rows: state.settings.deterministic)
+@entered(lambda state, rows: state.settings.deterministic)
 @torch.no_grad()
 def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     """Training rows, each predicted from all the others. Args: rows: some of those that the state has seen.

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
@@ -177,9 +177,7 @@ def _minibatch(prior: Prior, inputs: Inputs, count: Any, q: InducingValues | Non
     return MinibatchBound(value, following, inputs.events)
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda prior, q, settings: settings.solve.deterministic)
+@entered(lambda prior, q, settings: settings.solve.deterministic)
 @torch.no_grad()
 def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSettings) -> StreamedState:
     """The state that q(u) stands for, at the prior's present parameters. Raises: as `GP.condition`.

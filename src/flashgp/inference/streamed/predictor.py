@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
-from flashgp.foundations.determinism import EVENT, deterministic_where
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
@@ -40,8 +40,7 @@ class StreamedPredictor(Predictor):
             events=[EVENT] if deterministic else [],
         )  # fmt: skip
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x: self.deterministic)
+    @entered(lambda self, x: self.deterministic)
     def mean(self, x: Tensor) -> Tensor:
         began = time.perf_counter()
         with torch.set_grad_enabled(self.wants_graph(x)):
@@ -52,8 +51,7 @@ class StreamedPredictor(Predictor):
         self._took(began)
         return value
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x: self.deterministic)
+    @entered(lambda self, x: self.deterministic)
     def variance(self, x: Tensor) -> Variance:
         began, outputs = time.perf_counter(), self._state.sums.projected.shape[-1]
         with torch.set_grad_enabled(self.wants_graph(x)):
@@ -62,8 +60,7 @@ class StreamedPredictor(Predictor):
         self._took(began)
         return Variance(value.unsqueeze(-1).expand(*value.shape, outputs))
 
-    @autocast_disabled
-    @deterministic_where(lambda self, x: self.deterministic)
+    @entered(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         n = x.shape[-2]
         check_joint(n, 8 * n * (3 * n + 2 * self._state.function.rank), x.device)
@@ -104,9 +101,7 @@ class StreamedPredictor(Predictor):
         self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.settings.deterministic)
 @torch.no_grad()
 def draw_paths(state: StreamedState, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`: f = m + f0 + a^T (u - L_zz^-1 (f0(Z) + noise)) with u ~ N(w, M^-1), eq. (M-166).

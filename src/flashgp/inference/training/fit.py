@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from flashgp.foundations.contexts import autocast_disabled, outside_inference_mode
+from flashgp.foundations.contexts import entered
 from flashgp.foundations.deadline import Deadline
-from flashgp.foundations.determinism import contiguous_copy, deterministic_where
+from flashgp.foundations.determinism import contiguous_copy
 from flashgp.foundations.errors import DomainError, FitInterrupted, NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.fingerprint import NoFingerprintError, fingerprint
@@ -151,9 +151,7 @@ class EngineFit(ABC, Generic[S]):
         """The state on all rows, and the posterior's part of the report."""
 
 
-@outside_inference_mode
-@autocast_disabled
-@deterministic_where(lambda engine, prior, rows, options, *_, **__: options.deterministic)
+@entered(lambda engine, prior, rows, options, *_, **__: options.deterministic)
 def fitted_by(
     engine: type[EngineFit[S]],
     prior: Prior,
