@@ -35,6 +35,7 @@ from flashgp.bench.memory import PeakMeter
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.run import Run
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.settings import StochasticSettings
@@ -129,7 +130,7 @@ def _objective(x: torch.Tensor, y: torch.Tensor, seed: int, stored: bool) -> tup
     roles = role_starts(gp, DataFacts.of(x, y, None))
     plan = fgp.plan(gp, n=len(x), d=D)
     passes, rank = plan.training_factor_passes or None, plan.training_rank or None
-    options = EstimateOptions(stored=stored, seed=seed, factor_passes=passes, rank=rank)
+    options = EstimateOptions(run=Run(seed=seed), stored=stored, factor_passes=passes, rank=rank)
     problem = Problem(gp, x, y, DirectSettings(TorchTiles()), roles)
     objective = EstimatedLogJoint(problem, StochasticSettings(), options)
     return objective, objective.parameters.starts(1, from_data=True, spread=1.0, seed=seed)[0]

@@ -31,6 +31,7 @@ from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.findings import Unfinished
+from flashgp.inference.run import Run
 from flashgp.table_model import TableModel
 from flashgp.table_model.model import fit_prepared
 from flashgp.table_model.prediction import Scores
@@ -892,6 +893,8 @@ def test_no_row_is_scored_by_solves_like_the_one_that_time_ended() -> None:
         state = condition(
             gp,
             Data.of(gp, x, x[:, 0]),
-            ConditionSettings(deadline=Deadline(1e6, 0.0, lambda: 0.0), plan=plan, time=TimeSettings(min_rows=1500)),
+            ConditionSettings(
+                run=Run(deadline=Deadline(1e6, 0.0, lambda: 0.0)), plan=plan, time=TimeSettings(min_rows=1500)
+            ),
         )
     assert AFTER_FIT.scored(fgp.Posterior(state), 100, in_time) == 0

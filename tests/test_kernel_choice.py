@@ -25,6 +25,7 @@ from flashgp.cli.application import application
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, Untried, of_kind
+from flashgp.inference.run import Run
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKernel
 from flashgp.table import split_last
@@ -111,7 +112,8 @@ def test_the_same_seed_chooses_the_same_from_the_same_rows() -> None:
     first = chosen(x, z, settings=few)
     assert first == chosen(x, z, settings=few)
     assert first.event.fields["rows"] == 60
-    assert first.event.fields["gain"] != chosen(x, z, settings=few, options=FitOptions(seed=5)).event.fields["gain"]
+    other = chosen(x, z, settings=few, options=FitOptions(run=Run(seed=5)))
+    assert first.event.fields["gain"] != other.event.fields["gain"]
 
 
 def test_outputs_are_counted_together() -> None:
@@ -127,7 +129,7 @@ def test_where_nothing_can_be_compared_the_default_stays() -> None:
     cases: list[tuple[KernelChoice, str]] = [
         (chosen(x[:10], z[:10]), "the rows are too few"),
         (chosen(x, z, options=None), "the parameters are not fitted"),
-        (chosen(x, z, options=FitOptions(deadline=Deadline.after(0.0))), "the time limit left no time"),
+        (chosen(x, z, options=FitOptions(run=Run(deadline=Deadline.after(0.0)))), "the time limit left no time"),
     ]
     for choice, why in cases:
         assert choice.kernel is DEFAULT
@@ -144,7 +146,7 @@ def test_a_fit_that_was_cut_short_is_not_compared(step: float) -> None:
     z = drawn(fgp.kernels.Matern(2.5, 0.6), x, 0.1)
     pair = CANDIDATES[:2]
     whole = chosen(x, z, candidates=pair).event.fields
-    found = chosen(x, z, candidates=pair, options=FitOptions(deadline=Deadline(1.0, 1.0, Clock(step))))
+    found = chosen(x, z, candidates=pair, options=FitOptions(run=Run(deadline=Deadline(1.0, 1.0, Clock(step)))))
     if "untried" in found.event.fields:
         assert found.event.fields["untried"] is Untried.TIME
         assert found.kernel is DEFAULT

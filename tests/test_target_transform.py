@@ -19,6 +19,7 @@ from flashgp.choices import ChoiceSettings, choose_transform
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ModelFileError
 from flashgp.foundations.events import EventKind, Untried, of_kind
+from flashgp.inference.run import Run
 from flashgp.inference.training.options import FitOptions
 from flashgp.target_transform import TargetTransform, WarpedNormal
 from flashgp.units import Scaling
@@ -252,7 +253,7 @@ def test_a_trial_is_compared_with_a_first_fit_that_had_its_time(step: float) -> 
     prior = fgp.GP(1.0 * fgp.kernels.Matern(2.5, torch.ones(2)), fgp.means.Constant())
     settings = ChoiceSettings(powers=(0.5,))
     whole = choose_transform("yeo-johnson", prior, rows, y, FitOptions(), settings=settings).event
-    limited = FitOptions(deadline=Deadline(1.0, 1.0, Clock(step)))
+    limited = FitOptions(run=Run(deadline=Deadline(1.0, 1.0, Clock(step))))
     found = choose_transform("yeo-johnson", prior, rows, y, limited, settings=settings)
     assert whole is not None
     assert found.event is not None
@@ -485,7 +486,7 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(memory: str | None) -> None
 
 def test_a_choice_without_time_says_that_nothing_was_tried() -> None:
     x = torch.linspace(0.0, 1.0, 30, dtype=torch.float64)[:, None]
-    options = FitOptions(starts=1, deadline=Deadline.after(1.0))
+    options = FitOptions(run=Run(deadline=Deadline.after(1.0)), starts=1)
     gp, y = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5)), x[:, 0].exp().numpy()
     choice = choose_transform("auto", gp, x, y, options, settings=ChoiceSettings(time_share=0.0))
     assert str(choice.event) == NO_TIME

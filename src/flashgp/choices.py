@@ -27,6 +27,7 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
+from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.options import FitOptions
@@ -83,8 +84,8 @@ class SubsetFits:
     """
 
     def __init__(self, prior: Prior, x: Tensor, options: FitOptions | None, settings: SubsetSettings) -> None:
-        self.deadline = NO_DEADLINE if options is None else options.deadline.share(settings.time_share)
-        seed = 0 if options is None else options.seed
+        self.deadline = NO_DEADLINE if options is None else options.run.deadline.share(settings.time_share)
+        seed = 0 if options is None else options.run.seed
         index = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: settings.rows].sort().values
         self._index, self.index, self.rows, self.x = index, index.numpy(), len(index), x[index.to(x.device)]
         counts = prior.likelihood.counts
@@ -93,7 +94,7 @@ class SubsetFits:
         if options is not None:
             self.first = FitOptions(
                 starts=1, initial=options.initial, priors=options.priors, max_iterations=settings.first_iterations,
-                seed=seed, jitter=options.jitter, deterministic=options.deterministic, deadline=self.deadline,
+                jitter=options.jitter, run=Run(seed, options.run.deterministic, deadline=self.deadline),
             )  # fmt: skip
 
     def of_rows(self, prior: Prior) -> Prior:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp import files
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.inference.approximation import Approximation, approximation_of
@@ -23,8 +24,10 @@ from flashgp.inference.findings import why_unfinished
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
+from flashgp.inference.run import Run
 from flashgp.kernel_expression import KernelExpression, parse_kernel
 from flashgp.kernels import Kernel
+from flashgp.processes.group import ALONE, Group
 from flashgp.target_transform import check_target_transform
 from flashgp.units import Scaling
 
@@ -95,6 +98,12 @@ class TableSettings:
     @property
     def compute_dtype(self) -> torch.dtype | None:
         return None if self.dtype is None else _DTYPES[str(self.dtype).removeprefix("torch.")]
+
+    def run(self, deadline: Deadline, group: Group = ALONE) -> Run:
+        """How calls of a model with these settings run."""
+        return Run(
+            self.seed, self.deterministic, self.tolerance, group, self.device, self.compute_dtype, self.memory, deadline
+        )
 
     @cached_property
     def expression(self) -> KernelExpression | None:

@@ -25,7 +25,8 @@ from flashgp.inference.findings import odd_data
 from flashgp.inference.fit import fit_as
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.run import with_run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernels import Constant, Kernel, Warped
@@ -38,8 +39,6 @@ from flashgp.target_transform import TargetTransform
 from flashgp.units import Scaling, learned_scalings, units_of_inputs
 
 Numbers = npt.NDArray[np.float64]
-
-_ALSO_CONDITIONING = ("memory", "device", "solver", "jitter")  # settings of fits and of conditioning
 
 
 # -- before the fit ----------------------------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ def _chosen_transforms(
         likelihood, present = gp.likelihood.output(outputs - left, live=False), ~np.isnan(column)
         if not present.all():
             likelihood = likelihood.rows(torch.from_numpy(np.flatnonzero(present)))
-        fair = options and replace(options, deadline=options.deadline.share(1.0 / left))
+        fair = options and with_run(options, deadline=options.run.deadline.share(1.0 / left))
         one, units_of_y = GP(gp.kernel, mean, likelihood), standardise in ("both", "y")
         choices.append(choose_transform(wanted, one, x[present], column[present], fair, standardise=units_of_y))
     return [choice.transform for choice in choices], [choice.event for choice in choices if choice.event is not None]
@@ -247,13 +246,13 @@ class Prepared:
             posterior = Posterior(condition(self.gp, data, how, self.approximation))
             posterior.report.events[:0] = self.choices
             return FittedTable(posterior.in_units(units), self.scalings)
-        options = replace(self.options, deadline=deadline, checkpoint=checkpoint, progress=progress)
+        options = replace(with_run(self.options, deadline=deadline), checkpoint=checkpoint, progress=progress)
         rows: Data | RowSource
         if isinstance(self.rows, RowSource):
             rows = self.rows
         else:
             x, y = self.rows
-            own = Shares.even(len(x), options.group.size).slice(options.group.rank)
+            own = Shares.even(len(x), options.run.group.size).slice(options.run.group.rank)
             rows = Data.of(self.gp, x[own], y[own])
         found = fit_as(self.gp, rows, options, self.approximation)
         found.report.events[:0] = self.choices
@@ -263,13 +262,12 @@ class Prepared:
 
 def fit_options(settings: TableSettings, deadline: Deadline) -> FitOptions:
     """Options of the fit of the parameters."""
-    alike = ("starts", "initial", "priors", "max_iterations", "tolerance", "seed", "deterministic")
-    given = {name: getattr(settings, name) for name in (*alike, *_ALSO_CONDITIONING)}
-    return FitOptions(**given, deadline=deadline, dtype=settings.compute_dtype)
+    return FitOptions(
+        settings.starts, settings.initial, settings.priors, settings.max_iterations, settings.run(deadline),
+        jitter=settings.jitter, solver=settings.solver,
+    )  # fmt: skip
 
 
 def _conditioning(settings: TableSettings, deadline: Deadline) -> ConditionSettings:
     """Settings of conditioning for a model whose parameters stay as they are."""
-    solve = SolveSettings(deterministic=settings.deterministic, tolerance=settings.tolerance)
-    given = {name: getattr(settings, name) for name in _ALSO_CONDITIONING}
-    return ConditionSettings(solve, **given, deadline=deadline, dtype=settings.compute_dtype)
+    return ConditionSettings(settings.run(deadline), settings.solver, jitter=settings.jitter)

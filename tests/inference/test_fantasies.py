@@ -10,7 +10,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference.settings import OnlineSettings
+from flashgp.inference.run import OnlineSettings
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64

@@ -14,7 +14,7 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.settings import OnlineSettings
+from flashgp.inference.run import OnlineSettings
 from flashgp.kernels import REGISTRY
 from inference.plain_gp import predicted
 

@@ -14,7 +14,8 @@ from flashgp.foundations.events import EventKind
 from flashgp.inference.approximation import approximation_of
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import bound, marginals
 from flashgp.likelihoods import Gaussian, Likelihood, PredictiveDistribution
 
@@ -63,7 +64,7 @@ def conditioned(gp: fgp.GP, x: Tensor, y: Tensor, engine: str) -> fgp.Posterior:
     if approximation:
         approximation = {"inducing": x, "neighbours": "auto"} | approximation
     asked = approximation_of(approximation.pop("kind"), **approximation) if approximation else None
-    asked_for = ConditionSettings(SolveSettings(tolerance=1e-9), **settings)
+    asked_for = ConditionSettings(Run(tolerance=1e-9), **settings)
     return fgp.Posterior(condition(gp, Data.of(gp, x, y), asked_for, asked))
 
 

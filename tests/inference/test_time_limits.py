@@ -14,6 +14,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.fit import Fitted
@@ -62,9 +63,9 @@ def fitted(route: str, limit: float, evaluation: float, posterior: float, **opti
     plan = fgp.plan(gp, n=ROWS, d=3, **ROUTES[route])
     plan = dataclasses.replace(plan, seconds=posterior, fit_step_seconds=evaluation)
     asked = FitOptions(
+        run=Run(deadline=Deadline.after(limit, clock)),
         starts=1,
         max_iterations=10,
-        deadline=Deadline.after(limit, clock),
         plan=plan,
         settings=slow(clock, evaluation),
         **options,
@@ -132,7 +133,7 @@ def test_without_time_for_an_evaluation_the_data_say_what_the_parameters_are() -
     x, y, x_test, y_test = x[:500], y[:500], x[500:], y[500:]
     far = fgp.GP(1e6 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.full((3,), 1e-3, dtype=torch.float64)))
     clock = Clock()
-    options = FitOptions(deadline=Deadline(1.0, 1.0, clock), settings=FitSettings(time=TIME))
+    options = FitOptions(run=Run(deadline=Deadline(1.0, 1.0, clock)), settings=FitSettings(time=TIME))
     clock.now = 2.0  # reading the table took longer
     found = fit_exact(far, Data.of(far, x, y), options)
     assert not found.history
@@ -150,7 +151,7 @@ def test_a_posterior_of_some_rows_is_that_of_them(outputs: int | None, batch: tu
     x, y = (t.expand(*batch, *t.shape).clone() for t in (x, y))
     gp = prior(outputs=outputs)
     plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, batch=len(x) if batch else 1, route="direct"), seconds=1e6)
-    settings = ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
+    settings = ConditionSettings(run=Run(deadline=Deadline(0.0, 0.0, Clock())), plan=plan, time=TIME)
     with pytest.warns(fgp.FlashGPWarning, match="this one is of 100 random ones"):
         state = condition(gp, Data.of(gp, x, y), settings)
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
@@ -165,7 +166,7 @@ def test_rows_with_variances_of_their_own_keep_them() -> None:
     gp = fgp.GP(prior().kernel, likelihood=fgp.likelihoods.Gaussian(row_variance=variance))
     plan = dataclasses.replace(fgp.plan(gp, n=300, d=3, route="direct"), seconds=1e6)
     state = condition(
-        gp, Data.of(gp, x, y), ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
+        gp, Data.of(gp, x, y), ConditionSettings(run=Run(deadline=Deadline(0.0, 0.0, Clock())), plan=plan, time=TIME)
     )
     rows = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:100].sort().values
     assert torch.equal(state.prior.likelihood.row_variance, variance[rows])
@@ -175,7 +176,7 @@ def test_a_posterior_of_some_rows_says_what_was_made_of_all() -> None:
     """Seen red: that the targets came in half precision was not said."""
     x, y = table(300)
     plan = dataclasses.replace(fgp.plan(prior(), n=300, d=3, route="direct"), seconds=1e6)
-    settings = ConditionSettings(deadline=Deadline(0.0, 0.0, Clock()), plan=plan, time=TIME)
+    settings = ConditionSettings(run=Run(deadline=Deadline(0.0, 0.0, Clock())), plan=plan, time=TIME)
     events = condition(prior(), Data.of(prior(), x, y.half()), settings).report.events
     assert [event.kind for event in events[:2]] == [EventKind.HALF_PRECISION, EventKind.POSTERIOR_OF_PART]
     assert len(events) == len(set(events))
@@ -184,7 +185,7 @@ def test_a_posterior_of_some_rows_says_what_was_made_of_all() -> None:
 def test_rows_whose_factor_takes_no_time_are_taken_however_late_it_is() -> None:
     x, y = table(ROWS)
     plan = dataclasses.replace(fgp.plan(prior(), n=ROWS, d=3, route="direct"), seconds=1e6)
-    late = ConditionSettings(deadline=Deadline(1.0, -1e9, Clock()), plan=plan, time=TimeSettings(min_rows=100))
+    late = ConditionSettings(run=Run(deadline=Deadline(1.0, -1e9, Clock())), plan=plan, time=TimeSettings(min_rows=100))
     with warnings.catch_warnings():
         warnings.simplefilter("error", fgp.FlashGPWarning)  # nothing is lost
         state = condition(prior(), Data.of(prior(), x, y), late)
@@ -209,7 +210,7 @@ def test_a_float32_factor_that_fails_late_leaves_no_error() -> None:
     costly = tuple(dataclasses.replace(other, seconds=1e6) for other in plan.alternatives)
     plan = dataclasses.replace(plan, seconds=0.01, alternatives=costly)
     state = condition(
-        gp, Data.of(gp, x, y), ConditionSettings(deadline=Deadline(1.0, 0.0, Clock()), plan=plan, time=TIME)
+        gp, Data.of(gp, x, y), ConditionSettings(run=Run(deadline=Deadline(1.0, 0.0, Clock())), plan=plan, time=TIME)
     )
     assert state.count == 100
     assert state.report.route == "direct"
@@ -230,7 +231,7 @@ def test_iterations_that_are_worse_than_fewer_rows_give_way_to_them() -> None:
     def conditioned(limit: float) -> Any:
         clock.now = 0.0
         settings = ConditionSettings(
-            deadline=Deadline(limit, limit, clock),
+            run=Run(deadline=Deadline(limit, limit, clock)),
             plan=plan,
             progress=slowly,
             time=dataclasses.replace(TIME, growth=1e9),

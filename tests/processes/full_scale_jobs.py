@@ -18,6 +18,7 @@ from flashgp.inference.data import Data
 from flashgp.inference.fit import fit_as
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.run import Run
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.planner.plan import Sizes
@@ -145,7 +146,7 @@ def limited(process_group: Any, moment: int | None) -> dict[str, Any]:
     x, y, _, z = table(201)
     part = Shares.even(201, group.size).slice(group.rank)
     clock = EndsAt(moment if group.rank == group.size - 1 else None)
-    options = FitOptions(starts=1, deadline=Deadline(LIMIT, LIMIT, clock), settings=FEW, group=group)
+    options = FitOptions(run=Run(deadline=Deadline(LIMIT, LIMIT, clock), group=group), starts=1, settings=FEW)
     fit = fit_as(
         model("plain"), Data.of(model("plain"), x[part], y[part]), options, approximation_of("full_scale", 12, 20)
     )

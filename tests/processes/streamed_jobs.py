@@ -13,6 +13,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.inference.approximation import approximation_of
 from flashgp.inference.data import Data
 from flashgp.inference.fit import fit_as
+from flashgp.inference.run import Run
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.processes.group import Group
@@ -154,7 +155,7 @@ def limited_at(group: Any, moment: int | None) -> dict[str, Any]:
     x, y = table(300)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     clock = EndsAt(moment if rank == 1 else None)
-    options = FitOptions(deadline=Deadline(LIMIT, LIMIT, clock), settings=FEW, group=Group.of(group))
+    options = FitOptions(run=Run(deadline=Deadline(LIMIT, LIMIT, clock), group=Group.of(group)), settings=FEW)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         fit = fit_as(

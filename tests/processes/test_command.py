@@ -197,7 +197,7 @@ def test_an_error_of_all_ranks_is_shown_once(
 
 
 def test_an_error_of_rank_1_alone_is_shown_where_it_happened(csv: Path) -> None:
-    fail = "    os.environ['RANK'] == '0' or 1 // 0\n    given[0].options.group.number_of_first(1.0)"
+    fail = "    os.environ['RANK'] == '0' or 1 // 0\n    given[0].options.run.group.number_of_first(1.0)"
     program = "import os" + PLANTED.replace("    raise {error}", fail)
     codes, _, errors = command(2, "fit", csv, "--target", "y", "--starts", 1, program=program)
     assert codes == [1, 1]

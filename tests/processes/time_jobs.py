@@ -10,7 +10,8 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
-from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
@@ -47,8 +48,8 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fgp.FlashGPWarning)
         if what == "condition":
-            solve = SolveSettings(tolerance=1e-8, group=group)
-            settings = ConditionSettings(solve, deadline=deadline, plan=plan, time=TIME)
+            run = Run(tolerance=1e-8, group=group, deadline=deadline)
+            settings = ConditionSettings(run, plan=plan, time=TIME)
             post = fgp.Posterior(condition(gp, Data.of(gp, x[part], y[part]), settings))
             report, theta = post.report, []
         else:
@@ -58,10 +59,8 @@ def answered(process_group: Any, what: str, route: str, ends_on: int, moment: in
                 search=SearchSettings(start_rows=60), time=TIME,
                 stochastic=dataclasses.replace(StochasticSettings(), first_rows=100, min_draws=16),
             )  # fmt: skip
-            asked = FitOptions(
-                starts=1, max_iterations=10, deadline=deadline, plan=plan, settings=tuning, tolerance=1e-6,
-                group=group,
-            )  # fmt: skip
+            run = Run(deadline=deadline, tolerance=1e-6, group=group)
+            asked = FitOptions(starts=1, max_iterations=10, run=run, plan=plan, settings=tuning)
             fit = fit_exact(gp, Data.of(gp, x[part], y[part]), asked)
             post, report, theta = fgp.Posterior(fit.state), fit.report, [entry.theta for entry in fit.history]
         mean = post.predict(z).mean

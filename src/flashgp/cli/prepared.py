@@ -118,7 +118,7 @@ def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:
         matrix = "stored" if plan.route == "stored" else "computed again in every product"
         how = f"conjugate gradients, the covariance matrix {matrix}"
     rates = "" if plan.profile == "measured" else "; `flashgp tune` measures how fast this machine is"
-    ranks = 1 if prepared.options is None else prepared.options.group.size
+    ranks = 1 if prepared.options is None else prepared.options.run.group.size
     return [
         ("method", f"{how}, on {plan.device}"),
         *([("processes", f"{ranks}: memory and time are those of each")] if ranks > 1 else []),

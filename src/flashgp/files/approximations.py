@@ -16,7 +16,7 @@ from flashgp.inference.full_scale import state as full_scale
 from flashgp.inference.full_scale.factor import Sums
 from flashgp.inference.full_scale.layout import Layout
 from flashgp.inference.gp import GP
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.inference.streamed import state as streamed
 from flashgp.inference.streamed.bound import BoundSums
 from flashgp.planner.plan import Sizes
@@ -47,7 +47,7 @@ def read_state(
     container: Container,
     value: Any,
     gp: GP,
-    how: tuple[Report, SolveSettings, UpdateState],
+    how: tuple[Report, Run, UpdateState],
     target: torch.device,
 ) -> BaseState:
     """The state of a file that nobody vouches for. Args: value, the field of the description; how it was made.
@@ -98,7 +98,7 @@ def _check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, str], size
 
 def _full_scale(
     gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
-    how: tuple[Report, SolveSettings, UpdateState], target: torch.device,
+    how: tuple[Report, Run, UpdateState], target: torch.device,
 ) -> BaseState:  # fmt: skip
     x, group = tensors["x"], tensors.get("group")
     u = len(x)
@@ -139,7 +139,7 @@ def _appended_blocks(blocks: Tensor, u: int, appended: int) -> int:
 
 def _sparse(
     gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
-    how: tuple[Report, SolveSettings, UpdateState], target: torch.device,
+    how: tuple[Report, Run, UpdateState], target: torch.device,
 ) -> BaseState:  # fmt: skip
     count, variance, known = (
         counts["count"],

@@ -59,7 +59,7 @@ from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.gp import GP
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.planner.problem import chosen_device
 from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
@@ -213,7 +213,7 @@ def load(
             warn_of_other_code(config["code"], config["modules"], modules)
         how = (
             json_report(config["report"], version),
-            _settings(config["solves"], version) if version > 1 else SolveSettings(),
+            _settings(config["solves"], version) if version > 1 else Run(),
             _update_state(config["learned"]) if version > 2 else UpdateState(),
         )
         if sizes is None:
@@ -226,7 +226,7 @@ def _read_exact(
     gp: GP,
     attempts: Any,
     sizes: tuple[int, tuple[int, ...]],
-    how: tuple[Report, SolveSettings, UpdateState],
+    how: tuple[Report, Run, UpdateState],
     target: torch.device,
 ) -> AnyState:
     """An exact state. Args: sizes, the number of distinct rows and the batch shape. Raises: ModelFileError."""
@@ -262,7 +262,7 @@ def _each(factor: Factor) -> list[Factor]:
     return [Factor(lower, jitter, factor.attempts) for lower, jitter in pairs]
 
 
-def _settings(value: Any, version: int) -> SolveSettings:
+def _settings(value: Any, version: int) -> Run:
     """Settings of later solves; before version 4 the default tolerance. Raises: ModelFileError."""
     fields = json_fields(value, "solves", _SOLVES if version > 3 else _SOLVES[:2])
     if type(fields["seed"]) is not int or abs(fields["seed"]) >= 2**62:
@@ -271,7 +271,7 @@ def _settings(value: Any, version: int) -> SolveSettings:
     tolerance = fields.get("tolerance", 1.0)
     if not isinstance(tolerance, float) or not 0.0 < tolerance < math.inf:
         raise refused("solves.tolerance", "a positive number", tolerance)
-    return SolveSettings(**fields)
+    return Run(**fields)
 
 
 def _update_state(value: Any) -> UpdateState:

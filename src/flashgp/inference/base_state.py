@@ -14,7 +14,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.likelihoods.base import Likelihood
 from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -84,7 +84,7 @@ class BaseState:
         @property
         def representer_weights(self) -> Tensor: ...
         @property
-        def settings(self) -> SolveSettings: ...
+        def settings(self) -> Run: ...
         @property
         def online(self) -> UpdateState: ...
         @property

@@ -21,7 +21,6 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import condition_by_sites
 from flashgp.inference.streamed.condition import condition as condition_streamed
-from flashgp.planner.problem import PlanSettings
 from flashgp.sources.source import Held, RowSource
 
 S = TypeVar("S", bound=BaseState)
@@ -31,14 +30,12 @@ def condition(
     prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None = None
 ) -> BaseState:
     """`GP.condition` with its arguments as values. Raises: as it, the same error on every rank."""
-    event, group = None, settings.solve.group
+    event, group = None, settings.run.group
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         replace(settings, progress=None).of_approximation()
         check_alike(group, prior, asked, settings.alike)
-        wanted = PlanSettings(
-            settings.memory, settings.device, settings.dtype, deterministic=settings.solve.deterministic
-        )
-        asked, _, event = choose_inference(group, prior, rows, asked, wanted, settings.deadline.limit, training=False)
+        wanted = settings.run.planning(dtype=settings.run.dtype, ranks=1)
+        asked, _, event = choose_inference(group, prior, rows, asked, wanted, settings.run.deadline.limit, training=False)
         if asked is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
     if isinstance(rows, Data) and asked is not None and asked.kind == "sparse":
@@ -57,7 +54,7 @@ def condition(
 
     if prior.likelihood.has_sites:
         state = _shared(prior, rows, settings, asked, engine)
-    elif settings.deadline.limit is not None or settings.differentiable:
+    elif settings.run.deadline.limit is not None or settings.differentiable:
         raise DomainError(
             "`time_limit` and `differentiable` are of sites that are known without iteration, got one of them beside "
             f"{prior.likelihood.name}; leave it out"
@@ -75,13 +72,13 @@ def condition(
     return state
 
 
-@entered(lambda prior, rows, settings, *_: settings.solve.deterministic)
+@entered(lambda prior, rows, settings, *_: settings.run.deterministic)
 def _shared(
     prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None,
     engine: Callable[[Prior, Any, ConditionSettings], S],
 ) -> S:  # fmt: skip
     """The state by an engine: of rows that are held the engine gets all, of those that are read this rank's."""
-    group, shares = settings.solve.group, None
+    group, shares = settings.run.group, None
     if group.size == 1:
         return engine(prior, rows, settings)
     with group.together():

@@ -30,6 +30,7 @@ from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.progress_bar import shown_progress
+from flashgp.inference.run import Run
 from flashgp.inference.streamed.fit import StreamedFit
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, refuse_exact_fit
@@ -226,8 +227,9 @@ def fit(
     ranks = Group.of(group)
     with shown_progress(False if progress is None and ranks.rank else progress) as callback, ranks.together():
         options = FitOptions(
-            starts, initial, priors, max_iterations, deadline, memory, device, dtype, plan, tolerance,
-            check_jitter(jitter), seed, deterministic, checkpoint, callback, settings or FitSettings(), group=ranks,
+            starts, initial, priors, max_iterations,
+            Run(seed, deterministic, tolerance, ranks, device, dtype, memory, deadline),
+            plan, check_jitter(jitter), checkpoint, callback, settings or FitSettings(),
         )  # fmt: skip
         if y is None:
             if exact_posterior:
@@ -271,11 +273,11 @@ def fit_as(
 
     Args: exact, for the exact posterior beside an approximation; by_part, as of `StreamedFit`. Raises: as `fit`.
     """
-    event, group = None, options.group
+    event, group = None, options.run.group
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
-        limit = options.deadline.limit
+        limit = options.run.deadline.limit
         asked, _, event = choose_inference(group, gp, rows, asked, _wanted(options), limit, training=True)
     columns = None
     if asked is None:
@@ -298,11 +300,11 @@ def fit_as(
 
 def _wanted(options: FitOptions) -> PlanSettings:
     """Options that an exact plan has to keep to."""
-    return options.planning(dtype=options.dtype, ranks=1)
+    return options.planning(dtype=options.run.dtype, ranks=1)
 
 
 def _planned(gp: GP, data: Data, options: FitOptions) -> Plan:
     """The plan of the exact posterior. Raises: MemoryBudgetError."""
-    rows, device = data.counts, chosen_device(options.device, data.x)
+    rows, device = data.counts, chosen_device(options.run.device, data.x)
     factored = rows.batch * gp.kernel.batch_shape.numel() > 1
     return conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))

@@ -29,7 +29,8 @@ from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings
 from flashgp.inference.exact.solve import LikelihoodRounding
 from flashgp.inference.extent import check_likelihood
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
 from flashgp.means import Constant
@@ -189,17 +190,12 @@ class GP(Prior):
             if not check_flag(differentiable, "differentiable"):
                 refuse_transformed("condition", _OF_MANY, x, y, *self.parameters())
             check_numbers(self)
+            run = Run(
+                check_seed(seed), deterministic, tolerance, ranks, check_device(device), check_dtype(dtype), memory,
+                Deadline.after(time_limit),
+            )  # fmt: skip
             settings = ConditionSettings(
-                SolveSettings(check_seed(seed), deterministic, tolerance, group=ranks),
-                solver=solver,
-                deadline=Deadline.after(time_limit),
-                memory=memory,
-                plan=plan,
-                progress=progress,
-                device=check_device(device),
-                dtype=check_dtype(dtype),
-                jitter=check_jitter(jitter),
-                differentiable=bool(differentiable),
+                run, solver, plan, progress, jitter=check_jitter(jitter), differentiable=bool(differentiable)
             )
             found = self._condition_on_values(x, settings, (approximation, inducing, neighbours)) if y is None else None
             if found is not None:

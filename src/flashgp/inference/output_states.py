@@ -20,7 +20,7 @@ from flashgp.foundations.report import Report, joined_titles
 from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.inference.state import State
 from flashgp.planner.plan import Plan
 
@@ -90,7 +90,7 @@ class OutputStates(BaseState):
         return self.report.plan
 
     @property
-    def settings(self) -> SolveSettings:
+    def settings(self) -> Run:
         return self.parts[0].settings
 
     @property

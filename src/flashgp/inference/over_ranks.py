@@ -15,6 +15,7 @@ from flashgp.inference.gathered import agreed_memory, compare_models, gathered, 
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import joining_keys
+from flashgp.inference.run import with_run
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.agreement import deadline_of, decided_by_first
@@ -23,7 +24,7 @@ from flashgp.processes.shares import Shares
 from flashgp.sources.source import RowSource
 from flashgp.sources.survey import hashes
 
-T = TypeVar("T", bound=Any)  # of a fit or of conditioning: with device, memory, plan and deadline
+T = TypeVar("T", bound=Any)  # options of a fit or of conditioning
 
 
 def gathered_for(
@@ -33,10 +34,10 @@ def gathered_for(
     common. Args: alike, what must be the same on every rank, by name. Raises: as `gathered`."""
     table = gathered(prior, data, group, **alike)
     joined = Data(table.prior, table.x.detach(), table.y.detach())
-    memory = asked.memory
+    memory, deadline = asked.run.memory, deadline_of(group, asked.run.deadline)
     if asked.plan is None:
-        memory = agreed_memory(memory, chosen_device(asked.device, joined.x), group)
-    return table.prior, joined, table.shares, replace(asked, memory=memory, deadline=deadline_of(group, asked.deadline))
+        memory = agreed_memory(memory, chosen_device(asked.run.device, joined.x), group)
+    return table.prior, joined, table.shares, with_run(asked, memory=memory, deadline=deadline)
 
 
 def check_alike(group: Group, prior: Prior, asked: Approximation, alike: Mapping[str, object]) -> None:

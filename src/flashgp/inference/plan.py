@@ -346,7 +346,8 @@ def check_plan(
         settings: what was asked for beside the plan.
     Raises: DomainError.
     """
-    memory, dtype, solver, jitter = settings.memory, settings.dtype, settings.solver, settings.jitter
+    memory, dtype = settings.run.memory, settings.run.dtype
+    solver, jitter = settings.solver, settings.jitter
     if not isinstance(plan, Plan) or plan.approximation:
         kind = f"one of approximation={plan.approximation!r}" if isinstance(plan, Plan) else type(plan).__name__
         raise DomainError(f"`plan` must be a plan of conditioning, got {kind}; make one with flashgp.plan(gp, n=, d=)")
@@ -356,7 +357,7 @@ def check_plan(
         raise DomainError(
             f"`plan` is for n, d, outputs, models = {made_for}, got data with {given}; make a plan for these sizes"
         )
-    planned, ranks = 1 if plan.shared is None else plan.shared.ranks, settings.solve.group.size
+    planned, ranks = 1 if plan.shared is None else plan.shared.ranks, settings.run.group.size
     if planned != ranks:
         raise DomainError(
             f"`plan` is for {counted(planned, 'rank')}, each of which has its share of the work, got "

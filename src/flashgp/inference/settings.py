@@ -6,52 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import Deadline
 from flashgp.inference.approximation import refuse_exact
+from flashgp.inference.run import DEFAULT_RUN, Run
 from flashgp.inference.threads import FreeCores
 from flashgp.planner.plan import FACTORED, Plan
-from flashgp.planner.variances import STRIP_BYTES
-from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.contract import Step
-
-
-@dataclass(frozen=True)
-class OnlineSettings:
-    """How updates of a float64 factor go, and predictions at a few points.
-
-    Fields:
-        numpy_pairs: of a block, up to which NumPy evaluates its covariances where the prior allows it (numpy_prior.py):
-            the calls weigh as much as the arithmetic. 0 for never.
-        few_rows: that come or go at once, up to which memory is the limit and a second thread only makes others wait.
-        checked_rows: of the factor that are checked in so many updates, (M-113).
-        check_every: updates in which so many rows are checked: a few in each, so that all take as long; on an
-            accelerator, which would be waited for, all of them in every so many updates.
-        max_drift: times sqrt(n) eps, a backward error beyond which the factor is made again.
-        strip_bytes: of covariances alive at once, of predictions of fantasies.
-    """
-
-    numpy_pairs: int = 2**14
-    few_rows: int = 16
-    checked_rows: int = 16
-    check_every: int = 4
-    max_drift: float = 100.0
-    strip_bytes: int = STRIP_BYTES
-
-
-@dataclass(frozen=True)
-class SolveSettings:
-    """How solves go, beside the plan; a state keeps it for what it answers later.
-
-    Fields: seed of a method's draws; deterministic, whether all answers have the same bits whatever the number of
-    threads (foundations/determinism.py); tolerance of the mean, in standard deviations of an observation; online, of
-    updates; group, of ranks that share the work of solves.
-    """
-
-    seed: int = 0
-    deterministic: bool = False
-    tolerance: float = 1e-3
-    online: OnlineSettings = OnlineSettings()
-    group: Group = ALONE
 
 
 @dataclass(frozen=True)
@@ -101,7 +61,7 @@ class TimeSettings:
 
 @dataclass(frozen=True)
 class ConditionSettings:
-    """What `GP.condition` is asked for beside prior and data; the fields are its arguments, deadline its time limit.
+    """What `GP.condition` is asked for beside prior and data; the fields are its arguments.
 
     Fields: interrupted is called when Ctrl-C ends an iterative solve, whose best weights the state then has, labelled;
     without it, and in a factorisation or preparation, Ctrl-C is raised. float32_factor is False where float32 factors
@@ -109,15 +69,11 @@ class ConditionSettings:
     are the free ones of the fit that this belongs to; with a deadline they are looked for.
     """
 
-    solve: SolveSettings = SolveSettings()
+    run: Run = DEFAULT_RUN
     solver: str | None = None
-    deadline: Deadline = NO_DEADLINE
-    memory: str | int | None = None
     plan: Plan | None = None
     progress: Callable[[Step], bool | None] | None = None
     interrupted: Callable[[], None] | None = None
-    device: str | torch.device | None = None
-    dtype: torch.dtype | None = None
     jitter: float | None = None
     differentiable: bool = False
     float32_factor: bool = True
@@ -127,17 +83,14 @@ class ConditionSettings:
     @property
     def alike(self) -> dict[str, object]:
         """What ranks must have asked for alike, by name."""
-        solve, plan = self.solve, self.plan
-        return {
-            "solver": self.solver, "tolerance": solve.tolerance, "seed": solve.seed, "memory": self.memory,
-            "deterministic": solve.deterministic, "dtype": self.dtype, "jitter": self.jitter,
-            "plan": None if plan is None else plan.route, "progress": self.progress is not None,
-            "time_limit": self.deadline.limit,
+        return self.run.alike | {
+            "solver": self.solver, "jitter": self.jitter, "plan": None if self.plan is None else self.plan.route,
+            "progress": self.progress is not None,
         }  # fmt: skip
 
     def of_approximation(self) -> None:
         """Raises: DomainError for settings of exact inference beside an approximation."""
         refuse_exact(
             solver=self.solver, plan=self.plan, jitter=self.jitter, differentiable=self.differentiable,
-            progress=self.progress, dtype=None if self.dtype == torch.float64 else self.dtype,
+            progress=self.progress, dtype=None if self.run.dtype == torch.float64 else self.run.dtype,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from flashgp.foundations.errors import MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.group_system import GroupRows, GroupSystem
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.inference.system import CovarianceSystem
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.stored import StoredTiles
@@ -54,7 +54,7 @@ class Solves:
         plan: Plan | None,
         operator: CovarianceOperator,
         noise: Tensor,
-        settings: SolveSettings,
+        settings: Run,
         *,
         factor: TriangularFactor | None = None,
         reflected: bool = False,

@@ -26,7 +26,7 @@ from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.numpy_prior import NumpyPrior
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.inference.solves import Solves
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
 from flashgp.likelihoods.base import Sites
@@ -87,7 +87,7 @@ class State(BaseState):
     whitened: Tensor | None = None
     replicates: Replicates | None = None
     solver: Solves | None = None
-    settings: SolveSettings = field(default_factory=SolveSettings)
+    settings: Run = field(default_factory=Run)
     online: UpdateState = field(default_factory=UpdateState)
     differentiable: bool = False
     versions: tuple[int, ...] = ()

@@ -29,13 +29,13 @@ from flashgp.inference.gp import GP
 from flashgp.inference.over_ranks import decided_over, planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
+from flashgp.inference.run import with_run
 from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
 from flashgp.planner.plan import Plan
-from flashgp.planner.problem import PlanSettings
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.survey import Survey
@@ -133,9 +133,9 @@ def prepare(
     same = equal_rows(gp, standard.x, standard.y)
     rows = RowCounts(len(train), x.shape[1], None if same is None else int(same.max()) + 1)
     approximation, plan, events = planned(group, gp, rows, settings, options)
-    options = replace(options, group=group)
+    options = with_run(options, group=group)
     if approximation is None:  # the plan has memory, dtype and solver
-        options = replace(options, plan=plan, memory=None, dtype=None, solver=None)
+        options = replace(with_run(options, memory=None, dtype=None), plan=plan, solver=None)
     return PreparedTable(
         settings, gp, standard.scalings, (standard.x, standard.y), options, approximation,
         (*odd, *standard.events, *chosen, *events), encoding=encoding, kernel_words=words, plan=plan,
@@ -197,7 +197,7 @@ def prepare_rows(
     _, plan, _ = planned(group, gp, RowCounts(survey.count, survey.width), settings, options, read=asked)
     return PreparedTable(
         settings, gp, (scaling,), StandardisedRows(EncodedRows(parts, encoding), scaling),
-        replace(options, group=group), asked,
+        with_run(options, group=group), asked,
         (*sample.findings("none"), *standard.events, *chosen), encoding=encoding, kernel_words=words, plan=plan,
         notes=(*encoding.notes, *notes, *more), x=x, y=y, held_out=None, count=survey.count,
         total=total or survey.count,
@@ -235,10 +235,9 @@ def planned(
         )  # fmt: skip
         return asked, plan, ()
     device = torch.device("cpu" if settings.device in (None, "auto") else settings.device)
-    wanted = PlanSettings(
-        agreed_memory(settings.memory, device, group), settings.device, settings.compute_dtype,
-        solver=settings.solver, deterministic=settings.deterministic, stages=options.stages, ranks=group.size,
-    )  # fmt: skip
+    wanted = with_run(options, group=group).planning(
+        memory=agreed_memory(settings.memory, device, group), dtype=settings.compute_dtype, solver=settings.solver
+    )
     if asked is None:
         return None, agreed_plan(conditioning_plan(gp, rows, wanted, training=True), group), ()
     if asked.kind == "auto":

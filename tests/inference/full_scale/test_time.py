@@ -12,7 +12,8 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
 from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
 from inference.plain_gp import data, model
 
 ROWS = 4000
@@ -34,7 +35,7 @@ def state_in(limit: float, tick: float, **likelihood: torch.Tensor) -> FullScale
     gp = model()
     if likelihood:
         gp.likelihood = fgp.likelihoods.Gaussian(0.1, **likelihood)
-    settings = ConditionSettings(SolveSettings(), deadline=Deadline(limit, limit, ticking(tick)))
+    settings = ConditionSettings(Run(deadline=Deadline(limit, limit, ticking(tick))))
     return condition(Approximation("full_scale", 16, 16), gp, Data.of(gp, x, y), settings)
 
 

@@ -16,6 +16,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.fit import Fit, fit_as
+from flashgp.inference.run import Run
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SampleSettings, StochasticSettings
@@ -156,7 +157,7 @@ class Counting:
 
 def fitted_by(source: Counting, end: float, **options: Any) -> Fit:
     settings = dataclasses.replace(FEW, **options)
-    asked = FitOptions(starts=1, deadline=source.deadline(end), settings=settings)
+    asked = FitOptions(run=Run(deadline=source.deadline(end)), starts=1, settings=settings)
     return fit_as(model(), Batches(source), asked, Approximation("sparse", 10))
 
 

@@ -15,6 +15,7 @@ from flashgp.foundations.events import EventKind, SampleReason, of_kind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.fit import Fit, fit_as
+from flashgp.inference.run import Run
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.learning import LearnedValues, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
@@ -130,7 +131,7 @@ class Limited(Counting):
 
 
 def on_time(source: Any, deadline: Deadline, settings: SampleSettings = SMALL) -> Fit:
-    asked = FitOptions(starts=1, deadline=deadline, settings=dataclasses.replace(STEPS, sample=settings))
+    asked = FitOptions(run=Run(deadline=deadline), starts=1, settings=dataclasses.replace(STEPS, sample=settings))
     return fit_as(model(), Batches(source), asked, Approximation("sparse", 10))
 
 

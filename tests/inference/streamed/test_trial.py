@@ -16,6 +16,7 @@ from flashgp.inference.choice import decided
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import Fit, fit_as
 from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.run import Run
 from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
@@ -76,7 +77,7 @@ def test_a_part_is_as_large_as_its_time() -> None:
 
 
 def fitted(x: Tensor, y: Tensor, points: int) -> Fit:
-    options = FitOptions(starts=1, deadline=Deadline.after(1e5), settings=STEPS)
+    options = FitOptions(run=Run(deadline=Deadline.after(1e5)), starts=1, settings=STEPS)
     sizes = Approximation("sparse").sizes_at(0, len(x))
     asked = Approximation("sparse").resolved(dataclasses.replace(sizes, inducing=points))
     return fit_as(model(), Held(x, y), options, asked, by_part=True)

@@ -7,6 +7,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.run import Run
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import StochasticSettings
@@ -38,9 +39,12 @@ def problem(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor) -> Problem:
 def objectives(gp: fgp.GP, x: torch.Tensor, y: torch.Tensor, **options: Any) -> tuple[LogJoint, EstimatedLogJoint]:
     """The exact objective and the estimated one, with `EstimateOptions`, and `EstimateSettings` as `limits`."""
     limits = options.pop("limits", {})
+    run = Run(**{name: options.pop(name) for name in ("seed", "deadline", "group") if name in options})
     estimate = dataclasses.replace(StochasticSettings().estimate, **limits)
     settings = dataclasses.replace(StochasticSettings(), estimate=estimate)
-    estimated = EstimatedLogJoint(problem(gp, x, y), settings, EstimateOptions(**{"stored": True, **options}))
+    estimated = EstimatedLogJoint(
+        problem(gp, x, y), settings, EstimateOptions(**{"stored": True, "run": run, **options})
+    )
     return LogJoint(problem(gp, x, y)), estimated
 
 

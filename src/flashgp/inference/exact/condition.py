@@ -35,7 +35,8 @@ from flashgp.inference.output_states import AnyState, OutputStates, joined_repor
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join, joined_event
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.run import Run, with_run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State, versions_of
 from flashgp.inference.threads import FreeCores
@@ -47,25 +48,24 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.choice import Alternative
 from flashgp.planner.plan import FACTORED, Plan, allowed_bytes
-from flashgp.planner.problem import PlanSettings
 from flashgp.processes.agreement import largest, smallest
 from flashgp.solvers.contract import Limits, Solution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping, refine
 
 
-@entered(lambda prior, data, settings: settings.solve.deterministic)
+@entered(lambda prior, data, settings: settings.run.deterministic)
 def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState:
     """See `GP.condition`. Outputs with noise of their own are conditioned one after the other, by one plan."""
     started = time.perf_counter()
-    tolerance, deterministic = settings.solve.tolerance, settings.solve.deterministic
+    tolerance, deterministic = settings.run.tolerance, settings.run.deterministic
     differentiable, plan = settings.differentiable, settings.plan
     if not isinstance(tolerance, int | float) or not tolerance > 0:
         raise DomainError(
             f"`tolerance` must be positive, in standard deviations of an observation, got {tolerance!r}; "
             "for example 1e-3"
         )
-    solve = replace(settings.solve, tolerance=float(tolerance))
-    limits = Limits(settings.deadline, callback=settings.progress, interrupted=settings.interrupted)
+    run = replace(settings.run.kept, tolerance=float(tolerance))
+    limits = Limits(settings.run.deadline, callback=settings.progress, interrupted=settings.interrupted)
     events = [*data.promoted, *autocast_events(prior.kernel)]
     if data.cells is not None:
         check_observed(prior, data.cells)
@@ -77,25 +77,25 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
     n, group = data.count, None if differentiable else data.group
     distinct = n if group is None else data.distinct
     if plan is None:
-        where = x.device if settings.device is None else settings.device
-        asked = PlanSettings(
-            settings.memory, where, torch.float64 if differentiable and settings.dtype is None else settings.dtype,
-            solver=settings.solver, deterministic=deterministic, ranks=settings.solve.group.size,
+        where = x.device if settings.run.device is None else settings.run.device
+        dtype = torch.float64 if differentiable and settings.run.dtype is None else settings.run.dtype
+        asked = settings.run.planning(
+            device=where, dtype=dtype, solver=settings.solver,
             factored=settings.jitter is not None or differentiable or prior.is_batch(x, y),
         )  # fmt: skip
         plan = conditioning_plan(prior, replace(data.counts, distinct=distinct), asked)
-        target = planned_device(plan, settings.device, x)
+        target = planned_device(plan, settings.run.device, x)
     else:
-        target = planned_device(plan, settings.device, x)
+        target = planned_device(plan, settings.run.device, x)
         check_plan(plan, prior, x, target, distinct, settings)
-    plan = agreed_plan(plan, settings.solve.group)
+    plan = agreed_plan(plan, settings.run.group)
     cores = settings.cores
-    if settings.deadline.limit is not None and not differentiable:
+    if settings.run.deadline.limit is not None and not differentiable:
         cores = cores or FreeCores(events.append)
         settings = replace(settings, plan=plan, cores=cores)
         needed = plan.seconds if plan.route in FACTORED else settings.time.min_solve * plan.seconds
-        slow = largest(settings.solve.group, cores.slowdown(plan.seconds))
-        if n > settings.time.min_rows and settings.time.late(settings.deadline, slow * needed):
+        slow = largest(settings.run.group, cores.slowdown(plan.seconds))
+        if n > settings.time.min_rows and settings.time.late(settings.run.deadline, slow * needed):
             return _of_part(prior, Data(prior, x, y), settings, slow, events)
     if group is not None and distinct < n:
         events.append(joined_event(group))
@@ -112,7 +112,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
     replicates = None if group is None else join(prior, x, y, group.to(target))
     if differentiable and plan.torch_dtype != torch.float64:
         raise DomainError("`dtype` must be torch.float64 with differentiable=True, got torch.float32; leave dtype out")
-    workspace = Workspace(allowed_bytes(plan.peak_bytes), deadline=settings.deadline)
+    workspace = Workspace(allowed_bytes(plan.peak_bytes), deadline=settings.run.deadline)
     direct = DirectSettings(
         TorchTiles(), plan.torch_dtype, settings.jitter, repair=lambda: prior.repairable(x, y), workspace=workspace
     )
@@ -131,14 +131,14 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
         theta = tuple(t.to(target) for t in prior.kernel.theta())
         residual = prior.residual(points, sites.targets)
         check_residual(residual)
-        whole = _Job(direct, prior, plan, rows, theta, y, replicates, residual, sites.variance, solve, report)
+        whole = _Job(direct, prior, plan, rows, theta, y, replicates, residual, sites.variance, run, report)
         jobs = (
             [whole] if not prior.separate else [_of_output(whole, x, j, differentiable) for j in range(prior.factors)]
         )
     states: list[State] = []
     ready: StoredTiles | None = None  # of K, which outputs have in common
     for index, job in enumerate(jobs):
-        share = settings.deadline.share(1.0 / (len(jobs) - index))  # as much time for each output
+        share = settings.run.deadline.share(1.0 / (len(jobs) - index))  # as much time for each output
         late, began, compiled = False, time.perf_counter(), workspace.compile_seconds
         with torch.set_grad_enabled(differentiable), cores.block(distinct) if cores else nullcontext():
             batch = broadcast_batch(
@@ -160,7 +160,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
                 factor, weights = _solve(job)
             else:
                 try:
-                    own = replace(settings, deadline=share)
+                    own = with_run(settings, deadline=share)
                     factor, weights, solves = _solve_to_goal(job, replace(limits, deadline=share), own)
                 except _NoTimeError:
                     late = True
@@ -178,7 +178,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
         job.report.seconds = time.perf_counter() - began - (workspace.compile_seconds - compiled)
         state = State(
             job.prior, x, job.y, rows, theta, job.residual, factor, job.report, weights, replicates=job.replicates,
-            solver=solves, settings=solve, differentiable=differentiable,
+            solver=solves, settings=run, differentiable=differentiable,
             versions=versions_of(job.prior) if differentiable else (),
         )  # fmt: skip
         states.append(state)
@@ -203,7 +203,7 @@ def _with_missing_cells(prior: Prior, data: Data, settings: ConditionSettings, e
         x, y, prior = x.detach(), y.detach(), prior.held()
     parts = []
     for j in range(prior.factors):
-        own = replace(settings, deadline=settings.deadline.share(1.0 / (prior.factors - j)))
+        own = with_run(settings, deadline=settings.run.deadline.share(1.0 / (prior.factors - j)))
         observed = Data(*of_observed(prior, x, y, j, live=settings.differentiable))
         part = condition(observed.prior, observed, own)
         assert isinstance(part, State)
@@ -226,7 +226,7 @@ class _Job:
     replicates: Replicates | None
     residual: Tensor
     noise: Tensor
-    solve: SolveSettings
+    run: Run
     report: Report
     tiles: StoredTiles | None = None
 
@@ -252,21 +252,20 @@ def _of_part(prior: Prior, data: Data, settings: ConditionSettings, slowdown: fl
 
     Args: events: of x and y as they came, and of what was tried.
     """
-    plan, deadline, n = settings.plan, settings.deadline, data.count
+    plan, deadline, n = settings.plan, settings.run.deadline, data.count
     assert plan is not None
     rows = rows_on_time(
-        prior, plan, deadline.own, settings.time, deterministic=settings.solve.deterministic, slowdown=slowdown
+        prior, plan, deadline.own, settings.time, deterministic=settings.run.deterministic, slowdown=slowdown
     )
-    rows = int(smallest(settings.solve.group, rows))
+    rows = int(smallest(settings.run.group, rows))
     if rows < n:
         event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
         warn(str(event))
     else:
         event = Event(EventKind.FACTOR_ON_TIME, limit=deadline.limit)
-    settings = replace(
-        settings, deadline=NO_DEADLINE, plan=None, solver=None, dtype=torch.float64, memory=plan.available_bytes
-    )
-    part = data.random(rows, settings.solve.seed)
+    alone = with_run(settings, deadline=NO_DEADLINE, dtype=torch.float64, memory=plan.available_bytes)
+    settings = replace(alone, plan=None, solver=None)
+    part = data.random(rows, settings.run.seed)
     state = condition(part.prior, part, settings)
     known = state.report.events
     known[:0] = [*(e for e in events if e.kind is not EventKind.ROWS_JOINED and e not in known), event]
@@ -286,13 +285,13 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
                 settings = replace(settings, max_jitter=float(job.noise.min()))
             factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
-        options = OperatorOptions(deterministic=job.solve.deterministic)
+        options = OperatorOptions(deterministic=job.run.deterministic)
         operator = CovarianceOperator(
             PairProblem(form, job.theta, job.rows), torch.float64, job.direct.workspace, options
         )
-        solves = Solves.of(plan, operator, job.noise, job.solve, factor=factor, tiles=job.tiles)
-        stopping = mean_goal(solves.system, job.solve.tolerance)
-        if factor is not None and job.solve.group.size > 1:  # some corrections, which every rank makes by itself
+        solves = Solves.of(plan, operator, job.noise, job.run, factor=factor, tiles=job.tiles)
+        stopping = mean_goal(solves.system, job.run.tolerance)
+        if factor is not None and job.run.group.size > 1:  # some corrections, which every rank makes by itself
             untimed = replace(limits, deadline=NO_DEADLINE)
             solution = solves.solve(job.residual, stopping.goal, limits=untimed)
         else:
@@ -301,20 +300,20 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         price = _float64_factor(plan)
         if price is None:
             raise
-        if plan.n > asked.time.min_rows and asked.time.late(asked.deadline, price.seconds):
+        if plan.n > asked.time.min_rows and asked.time.late(asked.run.deadline, price.seconds):
             raise _NoTimeError from error
         failure = {"error": str(error)}
     if failure:  # out of the handler, whose traceback holds the factor that failed
         factor = solves = None  # type: ignore[assignment]
         return _hand_over(job, **failure)
     price = _float64_factor(plan)
-    if unfinished(solution) and price is not None and not asked.time.late(asked.deadline, price.seconds):
+    if unfinished(solution) and price is not None and not asked.time.late(asked.run.deadline, price.seconds):
         report.events += solution.events
         factor = solves = None  # type: ignore[assignment]
         return _hand_over(job, reason=solution.stopped, iterations=solution.iterations)
     if factor is not None:
         report.events.append(Event(EventKind.REFINED, corrections=solution.iterations))
-    record(report, solution, stopping, asked.deadline.limit)
+    record(report, solution, stopping, asked.run.deadline.limit)
     return factor, solution.value, solves
 
 
@@ -323,7 +322,7 @@ def _solve_in_time(job: _Job, solves: Solves, stopping: Stopping, limits: Limits
 
     Raises: _NoTimeError, while there is time for these.
     """
-    time, deadline = asked.time, asked.deadline
+    time, deadline = asked.time, asked.run.deadline
     if deadline.limit is None or job.plan.n <= time.min_rows:
         return solves.solve(job.residual, stopping.goal, limits=limits)
     early = replace(limits, deadline=deadline.share(time.solve_share))
@@ -388,7 +387,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
     target = 0.0
     if single:
         target = (
-            min(1e-6, job.solve.tolerance * math.sqrt(smallest) / per_residual) if 0 < per_residual < math.inf else 1e-6
+            min(1e-6, job.run.tolerance * math.sqrt(smallest) / per_residual) if 0 < per_residual < math.inf else 1e-6
         )
     weights, relative, steps = refine(solve, multiply, residual, target, limit=12 if single else 0)
     report.relative_residual = relative
@@ -432,7 +431,7 @@ def _report_rounding(job: _Job, factor: Factor | None, weights: Tensor) -> None:
     pivot = noise if factor is None else smallest_pivot(factor.lower)
     rounding = Rounding.of(job.rows.count, dtype, largest, pivot, weights)
     share, of_variances = rounding.norm * rounding.weights / math.sqrt(noise), rounding.norm / pivot
-    if share > job.solve.tolerance or (factor is not None and of_variances > job.solve.tolerance):
+    if share > job.run.tolerance or (factor is not None and of_variances > job.run.tolerance):
         event = Event(
             EventKind.ROUNDED,
             dtype=str(dtype).removeprefix("torch."), share=share, of_variances=None if factor is None else of_variances,

@@ -11,7 +11,7 @@ from flashgp.inference.base_state import UpdateState
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.inference.state import State
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
@@ -26,7 +26,7 @@ def restore(
     report: Report,
     *,
     group: Tensor | None = None,
-    settings: SolveSettings | None = None,
+    settings: Run | None = None,
     online: UpdateState | None = None,
 ) -> AnyState:
     """A state from what was computed before; features and kernel parameters are computed again.
@@ -49,7 +49,7 @@ def restore(
         return State(
             prior, x, y, rows, theta, numbers["residual"],
             None if factors is None else factors[columns.start or 0], report,
-            numbers["representer_weights"], replicates=joined, settings=settings or SolveSettings(),
+            numbers["representer_weights"], replicates=joined, settings=settings or Run(),
             online=online or UpdateState(),
         )  # fmt: skip
 

@@ -23,9 +23,10 @@ from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join, joined_event
+from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.planner.plan import Plan
-from flashgp.planner.problem import PlanSettings, chosen_device
+from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import smallest
 from flashgp.processes.group import ALONE
 
@@ -49,10 +50,10 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     In the end every rank has A of all rows where it predicts; A of a pass and the blocks are shared.
     Raises: as `GP.condition`.
     """
-    began, ranks = time.perf_counter(), settings.solve.group
+    began, ranks = time.perf_counter(), settings.run.group
     settings.of_approximation()
     events, x, y = list(data.complete().promoted), data.x, data.y
-    target = chosen_device(settings.device, x)
+    target = chosen_device(settings.run.device, x)
     if target != x.device:
         moved = x.numel() * x.element_size()
         events.append(Event(EventKind.MOVED, bytes=moved, source=str(x.device), target=str(target)))
@@ -76,7 +77,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     check_extent(prior.kernel.form, rows, "x")
     check_residual(residual)
     theta = tuple(t.detach() for t in values)
-    seed = settings.solve.seed
+    seed = settings.run.seed
     layout = layout_of(prior, points, noise, sizes, seed, asked.points_like(x), ranks)
     workspace = Workspace()
 
@@ -93,7 +94,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
         events += [] if event is None else [event]
     else:
         (factor, sums), _ = make(layout)
-    events += [EVENT] if settings.solve.deterministic else []
+    events += [EVENT] if settings.run.deterministic else []
     events += layout_events(layout, sums)
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=plan.peak_bytes,
@@ -102,7 +103,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     )  # fmt: skip
     state = FullScaleState(
         prior, x, y, layout, rows, residual, noise, theta, factor.function, sums, report, replicates,
-        replace(settings.solve, group=ALONE), ranks=ranks.size,
+        replace(settings.run.kept, group=ALONE), ranks=ranks.size,
     )  # fmt: skip
     if ranks.size == 1:
         state.__dict__["basis"] = factor.basis  # which predictions ask for
@@ -115,16 +116,16 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
     Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
     while there is time for as many again: the work is linear in the rows, beside what does not depend on them.
     """
-    deadline, time_settings, n = settings.deadline, settings.time, data.count
-    group, rows = settings.solve.group, time_settings.min_rows
+    deadline, time_settings, n = settings.run.deadline, settings.time, data.count
+    group, rows = settings.run.group, time_settings.min_rows
     if deadline.limit is None or n <= GROWTH * rows:
         return None
     if smallest(group, deadline.left) > ROOM * plan.seconds:
         return None
 
     def of_rows(rows: int) -> FullScaleState:
-        part = data.random(rows, settings.solve.seed)
-        return condition(asked, part.prior, part, replace(settings, deadline=NO_DEADLINE))
+        part = data.random(rows, settings.run.seed)
+        return condition(asked, part.prior, part, with_run(settings, deadline=NO_DEADLINE))
 
     while True:
         began = deadline.clock()
@@ -147,6 +148,5 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
 def _plan(prior: Prior, x: Tensor, distinct: int, asked: Approximation, settings: ConditionSettings) -> Plan:
     """The plan of conditioning, with the sizes that are left to it. Raises: MemoryBudgetError, DomainError."""
     rows = RowCounts(len(x), x.shape[-1], distinct)
-    solve = settings.solve
-    wanted = PlanSettings(settings.memory, x.device, deterministic=solve.deterministic, ranks=solve.group.size)
-    return approximate_plan(prior, rows, asked, wanted, settings.deadline.limit, training=False)
+    run = settings.run
+    return approximate_plan(prior, rows, asked, run.planning(device=x.device), run.deadline.limit, training=False)

@@ -50,32 +50,32 @@ class FullScaleFit(EngineFit[FullScaleState]):
     again = "gp.condition(x, y, approximation=...)"
 
     def __init__(self, prior: Prior, data: Data, options: FitOptions, asked: Approximation) -> None:
-        self.options, self.data, self.searchers, self.interrupts = options, data.complete(), options.group, []
+        self.options, self.data, self.searchers, self.interrupts = options, data.complete(), options.run.group, []
         refuse_exact_fit(options)
         if not data.count:
             raise ShapeError(
                 f"`x` must have at least one row to fit, got shape {tuple(data.x.shape)}; condition on no rows instead"
             )
         refuse_unfit(prior, "full_scale", batch=data.is_batch)
-        target = chosen_device(options.device, data.x)
+        target = chosen_device(options.run.device, data.x)
         self.counts, self.wanted = data.counts, options.planning(device=target)
         self.plan: Plan = self._planned(prior, asked)
         self.prior, sizes = prior.released(), self.plan.sizes
         asked = asked.resolved(sizes)
-        workspace = Workspace(deadline=options.deadline)
+        workspace = Workspace(deadline=options.run.deadline)
         direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
         self.problem = problem_of(self.prior, data, target, direct, options)
-        doubled = float(options.group.max(torch.tensor(-float(self.plan.most_neighbours)))) < 0.0  # on every rank
+        doubled = float(options.run.group.max(torch.tensor(-float(self.plan.most_neighbours)))) < 0.0  # on every rank
         points = asked.points_like(data.x)
         self.mark = (asked.kind, doubled, *map(dataclasses.astuple, (sizes, sizes.coarse())), points)
         self.choices = _Choices(self.problem, asked, options, more=doubled)
 
     def _planned(self, prior: Prior, sizes: Approximation, *, taken: bool = False) -> Plan:
-        limit = self.options.deadline.limit
+        limit = self.options.run.deadline.limit
         plan = functools.partial(
             approximate_plan, prior, self.counts, settings=self.wanted, time_limit=limit, taken=taken
         )
-        return planned_over(self.options.group, plan, sizes)
+        return planned_over(self.options.run.group, plan, sizes)
 
     @property
     def chosen(self) -> list[Event]:
@@ -99,7 +99,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
         state.report.plan = answer  # `lost` has its seconds from here
-        events = [] if self.options.deadline.passed(self.plan.seconds) else [lost(state).event]
+        events = [] if self.options.run.deadline.passed(self.plan.seconds) else [lost(state).event]
         report_answer(report, recorder, state, self)
         report.plan = state.report.plan = answer
         unexplained = nothing_explained(float(state.log_marginal_likelihood()), self.prior, self.data.y)
@@ -134,7 +134,7 @@ class _Choices:
     def objective(self, size: int, theta: numpy.ndarray) -> FullScaleLogJoint:
         """Objective of so many rows, with fewer points than planned where these suffice, eq. (M-207), and twice the
         neighbours where these add much, eq. (M-209)."""
-        asked, group, problem = self.asked, self.options.group, self._at(size, theta)
+        asked, group, problem = self.asked, self.options.run.group, self._at(size, theta)
         layout = self._layout(problem, asked.sizes(self.problem.rows))
 
         values: dict[FullScaleLogJoint, float] = {}
@@ -171,7 +171,7 @@ class _Choices:
 
         def gain(more: float, fewer: float) -> float:
             both = torch.tensor([(more - fewer) / rows], dtype=torch.float64)
-            return float(self.options.group.from_first(both))
+            return float(self.options.run.group.from_first(both))
 
         value = found.log_likelihood() if value is None else value
         if gain(value, coarse.log_likelihood()) <= MIN_GAIN:
@@ -188,8 +188,8 @@ class _Choices:
 
     def _at(self, size: int, theta: numpy.ndarray) -> Problem:
         """The problem of so many of the rows, with rank 0's vector in their prior."""
-        problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.seed)
-        theta = self.options.group.from_first(torch.from_numpy(theta)).numpy()
+        problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.run.seed)
+        theta = self.options.run.group.from_first(torch.from_numpy(theta)).numpy()
         ParameterVector(problem.prior, problem.roles).assign(theta)
         return problem
 
@@ -198,7 +198,7 @@ class _Choices:
         noise = problem.prior.sites(problem.y).variance.detach()
         own = self.asked.points_like(self.problem.x) if points is None else points
         sizes = sizes.within(problem.rows)
-        return layout_of(problem.prior, problem.x, noise, sizes, self.options.seed, own, self.options.group)
+        return layout_of(problem.prior, problem.x, noise, sizes, self.options.run.seed, own, self.options.run.group)
 
     def _made(self, problem: Problem, layout: Layout) -> FullScaleLogJoint:
-        return FullScaleLogJoint(problem, layout, self.options.group, self.options.seed)
+        return FullScaleLogJoint(problem, layout, self.options.run.group, self.options.run.seed)

@@ -18,7 +18,7 @@ from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums, no
 from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.planner.plan import Sizes
 from flashgp.solvers.growing.shared_rows import SharedRows
 
@@ -76,7 +76,7 @@ class FullScaleState(BaseState):
     sums: Sums
     report: Report
     replicates: Replicates | None = None
-    settings: SolveSettings = field(default_factory=SolveSettings)
+    settings: Run = field(default_factory=Run)
     online: UpdateState = field(default_factory=UpdateState)
     tables: "Tables | None" = None
     ranks: int = 1
@@ -179,7 +179,7 @@ class FullScaleState(BaseState):
 @torch.no_grad()
 def restore(
     prior: Prior, table: tuple[Tensor, Tensor, Tensor | None], layout: Layout, sums: Sums,
-    how: tuple[Report, SolveSettings, UpdateState],
+    how: tuple[Report, Run, UpdateState],
 ) -> FullScaleState:  # fmt: skip
     """A state from what was computed before; features, residual and the factor of the points are computed again.
 

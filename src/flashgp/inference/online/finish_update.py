@@ -25,7 +25,7 @@ from flashgp.inference.base_state import UPDATE, UpdateState
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
-from flashgp.inference.settings import OnlineSettings
+from flashgp.inference.run import OnlineSettings
 from flashgp.inference.state import State
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor

@@ -15,12 +15,12 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
 from flashgp.inference.output_states import AnyState
+from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.state import continued
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
-from flashgp.planner.problem import PlanSettings
 
 
 def refined(
@@ -35,13 +35,13 @@ def refined(
     deadline = Deadline.after(time_limit)
     steps = check_count(steps, "steps", 1)
     data = Data(state.prior, state.x, state.y)
-    asked = PlanSettings(device=state.x.device, dtype=torch.float64, deterministic=state.settings.deterministic)
+    asked = state.settings.planning(device=state.x.device, dtype=torch.float64)
     plan = conditioning_plan(state.prior, data.counts, asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
-        starts=1, initial="given", priors=priors, max_iterations=steps, deadline=deadline, plan=plan,
-        seed=state.settings.seed, deterministic=state.settings.deterministic, progress=progress,
+        starts=1, initial="given", priors=priors, max_iterations=steps, plan=plan, progress=progress,
+        run=Run(state.settings.seed, state.settings.deterministic, deadline=deadline),
         settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
     fitted = fit_exact(state.prior, data, options)

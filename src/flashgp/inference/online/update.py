@@ -343,7 +343,8 @@ def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online:
     if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
         solver = None if state.plan is None else state.plan.solver
         dtype = None if state.factor is None else torch.float32
-    again = condition(prior, Data(prior, x, y), ConditionSettings(state.settings, solver=solver, dtype=dtype))
+    settings = ConditionSettings(replace(state.settings, dtype=dtype), solver=solver)
+    again = condition(prior, Data(prior, x, y), settings)
     assert isinstance(again, State)
     return continued(again, online)
 

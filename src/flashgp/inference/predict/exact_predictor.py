@@ -104,7 +104,7 @@ class ExactPredictor(Predictor):
 
     def __init__(self, state: State, options: PredictOptions) -> None:
         self._state, self._options = state, options
-        self.deterministic, self.differentiable = options.deterministic, state.differentiable
+        self.deterministic, self.differentiable = options.run.deterministic, state.differentiable
         self._x = state.x  # until points are given
         self._mean: Tensor | None = None
         self._variance: Variance | None = None
@@ -258,7 +258,7 @@ class ExactPredictor(Predictor):
 
     def _times_weights(self, cross: CovarianceOperator, rows: Rows, plan: ProductPlan | None) -> Tensor:
         """K_sx K^-1 (y - m(x)); each rank of a group evaluates its part of the points, and these are gathered."""
-        state, group = self._state, self._options.group
+        state, group = self._state, self._options.run.group
         if group.size == 1 or rows.count < group.size or self.wants_graph(self._x):
             return cross @ state.representer_weights
         shares = Shares.even(rows.count, group.size)
@@ -326,11 +326,9 @@ def predict(
     if time_limit is not None:
         time_limit /= len(state.parts)  # one output after the other
     planners = planners_of(state, x_test, plan, memory, deterministic, time_limit)
+    run = replace(state.settings, deterministic=deterministic, group=group)
     variances = VarianceSettings(time_limit=time_limit)
-    options = (
-        PredictOptions(variance, planner, deterministic, variances=variances, group=group, progress=progress)
-        for planner in planners
-    )
+    options = (PredictOptions(variance, planner, run, variances=variances, progress=progress) for planner in planners)
     each = [ExactPredictor(part, one) for part, one in zip(state.parts, options, strict=True)]
     predictor = OutputPredictor(state, each) if state.prior.separate else each[0]
     prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)

@@ -289,7 +289,7 @@ def _predicted(
     prior, rest, held = state.prior, split.rest(block), split.held[block]
     left = Data(prior.with_likelihood(prior.likelihood.rows(rest)), state.x[rest], state.y[rest])
     behind = condition(
-        left.prior, left, ConditionSettings(replace(state.settings), solver="cholesky", dtype=torch.float64),
+        left.prior, left, ConditionSettings(replace(state.settings, dtype=torch.float64), solver="cholesky"),
     )  # fmt: skip
     values, places, shifts = state.x[split.held], torch.arange(len(split.held))[block], len(split.shifts)
     donors = torch.cat([(places + shift) % len(split.held) for shift in split.shifts])

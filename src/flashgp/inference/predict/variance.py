@@ -34,6 +34,7 @@ from flashgp.inference.predict.variance_solves import (
     strips,
 )
 from flashgp.inference.progress_bar import shown_progress
+from flashgp.inference.run import DEFAULT_RUN, Run
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
 from flashgp.planner.products import ProductPlan
@@ -46,7 +47,6 @@ from flashgp.planner.variances import (
     VarianceSettings,
     strip_points,
 )
-from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.contract import Limits, Step
 
 log = logging.getLogger("flashgp.predict")
@@ -63,7 +63,7 @@ class PredictOptions:
     Args:
         variance: "auto", "exact" or "sampled".
         planner: makes the plan of the mean, or of the variance too; None for few points.
-        deterministic: the same bits whatever the number of threads.
+        run: whether bits repeat, and the ranks that ask together and share the pairs of the mean.
         correction_seconds: up to which variances of a float32 factor are corrected by solves without a look.
         max_error: of a variance relative to itself, that a float32 factor may leave beyond that.
         max_sampled_error: the same where samples, not solves, would take its place: a quarter of their standard error
@@ -71,20 +71,18 @@ class PredictOptions:
         variances: when samples take the place of exact solves, and the strips.
         unchecked_bytes: of a joint covariance, below which the free memory is not asked for.
         far_below_zero: times n eps k(x, x); a computed variance below minus this is not rounding.
-        group: of ranks that ask together, and share the pairs of the mean.
         progress: called after every iteration of a solve for variances; None for a bar.
     """
 
     variance: str = "auto"
     planner: Callable[[bool | str], ProductPlan] | None = None
-    deterministic: bool = False
+    run: Run = DEFAULT_RUN
     correction_seconds: float = CORRECTION_SECONDS
     max_error: float = SHARE
     max_sampled_error: float = 0.25 * math.sqrt(2.0 / SAMPLES)
     variances: VarianceSettings = DEFAULT_VARIANCES
     unchecked_bytes: int = 2**28
     far_below_zero: float = 100.0
-    group: Group = ALONE
     progress: ToldProgress = False
 
 
@@ -181,7 +179,7 @@ class PosteriorVariance:
         return replace(self, x=x, cross=None, solved_cross=None)
 
     def _price(self, count: int, asked: str) -> VariancePrice:
-        return price_of(self.state, count, asked, self.options.deterministic, self.options.variances)
+        return price_of(self.state, count, asked, self.options.run.deterministic, self.options.variances)
 
     def _has_probes(self, price: VariancePrice) -> bool:
         """True if the samples are at hand, so that only the points are left to do."""

@@ -21,6 +21,7 @@ from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.over_ranks import planned_over, shard
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
+from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of
@@ -35,7 +36,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.history import TimeUp
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.cpu.backend import CpuTiles
-from flashgp.planner.problem import PlanSettings, chosen_device
+from flashgp.planner.problem import chosen_device
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
@@ -46,9 +47,9 @@ ROUTE = "streamed"
 def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> StreamedState:
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
-    group = settings.solve.group
+    group = settings.run.group
     prior, rows = move_row_variances_to_data(prior, shard(rows, group), fitting=group.size > 1)
-    survey = survey_of(prior, rows, asked, settings.solve.seed, deadline=settings.deadline, group=group)
+    survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline, group=group)
     return condition_on(prior, survey, asked, settings)
 
 
@@ -67,8 +68,8 @@ def condition_on(
     if not survey.cut:
         with contextlib.suppress(TimeUp):
             return _state(prior, survey, asked, settings, points, sums)
-    sample, limit = survey.of_sample, settings.deadline.limit
-    state = _state(prior, sample, at_most(asked, sample.count), replace(settings, deadline=NO_DEADLINE), points, None)
+    sample, limit = survey.of_sample, settings.run.deadline.limit
+    state = _state(prior, sample, at_most(asked, sample.count), with_run(settings, deadline=NO_DEADLINE), points, None)
     event = Event(EventKind.POSTERIOR_OF_PART, rows=sample.count, of=survey.count, limit=limit)
     if survey.cut:
         event = Event(EventKind.READ_IN_PART, rows=sample.count, read=survey.count, limit=limit)
@@ -97,11 +98,11 @@ def _state(
 ) -> StreamedState:
     """The state of all rows. Raises: TimeUp."""
     began = time.perf_counter()
-    device, prior = chosen_device(settings.device, survey.x), prior.held()
-    memory = agreed_memory(settings.memory, device, survey.group)
+    device, prior = chosen_device(settings.run.device, survey.x), prior.held()
+    memory = agreed_memory(settings.run.memory, device, survey.group)
     group = survey.group
-    wanted = PlanSettings(memory, device, deterministic=settings.solve.deterministic, ranks=group.size)
-    limit, read = settings.deadline.limit, not isinstance(survey.source, Held)
+    wanted = settings.run.planning(memory=memory, device=device)
+    limit, read = settings.run.deadline.limit, not isinstance(survey.source, Held)
     rows = RowCounts(survey.count, survey.width)
     plan = planned_over(
         group, lambda one: approximate_plan(prior, rows, one, wanted, limit, training=False, read=read), asked
@@ -110,17 +111,17 @@ def _state(
     x = survey.x.to(device)
     points = asked.points_like(x) if points is None else points
     if points is None:
-        points = pivot_points(prior, x, noise_of(prior, survey.sample).to(device), inducing, settings.solve.seed)
+        points = pivot_points(prior, x, noise_of(prior, survey.sample).to(device), inducing, settings.run.seed)
         points = of_first(points, group)
     points = points.to(survey.dtype)  # which is what a state holds
     check_residual(prior.residual(x, survey.y.to(device)))
-    workspace = Workspace(deadline=settings.deadline)
+    workspace = Workspace(deadline=settings.run.deadline)
     bound = StreamedBound(prior, prior.kernel.rows(points.to(torch.float64)), survey.count, workspace, group)
     if sums is None:
-        blocks = blocks_of(survey, len(points), settings.deadline)
+        blocks = blocks_of(survey, len(points), settings.run.deadline)
         sums = bound.sums(inputs_of(prior, blocks, device))
     assert sums.inner is not None  # which may fail
-    events = [EVENT] if settings.solve.deterministic else []
+    events = [EVENT] if settings.run.deterministic else []
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points), read=read))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))
@@ -135,5 +136,5 @@ def _state(
     # Answers come later, of few points: they have no deadline, and wait for no compile.
     function = replace(bound.basis, workspace=Workspace(), pairs=CpuTiles())
     return StreamedState(
-        prior, points, function, sums, survey.sample, report, replace(settings.solve, group=ALONE), held, group.size
+        prior, points, function, sums, survey.sample, report, replace(settings.run.kept, group=ALONE), held, group.size
     )

@@ -33,6 +33,7 @@ from flashgp.inference.output_states import AnyState
 from flashgp.inference.over_ranks import planned_over, shard
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
+from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.condition import at_most, condition_on
 from flashgp.inference.streamed.learning import learned_values
@@ -84,28 +85,28 @@ class StreamedFit(EngineFit[Any]):
     def __init__(
         self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, *, by_part: bool = False
     ) -> None:
-        group = options.group
+        group = options.run.group
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.by_part, self.searchers, self.interrupts = options, by_part, ALONE, []
         refuse_exact_fit(options)
         prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), fitting=True)
-        clock = options.deadline.clock
+        clock = options.run.deadline.clock
         began = clock()
         self.whole = whole = survey_of(
-            prior, self.rows, asked, options.seed, options.stages.first_rows, options.deadline, group
+            prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline, group
         )
         self.reading = clock() - began
         self.survey = survey = whole.of_sample if whole.cut else whole
         asked = at_most(asked, survey.count) if whole.cut else asked
-        self.prior, target = prior.released(), chosen_device(options.device, survey.x)
+        self.prior, target = prior.released(), chosen_device(options.run.device, survey.x)
         self.counts = RowCounts(survey.count, survey.width, alike=survey.sample.row_variance is None)
-        read, limit = not isinstance(self.rows, Held), options.deadline.limit
-        self.wanted = options.planning(memory=agreed_memory(options.memory, target, group), device=target)
+        read, limit = not isinstance(self.rows, Held), options.run.deadline.limit
+        self.wanted = options.planning(memory=agreed_memory(options.run.memory, target, group), device=target)
         self.plan: Plan = planned_over(
             group, lambda one: approximate_plan(prior, self.counts, one, self.wanted, limit, read=read), asked
         )
         self.asked = asked.resolved(self.plan.sizes)
-        workspace = Workspace(deadline=options.deadline)
+        workspace = Workspace(deadline=options.run.deadline)
         direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
         of_sample = prior_of_rows(self.prior, survey.sample)
         sampled = Data(of_sample, survey.x, survey.y)
@@ -123,11 +124,11 @@ class StreamedFit(EngineFit[Any]):
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
-        if not self.whole.cut and self.options.group.size == 1:
+        if not self.whole.cut and self.options.run.group.size == 1:
             self.weighted = sample_chosen(self.plan, self.survey, self.options, self.reading, log)
         if self.weighted is None:
             return deadline
-        return self.options.deadline.share(self.options.settings.sample.share)
+        return self.options.run.deadline.share(self.options.settings.sample.share)
 
     @property
     def chosen(self) -> list[Event]:
@@ -139,7 +140,7 @@ class StreamedFit(EngineFit[Any]):
 
     def search(self, recorder: Recorder) -> Trained:
         options, survey = self.options, self.survey
-        choosing = options.deadline.limit is not None and self.asked.leaves_points and options.group.size == 1
+        choosing = options.run.deadline.limit is not None and self.asked.leaves_points and options.run.group.size == 1
         self.stages = LinearStages(
             self.problem, survey.count, self._parts, self._objective, options, recorder, comparable=True,
             weighted=self.weighted is not None,
@@ -155,13 +156,13 @@ class StreamedFit(EngineFit[Any]):
         if points is None:
             noise = noise_of(problem.prior, survey.sample).detach().to(problem.x.device)
             inducing = min(asked.sizes(survey.count).inducing, problem.rows)
-            points = pivot_points(problem.prior, problem.x, noise, inducing, self.options.seed)
+            points = pivot_points(problem.prior, problem.x, noise, inducing, self.options.run.seed)
             points = of_first(points, survey.group)
         return points.to(survey.dtype).to(torch.float64)
 
     def _objective(self, size: int, theta: numpy.ndarray) -> StreamedLogJoint:
         """Objective of all rows, or of the sample, with inducing points chosen at a vector."""
-        survey, deadline = self.survey, deadline_of(self.options.group, self.options.deadline)
+        survey, deadline = self.survey, deadline_of(self.options.run.group, self.options.run.deadline)
         if size == survey.count:
             return StreamedLogJoint(self.problem, survey, self._points(survey, theta), deadline=deadline)
         sample, rows = survey.of_sample, None if self.weighted is None else survey.count
@@ -183,7 +184,7 @@ class StreamedFit(EngineFit[Any]):
             exact = _rows_of_part(self.problem, self.plan, options, self.price) if self.by_part else 0
             if recorder.deadline.passed(recorder.seconds_of(exact, 3)):  # as measured, which may be more than planned
                 exact = 0
-        trial = Trial.of(self.problem, points, learned, exact, options.seed)
+        trial = Trial.of(self.problem, points, learned, exact, options.run.seed)
         if trial is None:
             return 0
         if exact:
@@ -197,7 +198,7 @@ class StreamedFit(EngineFit[Any]):
         return self.part
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState | StreamedState:
-        deadline, settings, best = self.options.deadline, self.options.conditioning(), self.stages.best
+        deadline, settings, best = self.options.run.deadline, self.options.conditioning(), self.stages.best
         state: AnyState | StreamedState
         whole_learned = True
         if self.part:
@@ -226,19 +227,19 @@ class StreamedFit(EngineFit[Any]):
 
 def _rows_of_part(problem: Problem, plan: Plan, options: FitOptions, price: Callable[[int], float]) -> int:
     """Rows that an exact search finishes in its share of the time limit, of those of the sample; 0 for too few."""
-    assert options.deadline.limit is not None
+    assert options.run.deadline.limit is not None
     search = options.stages.work.of_scoring(ParameterVector(problem.prior, problem.roles).size).middle
     memory = math.isqrt(plan.available_bytes // (8 * FACTORS))
-    seconds, most = options.settings.sample.share * options.deadline.limit, int((1.0 - TEST_SHARE) * problem.rows)
+    seconds, most = options.settings.sample.share * options.run.deadline.limit, int((1.0 - TEST_SHARE) * problem.rows)
     return largest_part(price, search, seconds, options.stages.first_rows, min(memory, most))
 
 
 def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSettings) -> AnyState:
     """The exact posterior of random rows of the sample, with an event and a warning."""
     held = Data(prior, survey.x.to(survey.dtype), survey.y.to(survey.dtype))
-    part = held.random(rows, settings.solve.seed)
+    part = held.random(rows, settings.run.seed)
     state = condition(part.prior, part, settings)
-    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=survey.count, limit=settings.deadline.limit)
+    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=survey.count, limit=settings.run.deadline.limit)
     warn(str(event))
     state.report.events.append(event)
     return state
@@ -249,7 +250,7 @@ def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: floa
 
     Args: reading, seconds of the first pass; log, of the checkpoint, whose way is kept.
     """
-    deadline, least = options.deadline, options.settings.sample.min_evaluations
+    deadline, least = options.run.deadline, options.settings.sample.min_evaluations
     seconds, reason = max(plan.fit_step_seconds, 2.0 * reading), None
     if survey.sample.row_variance is not None:  # a minibatch has one noise variance
         return None
@@ -271,8 +272,8 @@ def _learned(
 ) -> tuple[StreamedState, Event]:
     """The posterior of as many random rows as the time allows, and how far from the optimum it all stopped."""
     batch = tuning.batch_rows(len(points))
-    found = learned_values(prior, survey, points, settings.solve.seed, settings.deadline, batch)
-    state = condition_on_values(prior, found.q, dataclasses.replace(settings, device=None))
+    found = learned_values(prior, survey, points, settings.run.seed, settings.run.deadline, batch)
+    state = condition_on_values(prior, found.q, with_run(settings, device=None))
     held = survey.source if isinstance(survey.source, Held) else None
     state = dataclasses.replace(state, inducing=points.to(survey.dtype), sample=survey.sample, held=held)
     event = Event(

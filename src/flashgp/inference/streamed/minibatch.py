@@ -177,7 +177,7 @@ def _minibatch(prior: Prior, inputs: Inputs, count: Any, q: InducingValues | Non
     return MinibatchBound(value, following, inputs.events)
 
 
-@entered(lambda prior, q, settings: settings.solve.deterministic)
+@entered(lambda prior, q, settings: settings.run.deterministic)
 @torch.no_grad()
 def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSettings) -> StreamedState:
     """The state that q(u) stands for, at the prior's present parameters. Raises: as `GP.condition`.
@@ -187,8 +187,8 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
     began = time.perf_counter()
     refuse_exact(
         solver=settings.solver, plan=settings.plan, jitter=settings.jitter, differentiable=settings.differentiable,
-        progress=settings.progress, device=settings.device,
-        dtype=None if settings.dtype == torch.float64 else settings.dtype,
+        progress=settings.progress, device=settings.run.device,
+        dtype=None if settings.run.dtype == torch.float64 else settings.run.dtype,
     )  # fmt: skip
     if q.means.projected.shape[1] != (prior.outputs or 1):
         raise ShapeError(
@@ -207,12 +207,12 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
     sums = q.means.sums(q.count, max(float(noise), bound.floor))
     assert sums.inner is not None  # which may fail
     said = Event(EventKind.MINIBATCHES, inducing=len(q.inducing), seen=q.seen, rows=q.count, gap=q.gap)
-    events = [*([EVENT] if settings.solve.deterministic else []), said, *collapsed_features(prior.kernel, q.sample.x)]
+    events = [*([EVENT] if settings.run.deterministic else []), said, *collapsed_features(prior.kernel, q.sample.x)]
     report = Report(
         route=ROUTE, device=str(q.inducing.device), dtype="float64", peak_bytes=workspace.peak_bytes,
         seconds=time.perf_counter() - began, events=events,
     )  # fmt: skip
-    return StreamedState(prior, q.inducing, bound.basis, sums, q.sample, report, settings.solve)
+    return StreamedState(prior, q.inducing, bound.basis, sums, q.sample, report, settings.run.kept)
 
 
 def _sample_of(inputs: Inputs, group: Group) -> Block:

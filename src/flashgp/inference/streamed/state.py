@@ -14,7 +14,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import SolveSettings
+from flashgp.inference.run import Run
 from flashgp.inference.streamed.bound import BoundSums, noise_floor
 from flashgp.inference.streamed.rows import noise_of, prior_of_rows
 from flashgp.likelihoods import Gaussian
@@ -62,7 +62,7 @@ class RowsKept:
     prior: Prior
     x: Tensor
     y: Tensor
-    settings: SolveSettings
+    settings: Run
     replicates: ClassVar[None] = None
     batch_shape: ClassVar[torch.Size] = torch.Size()
 
@@ -84,7 +84,7 @@ class StreamedState(BaseState):
     sums: BoundSums
     sample: Block
     report: Report
-    settings: SolveSettings = field(default_factory=SolveSettings)
+    settings: Run = field(default_factory=Run)
     held: Held | None = None
     ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
@@ -229,7 +229,7 @@ def restore(
     sums: BoundSums,
     sample: Block,
     table: tuple[Tensor, Tensor] | None,
-    how: tuple[Report, SolveSettings, UpdateState],
+    how: tuple[Report, Run, UpdateState],
 ) -> StreamedState:
     """A state from what was computed before; the factor of the inducing points is computed again.
 

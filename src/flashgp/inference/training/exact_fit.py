@@ -1,5 +1,7 @@
 """A fit by exact inference: exact gradients of few rows, then of all, or estimated ones where rows are many."""
 
+from dataclasses import replace
+
 import torch
 
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
@@ -19,7 +21,7 @@ from flashgp.inference.plan import check_plan, planned_device
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.predict.plan import prices_event
 from flashgp.inference.prior import Prior
-from flashgp.inference.settings import ConditionSettings, SolveSettings
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.fit import EngineFit, Fitted, fitted_by, nothing_explained, problem_of, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.options import FitOptions
@@ -35,9 +37,9 @@ class ExactFit(EngineFit[AnyState]):
     again = "gp.condition(x, y)"
 
     def __init__(self, prior: Prior, data: Data, options: FitOptions) -> None:
-        self.options, self.data, self.searchers, self.interrupts = options, data, options.group, []
+        self.options, self.data, self.searchers, self.interrupts = options, data, options.run.group, []
         self.prior = prior = prior.released()
-        self.plan: Plan = agreed_plan(_plan(prior, data, options), options.group)
+        self.plan: Plan = agreed_plan(_plan(prior, data, options), options.run.group)
         plan = self.plan
         if data.cells is not None:
             check_observed(prior, data.cells)
@@ -48,8 +50,8 @@ class ExactFit(EngineFit[AnyState]):
                 )
         # Of the exact gradient's factor; estimated gradients round their products only.
         dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
-        workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=options.deadline)
-        target = planned_device(plan, options.device, data.x)
+        workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=options.run.deadline)
+        target = planned_device(plan, options.run.device, data.x)
         direct = DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace)
         self.problem = problem_of(prior, data, target, direct, options)
         self.mark = (plan.dtype, plan.training)
@@ -64,8 +66,8 @@ class ExactFit(EngineFit[AnyState]):
         plan, options, estimate = self.plan, self.options, None
         if plan.training != "exact" and options.jitter is None and not self.data.is_batch:  # of one system as it is
             estimate = EstimateOptions(
-                stored=plan.training == "stored", seed=options.seed, factor_passes=plan.training_factor_passes or None,
-                rank=plan.training_rank, deadline=recorder.deadline, group=options.group,
+                stored=plan.training == "stored", run=replace(options.run, deadline=recorder.deadline),
+                factor_passes=plan.training_factor_passes or None, rank=plan.training_rank,
             )  # fmt: skip
         return train(self.problem, options, recorder, estimate)
 
@@ -78,7 +80,7 @@ class ExactFit(EngineFit[AnyState]):
         state = condition(self.prior, self.data, settings)
         report.events += self.interrupts[:1]
         report_answer(report, recorder, state, self)
-        prices = prices_event(state) if self.options.group.size == 1 else None
+        prices = prices_event(state) if self.options.run.group.size == 1 else None
         report.events += [] if prices is None else [prices]
         if not self.data.is_batch and state.evidence_known:
             unexplained = nothing_explained(float(log_evidence(state)), self.prior, self.data.y)
@@ -95,19 +97,16 @@ def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
     """The plan given, checked, or made. Raises: ShapeError without rows; MemoryBudgetError if training does not fit."""
     x, rows, plan = data.x, data.count, options.plan
     if plan is not None:
-        device = planned_device(plan, options.device, x)
-        beside = ConditionSettings(
-            SolveSettings(group=options.group), memory=options.memory, dtype=options.dtype, jitter=options.jitter
-        )
-        check_plan(plan, prior, x, device, data.distinct, beside)
+        device = planned_device(plan, options.run.device, x)
+        check_plan(plan, prior, x, device, data.distinct, ConditionSettings(options.run, jitter=options.jitter))
     if rows == 0:
         raise ShapeError(
             f"`x` must have at least one row to fit, got shape {tuple(x.shape)}; condition on no rows instead"
         )
     if plan is None:
         asked = options.planning(
-            device=x.device if options.device is None else options.device, dtype=options.dtype, solver=options.solver,
-            factored=options.jitter is not None or data.is_batch,
+            device=x.device if options.run.device is None else options.run.device, dtype=options.run.dtype,
+            solver=options.solver, factored=options.jitter is not None or data.is_batch,
         )  # fmt: skip
         plan = conditioning_plan(prior, data.counts, asked, training=True)
     if plan.training_bytes > plan.available_bytes:
@@ -127,12 +126,12 @@ def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[Plan
     models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
     asked = options.planning(memory=plan.available_bytes, device=torch.device(plan.device))
     rows = RowCounts(plan.n, plan.d, plan.distinct, models)
-    return offered(prior, rows, asked, options.deadline.limit)
+    return offered(prior, rows, asked, options.run.deadline.limit)
 
 
 def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:
     """Events with the time of approximations, where an exact fit takes longer than its limit."""
-    limit = options.deadline.limit
+    limit = options.run.deadline.limit
     if limit is None or plan.fit_seconds <= limit:
         return []
     plans = _approximations(prior, plan, options)

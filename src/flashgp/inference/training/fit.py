@@ -81,7 +81,7 @@ class FittedState(Protocol):
 
 def refuse_exact_fit(options: FitOptions) -> None:
     """DomainError for options of exact inference beside an approximation."""
-    dtype = None if options.dtype == torch.float64 else options.dtype
+    dtype = None if options.run.dtype == torch.float64 else options.run.dtype
     refuse_exact(solver=options.solver, plan=options.plan, jitter=options.jitter, dtype=dtype)
 
 
@@ -151,7 +151,7 @@ class EngineFit(ABC, Generic[S]):
         """The state on all rows, and the posterior's part of the report."""
 
 
-@entered(lambda engine, prior, rows, options, *_, **__: options.deterministic)
+@entered(lambda engine, prior, rows, options, *_, **__: options.run.deterministic)
 def fitted_by(
     engine: type[EngineFit[S]],
     prior: Prior,
@@ -167,7 +167,7 @@ def fitted_by(
         process. Raises: as `flashgp.fit`, the same error on every rank.
     """
     began = time.perf_counter()
-    with options.group.together() as group:
+    with options.run.group.together() as group:
         if group.size == 1:
             return _fitted(engine(prior, rows, options, *asked, **more), began, exact)
         before, shares = group.bytes_sent, None
@@ -190,7 +190,7 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
     path = None if options.checkpoint is None else Path(options.checkpoint)
     mark = "" if path is None else mark_of(problem, options, engine.mark)
     log = log_over(engine.searchers, path, mark, options.settings.seconds_between_writes)
-    plan, deadline = engine.plan if exact is None else exact.plan, options.deadline
+    plan, deadline = engine.plan if exact is None else exact.plan, options.run.deadline
     reserved = options.settings.time.reserved(plan, deadline.left)
     searching = engine.searching(log, deadline.before(reserved))
     recorder = Recorder(log, options.progress, searching, began=began, group=engine.searchers)
@@ -208,7 +208,7 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
     report, objective = Report(), trained.objective
     report_search(report, recorder, trained, options)
     again = engine.again if exact is None else "gp.condition(x, y)"
-    with last_pass(options.group, interrupted_message(path, again), engine.result, recorder):
+    with last_pass(options.run.group, interrupted_message(path, again), engine.result, recorder):
         if exact is None:
             state: Any = engine.answer(trained, recorder, report)
         else:
@@ -275,8 +275,8 @@ def last_pass(group: Group, message: str, prior: Prior, recorder: Recorder) -> I
 def mark_of(problem: Problem, options: FitOptions, beside: tuple[Any, ...]) -> str:
     """The fingerprint of data, model, options and what is beside them. Raises: DomainError for a model without one."""
     settings = (
-        options.starts, options.initial, options.priors, options.max_iterations, options.seed, options.jitter,
-        options.deterministic, *beside,
+        options.starts, options.initial, options.priors, options.max_iterations, options.run.seed, options.jitter,
+        options.run.deterministic, *beside,
     )  # fmt: skip
     try:
         return fingerprint(
@@ -303,7 +303,7 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
             how_far = {"fitted": recorder.rows, "rows": rows}
         if recorder.next_seconds is not None:
             how_far["next_seconds"], how_far["left_seconds"] = recorder.next_seconds
-        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.deadline.limit, **how_far))
+        report.events.append(Event(EventKind.FIT_TIME_UP, limit=options.run.deadline.limit, **how_far))
     try:
         recorder.evaluations.write()
     except OSError as error:  # a full disk must not cost the fit

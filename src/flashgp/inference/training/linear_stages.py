@@ -71,7 +71,7 @@ class LinearStages:
         recorder.expected = self._expected([stage for stage in stages if stage.search is not Search.ESTIMATED])
 
         def of(rows: int) -> LogJoint:
-            return LogJoint(problem.subset(rows, options.seed))
+            return LogJoint(problem.subset(rows, options.run.seed))
 
         def later(first: ExactStages, search: Callable[[], numpy.ndarray]) -> None:
             recorder.reached = optimum = self._agreed(search)
@@ -101,7 +101,7 @@ class LinearStages:
     def _agreed(self, search: Callable[[], numpy.ndarray]) -> numpy.ndarray:
         """Result of a search of the sample, which every rank does by itself: rank 0's. From here on ranks ask the
         deadline together. Raises: TimeUp on all ranks where it is up on one."""
-        group, up, found = self.options.group, False, numpy.zeros(0)
+        group, up, found = self.options.run.group, False, numpy.zeros(0)
         try:
             found = search()
         except TimeUp:
@@ -113,7 +113,7 @@ class LinearStages:
 
     def _first(self, theta: numpy.ndarray) -> numpy.ndarray:
         """Rank 0's."""
-        found: numpy.ndarray = self.options.group.from_first(torch.from_numpy(theta)).numpy()
+        found: numpy.ndarray = self.options.run.group.from_first(torch.from_numpy(theta)).numpy()
         return found
 
     def _run_part(self, theta: numpy.ndarray, first: LogJoint, part: LogJoint) -> None:
@@ -123,7 +123,7 @@ class LinearStages:
         recorder.begin(part.rows)
         recorder.expected = {part.rows: (8.0, 1.0)}
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        curvature = log_joint_curvature(first, theta, part.rows, settings, options.seed)
+        curvature = log_joint_curvature(first, theta, part.rows, settings, options.run.seed)
         search = GradientSearch(part, Run(Stage.PART, part.rows), recorder, limits, (-free, free))
         if part.rows > first.rows:
             recorder.reached = search.follow(Trend(theta, first.rows, settings), curvature).theta
@@ -132,7 +132,7 @@ class LinearStages:
         """The stages of the other likelihood, from the optimum of the first rows."""
         recorder, n, options = self.recorder, self.rows, self.options
         settings = options.settings.stochastic
-        curvature = log_joint_curvature(first, theta, n, settings, options.seed)
+        curvature = log_joint_curvature(first, theta, n, settings, options.run.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
         rounds = 0 if self.weighted else ROUNDS if n > first.rows else 1

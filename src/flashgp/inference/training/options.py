@@ -1,16 +1,14 @@
 """How a fit was asked for: its documented arguments, and the settings that tune it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flashgp.foundations.checks import check_device, check_dtype, check_jitter
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.settings import ConditionSettings, SolveSettings, TimeSettings
+from flashgp.inference.run import DEFAULT_RUN, Run
+from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SampleSettings, SearchSettings, StochasticSettings
@@ -18,7 +16,6 @@ from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, E
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
 from flashgp.planner.problem import PlanSettings
-from flashgp.processes.group import ALONE, Group
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, with a deadline for its time limit
-    and a solver as `GP.condition`; group, whose ranks each have rows of their own.
+    """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, how it runs
+    among them as `run`, and a solver as `GP.condition`.
 
     Raises: DomainError for values of the wrong kind.
     """
@@ -66,20 +63,13 @@ class FitOptions:
     initial: str = "data"
     priors: str = "weak"
     max_iterations: int = 200
-    deadline: Deadline = NO_DEADLINE
-    memory: str | int | None = None
-    device: str | torch.device | None = None
-    dtype: torch.dtype | None = None
+    run: Run = DEFAULT_RUN
     plan: Plan | None = None
-    tolerance: float = 1e-3
     jitter: float | None = None
-    seed: int = 0
-    deterministic: bool = False
     checkpoint: str | Path | None = None
     progress: Callable[[Progress], None] | None = None
     settings: FitSettings = field(default_factory=FitSettings)
     solver: str | None = None
-    group: Group = ALONE
 
     @property
     def stages(self) -> StageSettings:
@@ -95,33 +85,24 @@ class FitOptions:
     def alike(self) -> dict[str, object]:
         """What ranks must have asked for alike, by name."""
         plan = self.plan
-        return {
-            "starts": self.starts, "initial": self.initial, "priors": self.priors, "seed": self.seed,
-            "max_iterations": self.max_iterations, "memory": self.memory, "dtype": self.dtype,
-            "tolerance": self.tolerance, "jitter": self.jitter, "deterministic": self.deterministic,
-            "solver": self.solver, "plan": None if plan is None else f"{plan.route}, {plan.training}",
-            "checkpoint": self.checkpoint is not None, "time_limit": self.deadline.limit,
+        return self.run.alike | {
+            "starts": self.starts, "initial": self.initial, "priors": self.priors, "jitter": self.jitter,
+            "max_iterations": self.max_iterations, "solver": self.solver, "checkpoint": self.checkpoint is not None,
+            "plan": None if plan is None else f"{plan.route}, {plan.training}",
         }  # fmt: skip
 
     def conditioning(self, **more: Any) -> ConditionSettings:
         """The settings of the posterior. Args: more, fields of `ConditionSettings`."""
-        solve = SolveSettings(self.seed, self.deterministic, self.tolerance, group=self.group)
-        memory = None if more.get("plan") is not None else self.memory
-        return ConditionSettings(
-            solve, deadline=self.deadline, memory=memory, device=self.device, time=self.settings.time, **more
-        )
+        run = replace(self.run, dtype=None, memory=None if more.get("plan") is not None else self.run.memory)
+        return ConditionSettings(run, time=self.settings.time, **more)
 
     def planning(self, **more: Any) -> PlanSettings:
         """What plans have to keep to. Args: more, fields of `PlanSettings`."""
-        asked: dict[str, Any] = {
-            "memory": self.memory, "device": self.device, "deterministic": self.deterministic, "stages": self.stages,
-            "ranks": self.group.size,
-        }  # fmt: skip
-        return PlanSettings(**asked | more)
+        return self.run.planning(**{"stages": self.stages} | more)
 
     def __post_init__(self) -> None:
-        check_device(self.device)
-        check_dtype(self.dtype)
+        check_device(self.run.device)
+        check_dtype(self.run.dtype)
         check_jitter(self.jitter)
 
         def whole(value: Any, smallest: int) -> bool:
@@ -138,11 +119,10 @@ class FitOptions:
             ("initial", one_of(self.initial, "data", "given"), "'data' or 'given'"),
             ("priors", one_of(self.priors, "weak", "given"), "'weak' or 'given'"),
             ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
-            ("tolerance", positive(self.tolerance), "positive, in standard deviations of an observation"),
-            ("seed", whole(self.seed, 0), "0 or a positive integer"),
+            ("tolerance", positive(self.run.tolerance), "positive, in standard deviations of an observation"),
+            ("seed", whole(self.run.seed, 0), "0 or a positive integer"),
             ("progress", self.progress is None or callable(self.progress), "a function, None for a bar, or False"),
         ):
             if not holds:
-                raise DomainError(
-                    f"`{name}` must be {wanted}, got {getattr(self, name)!r}; leave it out for the default"
-                )
+                given = (vars(self) | vars(self.run))[name]
+                raise DomainError(f"`{name}` must be {wanted}, got {given!r}; leave it out for the default")

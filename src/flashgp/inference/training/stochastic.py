@@ -48,7 +48,7 @@ class StochasticFit:
         max_iterations: int,
     ) -> None:
         self.objective, self.first_rows, self.parts, self.recorder = objective, first_rows, parts, recorder
-        self.settings, self.seed, self.max_iterations = objective.settings, objective.options.seed, max_iterations
+        self.settings, self.seed, self.max_iterations = objective.settings, objective.options.run.seed, max_iterations
 
     def run(self, theta: Array) -> None:
         """Search from the optimum of the first rows to that of all rows, which `recorder.reached` then is."""

@@ -34,12 +34,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.form import Rows
 from flashgp.inference.group_system import GroupRows
+from flashgp.inference.run import DEFAULT_RUN, Run
 from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving, TimeUp
@@ -71,22 +72,19 @@ class EstimateOptions:
 
     Args:
         stored: whether solves keep K as float32 tiles or recompute them in every product.
-        seed: of the probes.
+        run: whose seed is that of the probes, its deadline of all work; its ranks share solves and the pairs of a
+            gradient, factors are each rank's own.
         factor_passes: passes over the pairs that take as long as a float32 factor, by the plan's rates (a clock would
             make the result depend on what else runs); None where no factor fits.
         rank: of the preconditioner at most; None for that of the settings.
-        deadline: of all work.
         probes: None for as many as the number of rows suggests.
-        group: of ranks that share solves and the pairs of a gradient; factors are each rank's own.
     """
 
     stored: bool
-    seed: int = 0
+    run: Run = DEFAULT_RUN
     factor_passes: int | None = None
     rank: int | None = None
-    deadline: Deadline = NO_DEADLINE
     probes: int | None = None
-    group: Group = ALONE
 
 
 @dataclass
@@ -183,7 +181,7 @@ class EstimatedLogJoint(LogJoint):
         if passes is not None:
             passes = max(self.settings.min_factor_passes, int(passes * (rows / self.rows)))
         options = dataclasses.replace(self.options, factor_passes=passes, probes=None)
-        part = type(self)(self.problem.subset(rows, self.options.seed), self.settings, options)
+        part = type(self)(self.problem.subset(rows, self.options.run.seed), self.settings, options)
         part.solve_by(self.solving)
         return part
 
@@ -240,12 +238,12 @@ class EstimatedLogJoint(LogJoint):
         return shared_operator(CovarianceOperator(PairProblem(form, theta, rows), torch.float32, workspace), group)
 
     def _system(self, rows: Rows, theta: Sequence[Tensor], noise: Tensor, *, stored: bool) -> CovarianceSystem:
-        workspace, operator = self.problem.direct.workspace, self._operator(rows, theta, self.options.group)
+        workspace, operator = self.problem.direct.workspace, self._operator(rows, theta, self.options.run.group)
         return CovarianceSystem(operator, noise.expand(rows.count), workspace=workspace, stored=stored)
 
     def _rows_here(self, system: CovarianceSystem) -> System:
         """The part of a system that this rank solves."""
-        group = self.options.group
+        group = self.options.run.group
         return system if group.size == 1 else GroupRows(system, group)
 
     @staticmethod
@@ -285,7 +283,7 @@ class EstimatedLogJoint(LogJoint):
     @property
     def _seed(self) -> int:
         """Seed of the numbers drawn for a matrix; those of different outputs are independent."""
-        return self.options.seed + self._draws + OUTPUT_SEED * self._index
+        return self.options.run.seed + self._draws + OUTPUT_SEED * self._index
 
     def _generator(self) -> torch.Generator:
         """Generator of the same numbers whatever the parameters: only then is the estimate a smooth function of
@@ -312,7 +310,8 @@ class EstimatedLogJoint(LogJoint):
         began_with = matrix.full_scale == "kept"
         solving, candidate = self._limits.solving, None
         if solving.compare and matrix.full_scale in ("untried", "kept"):
-            candidate = full_scale(system, low, self.options.seed, solving, kept=matrix.size if began_with else None)
+            kept = matrix.size if began_with else None
+            candidate = full_scale(system, low, self.options.run.seed, solving, kept=kept)
         making = candidate.price if candidate is not None and began_with else 0.0
         preconditioner = low if candidate is None else Compared(low, candidate)
         budget = self.options.factor_passes
@@ -403,8 +402,8 @@ class EstimatedLogJoint(LogJoint):
         error = self._limits.solve_error * math.sqrt(self._count(method.system))
         goal = Goal(relative=self._limits.residual_goal, energy=error)
         # With a factor these are some corrections, which every rank of a group makes by itself: no clock may end one.
-        alone = self.options.group.size > 1 and self.solving.by_factor
-        deadline = NO_DEADLINE if alone else self.options.deadline
+        alone = self.options.run.group.size > 1 and self.solving.by_factor
+        deadline = NO_DEADLINE if alone else self.options.run.deadline
         limits, start = Limits(deadline=deadline, iterations=iterations), self._warm.solution
         if start is not None and len(start) != len(rhs):  # of this rank's rows, before factors of all took over
             start = None
@@ -436,7 +435,7 @@ class EstimatedLogJoint(LogJoint):
         self, rows: Rows, theta: Sequence[Tensor], p: int, solution: Tensor, probes_solved: Tensor
     ) -> list[Tensor | None]:
         """The gradient from a = K^-1 r and u = K^-1 z in one block, and w = P^-1 z, eq. (M-102); p columns of r."""
-        a, u, group = solution[:, :p], solution[:, p:], self.options.group
+        a, u, group = solution[:, :p], solution[:, p:], self.options.run.group
         operator = self._operator(rows, theta, group)
         left, right = torch.cat([0.5 * a, (-0.5 * p / u.shape[1]) * u], dim=-1), torch.cat([a, probes_solved], dim=-1)
         slope = (left * right).sum(-1)

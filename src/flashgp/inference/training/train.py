@@ -55,7 +55,9 @@ def train(
     double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
 
     def of(rows: int) -> Objective:
-        return objective if rows == n and estimated is None else settings.objective(double.subset(rows, options.seed))
+        if rows == n and estimated is None:
+            return objective
+        return settings.objective(double.subset(rows, options.run.seed))
 
     def later(first: ExactStages, search: Callable[[], numpy.ndarray]) -> None:
         optimum = search()
@@ -99,13 +101,13 @@ def searched(
     shape = options.stages.for_model(own_modules=objective.has_user_modules)
     exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
     first = ExactStages(
-        of, stages[-1].rows, exact, recorder, search, settings.stochastic, options.max_iterations, options.seed,
+        of, stages[-1].rows, exact, recorder, search, settings.stochastic, options.max_iterations, options.run.seed,
         shape.resets,
     )  # fmt: skip
     theta, stop = objective.parameters.values(), StopReason.GOAL
     try:
         starts = objective.parameters.starts(
-            shape.runs, from_data=from_data, spread=search.start_spread, seed=options.seed
+            shape.runs, from_data=from_data, spread=search.start_spread, seed=options.run.seed
         )
         theta = starts[0]  # where there is no time for an evaluation
 
@@ -118,7 +120,7 @@ def searched(
         with quiet_openblas():
             later(first, run)
     except KeyboardInterrupt:
-        if options.group.size > 1:
+        if options.run.group.size > 1:
             raise  # on all ranks
         stop = StopReason.INTERRUPT
     except TimeUp:
