@@ -142,7 +142,7 @@ def _memory(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         ranks = 1 if process_group is None else Group.of(process_group).size
         plan = fgp.plan(_model(), n=given["n"], d=D, route="stored", memory="64GiB", ranks=ranks)
         post = _model().condition(x, y, plan=plan, tolerance=0.1, group=process_group)
-    return {"bytes": meter.peak_bytes, "route": post.report.route, "sent": post.state.settings.group.bytes_sent}
+    return {"bytes": meter.peak_bytes, "route": post.report.route, "sent": post.state.run.group.bytes_sent}
 
 
 def _fit(process_group: Any, given: Mapping[str, Any]) -> dict[str, Any]:

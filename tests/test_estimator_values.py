@@ -100,14 +100,14 @@ def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> No
     for count in (1, 2):
         torch.set_num_threads(count)
         model = fgp.GPRegressor(max_iterations=3, starts=1, deterministic=True).fit(x, y)
-        assert model.posterior_.state.settings.deterministic
+        assert model.posterior_.state.run.deterministic
         mean, deviation = model.predict(x[:40] + 0.1, return_std=True)
         results.append((mean, deviation, model.sample_y(x[:40] + 0.1), model.log_marginal_likelihood()))
     torch.set_num_threads(before)
     for one, two in zip(*results, strict=True):
         np.testing.assert_array_equal(one, two)
     fixed = fgp.GPRegressor(optimise=False, deterministic=True).fit(x, y)
-    assert fixed.posterior_.state.settings.deterministic
+    assert fixed.posterior_.state.run.deterministic
     assert fixed.posterior_.plan.profile == "built-in"
 
 

@@ -535,7 +535,7 @@ def test_a_posterior_without_a_factor_comes_back(tmp_path: Path, route: str, opt
         assert {"factor", "jitter"}.isdisjoint(file.keys())
     loaded = fgp.load(path)
     assert loaded.factor is None
-    assert loaded.state.settings == posterior.state.settings
+    assert loaded.state.run == posterior.state.run
     assert loaded.plan == posterior.plan
     assert_same(posterior, loaded, points(5, seed=2))
 

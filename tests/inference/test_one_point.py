@@ -36,7 +36,7 @@ def table(n: int, kind: str = "", outputs: int | None = None) -> tuple[Tensor, T
 
 def general(post: Posterior) -> Posterior:
     """The same posterior, which takes torch's way from here on."""
-    settings = replace(post.state.settings, online=OnlineSettings(numpy_pairs=0))
+    settings = replace(post.state.run, online=OnlineSettings(numpy_pairs=0))
     return fgp.Posterior(replace(post.state, settings=settings))
 
 

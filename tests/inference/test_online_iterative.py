@@ -191,7 +191,7 @@ def test_the_tolerance_goes_on(tmp_path: Path) -> None:
     noise = float(post.noise.min()) ** 0.5
     assert 1e-3 * TOLERANCE < found.report.error_bound / noise <= 0.03
     fgp.save(post, tmp_path / "m.safetensors")
-    assert fgp.load(tmp_path / "m.safetensors").state.settings.tolerance == 0.03
+    assert fgp.load(tmp_path / "m.safetensors").state.run.tolerance == 0.03
 
 
 @pytest.mark.parametrize("way", ["stored", "refined"])

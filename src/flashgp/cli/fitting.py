@@ -61,7 +61,7 @@ def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
         console.warn(f"{what}{written}")
     if options.out is not None and not group.rank:
         model.save(options.out)  # before anything else can fail
-    if model.posterior.state.settings.group.size > 1:  # an exact one, which all ranks ask together
+    if model.posterior.state.run.group.size > 1:  # an exact one, which all ranks ask together
         deadline = deadline_of(group, deadline)
     else:
         leave_group(console)  # rank 0 has all that it takes to score, write and say what all have found

@@ -109,10 +109,10 @@ def save(
             "gp.condition(x, y) or a fit returned"
         )
     state, prior = posterior.state, posterior.state.prior
-    if state.settings.group.rank:
+    if state.run.group.rank:
         raise DomainError(
-            f"`model` of a group must be saved by rank 0, got rank {state.settings.group.rank} of "
-            f"{state.settings.group.size}, which has the same one; save where group.rank() == 0"
+            f"`model` of a group must be saved by rank 0, got rank {state.run.group.rank} of "
+            f"{state.run.group.size}, which has the same one; save where group.rank() == 0"
         )
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
@@ -127,7 +127,7 @@ def save(
     if factors:
         triangles = [lower_triangle(factor.lower) for factor in factors]
         entries["factor"] = stacked(triangles) if each else triangles[0]
-    settings, online = state.settings, state.online
+    run, online = state.run, state.online
     config = {
         **description,
         "attempts": attempts,
@@ -135,7 +135,7 @@ def save(
         "report": report_json(posterior.report),
         "flashgp": __version__,
         "torch": torch.__version__,
-        "solves": {name: getattr(settings, name) for name in _SOLVES},
+        "solves": {name: getattr(run, name) for name in _SOLVES},
         "learned": {name: getattr(online, name) for name in _LEARNED},
     }
     if numbers := state.numbers():
@@ -250,8 +250,8 @@ def _read_exact(
         factor = factor and Factor(factor.lower.to(target), factor.jitter.to(target), factor.attempts)
     with refusing("x"):
         factors = None if factor is None else _each(factor) if gp.separate else [factor]
-        report, settings, online = how
-        state = restore(gp, data, factors, report, group=group, settings=settings, online=online)
+        report, run, online = how
+        state = restore(gp, data, factors, report, group=group, run=run, online=online)
         check_batch(gp, state.rows, state.theta, batch, data)
     return state
 

@@ -72,7 +72,7 @@ def _predicted_by(predictor: Callable[..., Predictor]) -> Callable[..., Predicti
         _check_time(state, len(x_test), waiting.time_limit)
         with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
             x_test = x_test.clone()
-        asked = predictor(state, deterministic=deterministic or state.settings.deterministic)
+        asked = predictor(state, deterministic=deterministic or state.run.deterministic)
         prediction = Prediction(asked, x_test, state.prior.likelihood, state.prior.outputs)
         prediction.report.events += promoted
         return prediction

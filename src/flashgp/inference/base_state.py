@@ -61,7 +61,7 @@ class BaseState:
     Fields: exact, whether it answers for the model itself and not for an approximation; prior, detached; x and y, the
     table; rows, features of the distinct rows; replicates, that joined them; residual, noise and representer_weights
     of the distinct rows; factor, of K + noise, and parts, the exact state of each factor, none of an approximation;
-    settings; online; report.
+    run; online; report.
     """
 
     exact: ClassVar[bool] = False
@@ -84,7 +84,7 @@ class BaseState:
         @property
         def representer_weights(self) -> Tensor: ...
         @property
-        def settings(self) -> Run: ...
+        def run(self) -> Run: ...
         @property
         def online(self) -> UpdateState: ...
         @property

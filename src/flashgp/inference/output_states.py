@@ -90,8 +90,8 @@ class OutputStates(BaseState):
         return self.report.plan
 
     @property
-    def settings(self) -> Run:
-        return self.parts[0].settings
+    def run(self) -> Run:
+        return self.parts[0].run
 
     @property
     def online(self) -> UpdateState:

@@ -70,7 +70,7 @@ class State(BaseState):
     in the order of `replicates` (inference/replicates.py; None where u = n): rows, their features; residual (*batch, u,
     outputs or 1); factor, of K + noise (None without data, or where solves made the weights); weights, or whitened,
     L^-1 of the residual, each None where it is computed when asked for. theta, the kernel's parameters; solver, what
-    solves go by where there is no float64 factor, None to make it when asked for; settings of solves; online, what
+    solves go by where there is no float64 factor, None to make it when asked for; run; online, what
     happened since conditioning; differentiable, whether gradients to parameters, x and y are kept; versions, then those
     of the parameters, which are the GP's own; report.
     """
@@ -87,7 +87,7 @@ class State(BaseState):
     whitened: Tensor | None = None
     replicates: Replicates | None = None
     solver: Solves | None = None
-    settings: Run = field(default_factory=Run)
+    run: Run = field(default_factory=Run)
     online: UpdateState = field(default_factory=UpdateState)
     differentiable: bool = False
     versions: tuple[int, ...] = ()
@@ -231,11 +231,11 @@ class State(BaseState):
         return self._solves_by(replace(plan, route="recomputed"))
 
     def _solves_by(self, plan: Plan | None) -> Solves:
-        options = OperatorOptions(deterministic=self.settings.deterministic)
+        options = OperatorOptions(deterministic=self.run.deterministic)
         problem = PairProblem(self.prior.kernel.form, self.theta, self.rows)
         operator = CovarianceOperator(problem, F64, None, options)
         return Solves.of(
-            plan, operator, self.sites.variance, self.settings, factor=self.factor, reflected=self.online.dropped > 0
+            plan, operator, self.sites.variance, self.run, factor=self.factor, reflected=self.online.dropped > 0
         )
 
     @property
@@ -255,7 +255,7 @@ class State(BaseState):
         assert whitened is not None
         assert factor is not None
         alone = 0 if self.x.device.type == "cpu" else ONE_THREAD_ROWS + 1
-        with deterministically(self.settings.deterministic), one_thread(alone):
+        with deterministically(self.run.deterministic), one_thread(alone):
             return PanelFactor.of(factor).back_solve(whitened)
 
     @property
@@ -269,7 +269,7 @@ class State(BaseState):
 
         None for a deterministic state: its answers must not depend on what was asked for before.
         """
-        spared = self.weights is None and self.cache.weights is None and not self.settings.deterministic
+        spared = self.weights is None and self.cache.weights is None and not self.run.deterministic
         return self.whitened_residual if spared else None
 
     @property
@@ -278,8 +278,8 @@ class State(BaseState):
         if self.cache.numpy_prior is None:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 return None  # inside a transform of torch.func no tensor is plain; afterwards they are
-            served = self.settings.online.numpy_pairs and not (
-                self.replicates or self.differentiable or self.settings.deterministic or self.batch_shape
+            served = self.run.online.numpy_pairs and not (
+                self.replicates or self.differentiable or self.run.deterministic or self.batch_shape
             )
             self.cache.numpy_prior = (NumpyPrior.of(self.prior, self.theta, self.x) if served else None,)
         return self.cache.numpy_prior[0]

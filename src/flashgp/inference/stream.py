@@ -143,7 +143,7 @@ class Stream:
         self._lock, self._process = threading.RLock(), os.getpid()
         for part in self.posterior.state.parts:
             part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
-        load_routines(removals=window is not None and not posterior.state.settings.deterministic)
+        load_routines(removals=window is not None and not posterior.state.run.deterministic)
 
     def step(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> StreamStep:
         """Predict rows, then learn them.

@@ -43,7 +43,7 @@ def state_in(limit: float, tick: float, **likelihood: torch.Tensor) -> FullScale
 def test_a_posterior_of_as_many_rows_as_there_is_time_for(tick: float, rows: int) -> None:
     with pytest.warns(fgp.FlashGPWarning, match=f"of {rows:,} random ones"):
         state = state_in(0.05, tick)
-    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.settings.seed))
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.run.seed))
     x, y = data(ROWS)
     index = order[: len(state.x)].sort().values
     assert abs(len(state.x) - rows) <= 1  # the clock's own rounding
@@ -56,7 +56,7 @@ def test_what_is_of_rows_goes_with_them() -> None:
     variance = torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64)
     with pytest.warns(fgp.FlashGPWarning, match="random ones"):
         state = state_in(0.05, 0.02, row_variance=variance)
-    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.settings.seed))
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.run.seed))
     index = order[: len(state.x)].sort().values
     assert torch.equal(state.prior.likelihood.row_variance, variance[index])
 

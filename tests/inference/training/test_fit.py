@@ -366,7 +366,7 @@ def test_the_posterior_of_a_fit_has_its_seed_and_what_is_left_of_the_limit() -> 
     x, y = data(60)
     plan = by_iteration(model(), 60, x.shape[1], seconds=1e6)
     slow = fgp.fit(model(), x, y, plan=plan, seed=7, time_limit=0.5, progress=lambda p: time.sleep(0.02))
-    assert slow.posterior.state.settings.seed == 7
+    assert slow.posterior.state.run.seed == 7
     assert slow.interrupted
     assert slow.history[-2].seconds <= 0.45
     with pytest.warns(fgp.FlashGPWarning, match="time limit") as caught:

@@ -178,7 +178,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
         job.report.seconds = time.perf_counter() - began - (workspace.compile_seconds - compiled)
         state = State(
             job.prior, x, job.y, rows, theta, job.residual, factor, job.report, weights, replicates=job.replicates,
-            solver=solves, settings=run, differentiable=differentiable,
+            solver=solves, run=run, differentiable=differentiable,
             versions=versions_of(job.prior) if differentiable else (),
         )  # fmt: skip
         states.append(state)

@@ -16,7 +16,7 @@ UNNOTED_RESIDUAL = 1e-12  # relative, of weights that are as good as float64 giv
 UNNOTED_SHARE, UNNOTED_NATS = 0.1, 1e-3  # of a likelihood's standard error, or nats: what weights may add unsaid
 
 
-@entered(lambda state: state.settings.deterministic)
+@entered(lambda state: state.run.deterministic)
 def log_evidence(state: AnyState) -> Float64[Tensor, "*batch"]:
     """See `Posterior.log_marginal_likelihood`."""
     values = [_of_one(part) for part in state.parts]

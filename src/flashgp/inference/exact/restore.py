@@ -26,7 +26,7 @@ def restore(
     report: Report,
     *,
     group: Tensor | None = None,
-    settings: Run | None = None,
+    run: Run | None = None,
     online: UpdateState | None = None,
 ) -> AnyState:
     """A state from what was computed before; features and kernel parameters are computed again.
@@ -49,7 +49,7 @@ def restore(
         return State(
             prior, x, y, rows, theta, numbers["residual"],
             None if factors is None else factors[columns.start or 0], report,
-            numbers["representer_weights"], replicates=joined, settings=settings or Run(),
+            numbers["representer_weights"], replicates=joined, run=run or Run(),
             online=online or UpdateState(),
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ class _More:
     rows: Rows
 
 
-@entered(lambda state, *_: state.settings.deterministic)
+@entered(lambda state, *_: state.run.deterministic)
 @torch.no_grad()
 def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> FullScaleState:
     """See `Posterior.append`."""
@@ -77,7 +77,7 @@ def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight:
     factor = FullScaleFactor(
         prior.kernel.form, state.theta, rows, near, residual, noise, function, basis, workspace, state.floor
     )
-    sums = factor.sums_after(state.sums, compiled=not state.settings.deterministic)
+    sums = factor.sums_after(state.sums, compiled=not state.run.deterministic)
     sets = _followed(before.sets, near)
     layout = Layout(
         state.layout.inducing, Neighbourhoods(*sets.tensors), sizes, state.layout.appended + len(near.blocks)
@@ -92,7 +92,7 @@ def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight:
     )  # fmt: skip
     after = FullScaleState(
         prior, x_all, y_all, layout, rows, residual, noise, state.theta, state.function, sums, report, replicates,
-        state.settings, online, Tables(given, distinct, sets),
+        state.run, online, Tables(given, distinct, sets),
     )  # fmt: skip
     after.__dict__.update(basis=basis, near_points=points, floor=state.floor)
     return after
@@ -146,7 +146,7 @@ def _new_blocks(state: FullScaleState, points: Tensor) -> tuple[Neighbourhoods, 
     if size == 1:
         blocks = torch.arange(u, u + k, device=points.device).unsqueeze(1)
     else:
-        blocks = blocks_of_near_rows(points[u:], size, state.settings.seed)
+        blocks = blocks_of_near_rows(points[u:], size, state.run.seed)
         blocks = torch.where(blocks >= 0, blocks + u, -1)
     blocks = torch.nn.functional.pad(blocks, (0, width - blocks.shape[1]), value=-1)
     whole = torch.cat([before.blocks, blocks])

@@ -30,7 +30,7 @@ MORE = 8  # times as many neighbours stand for all of them
 BLOCKS = 32  # that are looked at
 
 
-@entered(lambda state: state.settings.deterministic)
+@entered(lambda state: state.run.deterministic)
 @torch.no_grad()
 def leave_one_out(state: FullScaleState) -> LeaveOneOut:
     """See `Posterior.leave_one_out`. Cost: as a pass, and n m^2 flops; 8 n m bytes."""
@@ -61,7 +61,7 @@ def _seconds_of_more(state: FullScaleState) -> float:
     plan = state.report.plan
     if not isinstance(plan, Plan) or plan.inducing != state.sizes.inducing:
         n, d = state.x.shape
-        settings = PlanSettings(device=state.x.device, deterministic=state.settings.deterministic)
+        settings = PlanSettings(device=state.x.device, deterministic=state.run.deterministic)
         problem = conditioning_problem(state.prior, RowCounts(n, d, state.distinct), settings)
         price = FullScalePrice(problem, settings.rates, state.x.device, state.sizes, ApproximateWork())
         plan = price.plan("full_scale", settings)

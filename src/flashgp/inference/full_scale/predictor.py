@@ -204,7 +204,7 @@ class _Draw:
         return local.inner @ self.weights + local.shift + rest
 
 
-@entered(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.run.deterministic)
 @torch.no_grad()
 def draw_paths(state: FullScaleState, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`: inducing values from their posterior, what they leave by Matheron's rule with each point's

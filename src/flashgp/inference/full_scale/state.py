@@ -59,7 +59,7 @@ class Tables:
 @dataclass(frozen=True, eq=False)
 class FullScaleState(BaseState):
     """Fields: prior, detached; x (n, d) and y (n[, outputs]), the table; layout; of the u distinct rows:
-    rows, their features, residual (u, p), noise (u or 1,); theta; function, A of rows; sums; replicates; settings;
+    rows, their features, residual (u, p), noise (u or 1,); theta; function, A of rows; sums; replicates; run;
     online, how many rows joined since conditioning; tables, of rows and blocks with room behind them; ranks, that
     shared the passes over blocks; report.
     """
@@ -76,7 +76,7 @@ class FullScaleState(BaseState):
     sums: Sums
     report: Report
     replicates: Replicates | None = None
-    settings: Run = field(default_factory=Run)
+    run: Run = field(default_factory=Run)
     online: UpdateState = field(default_factory=UpdateState)
     tables: "Tables | None" = None
     ranks: int = 1
@@ -187,7 +187,7 @@ def restore(
     made.
     Raises: NotPositiveDefiniteError for inducing points without a factor.
     """
-    (x, y, group), (report, settings, online) = table, how
+    (x, y, group), (report, run, online) = table, how
     replicates = None if group is None else join(prior, x, y, group)
     of_rows, points, targets = prior, x, y
     if replicates is not None:
@@ -196,5 +196,5 @@ def restore(
     theta = tuple(t.detach() for t in values)
     function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(layout.inducing), Workspace())
     return FullScaleState(
-        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, settings, online
+        prior, x, y, layout, rows, residual, noise, theta, function, sums, report, replicates, run, online
     )

@@ -78,7 +78,7 @@ class Fantasies:
         """Targets of the members; a copy."""
         return self._y.clone()
 
-    @entered(lambda self, x_test: self._state.settings.deterministic)
+    @entered(lambda self, x_test: self._state.run.deterministic)
     def predict(self, x_test: Any) -> FantasyPrediction:
         """The posteriors of all members at x_test: (m, d), points that they share, or (*b, m, d), their own.
 
@@ -124,7 +124,7 @@ class Fantasies:
         """(members, test points) that fit a strip's memory; everything at once where a graph keeps it all anyway."""
         everything = slice(0, members), slice(0, m)
         q, n = self._x.shape[-2], self._state.distinct
-        numbers = max(1, self._state.settings.online.strip_bytes // 8)
+        numbers = max(1, self._state.run.online.strip_bytes // 8)
         if graph or not members or not m:
             yield everything
         elif shared:
@@ -208,7 +208,7 @@ def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | 
     return OutputFantasies(state, each)
 
 
-@entered(lambda state, *_: state.settings.deterministic)
+@entered(lambda state, *_: state.run.deterministic)
 def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
     x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
@@ -259,7 +259,7 @@ def _solved(state: State, rows: Rows) -> Tensor:
     if torch.is_grad_enabled():
         return state.factor.half_solve(state.covariance_to(rows, F64).to_dense().mT).mT
     out = torch.empty(rows.count, state.distinct, dtype=F64, device=state.x.device)
-    step = max(1, state.settings.online.strip_bytes // (8 * state.distinct))
+    step = max(1, state.run.online.strip_bytes // (8 * state.distinct))
     for start in range(0, rows.count, step):
         cross = state.covariance_to(rows.part(start, start + step), F64).to_dense()
         out[start : start + step] = state.factor.half_solve(cross.mT).mT
@@ -287,9 +287,7 @@ def _corners(
     corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=state.x.device)
     prior_variance = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:
-        step = (
-            count if torch.is_grad_enabled() else max(1, state.settings.online.strip_bytes // (8 * q * half.shape[-1]))
-        )
+        step = count if torch.is_grad_enabled() else max(1, state.run.online.strip_bytes // (8 * q * half.shape[-1]))
         less, more = [], []
         for start in range(0, max(1, count), max(1, step)):
             part = _of_members(half, place, q, slice(start, start + step))

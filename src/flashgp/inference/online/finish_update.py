@@ -92,7 +92,7 @@ def finish_update(
 
     Args: covariance, of two sets of rows; started, by `time.perf_counter`; check, of the update itself.
     """
-    before, online, n, settings = state.report, state.online, update.rows.count, state.settings.online
+    before, online, n, settings = state.report, state.online, update.rows.count, state.run.online
     if check is None and (rows := _rows_to_check(online, n, update.x.device, settings)) is not None:
         check = _checked(update, rows, covariance)
     drifted = check is not None and not check.drift <= settings.max_drift * n**0.5 * torch.finfo(F64).eps
@@ -113,7 +113,7 @@ def finish_update(
     report.seconds = time.perf_counter() - started
     after = State(
         update.prior, update.x, update.y, update.rows, state.theta, update.table.residual, update.factor, report,
-        whitened=update.whitened, replicates=update.table.replicates, settings=state.settings, online=online,
+        whitened=update.whitened, replicates=update.table.replicates, run=state.run, online=online,
     )  # fmt: skip
     if update.prior is state.prior and update.table.replicates is state.replicates:
         after.cache.numpy_prior = state.cache.numpy_prior

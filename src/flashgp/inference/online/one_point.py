@@ -36,7 +36,7 @@ def appended_row(state: State, x: Any, y: Any) -> State | None:
     """
     started = time.perf_counter()
     prior, factor = state.numpy_prior, state.factor
-    if prior is None or factor is None or state.settings.group.size > 1:
+    if prior is None or factor is None or state.run.group.size > 1:
         return None
     given, panels = _row(state, x, y), PanelFactor.of(factor)
     if given is None or panels.dtype != F64 or not panels.takes_vectors:
@@ -112,7 +112,7 @@ def _checked(state: State, row: Array, half: Array, entry: float, z: Array, resi
     if squares > 0.0:  # of one row: the mean of the last sixteen
         relative = len(residual) * sum(error * error for error in errors) / squares
         if (known := state.report.relative_residual) is not None:
-            relative = known * known + (relative - known * known) / state.settings.online.checked_rows
+            relative = known * known + (relative - known * known) / state.run.online.checked_rows
         relative = relative**0.5
     return FactorCheck(drift if math.isfinite(drift) else math.inf, relative, stop)
 

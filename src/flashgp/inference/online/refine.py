@@ -35,13 +35,13 @@ def refined(
     deadline = Deadline.after(time_limit)
     steps = check_count(steps, "steps", 1)
     data = Data(state.prior, state.x, state.y)
-    asked = state.settings.planning(device=state.x.device, dtype=torch.float64)
+    asked = state.run.planning(device=state.x.device, dtype=torch.float64)
     plan = conditioning_plan(state.prior, data.counts, asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
         starts=1, initial="given", priors=priors, max_iterations=steps, plan=plan, progress=progress,
-        run=Run(state.settings.seed, state.settings.deterministic, deadline=deadline),
+        run=Run(state.run.seed, state.run.deterministic, deadline=deadline),
         settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
     fitted = fit_exact(state.prior, data, options)

@@ -215,12 +215,12 @@ def _indices(indices: Any, n: int) -> Tensor:
 
 
 # -- the update ---------------------------------------------------------------------------------------------------
-@entered(lambda state, gone, new: state.settings.deterministic)
+@entered(lambda state, gone, new: state.run.deterministic)
 @torch.no_grad()
 def _updated(state: State, gone: Tensor | None, new: _NewRows | None) -> State:
     """The posterior without some rows of the table, and with others at its end; the first one stays as it is."""
     most = max(0 if part is None else len(part) for part in (gone, new))
-    few = state.x.device.type == "cpu" and most <= state.settings.online.few_rows
+    few = state.x.device.type == "cpu" and most <= state.run.online.few_rows
     few = few and state.float64_factor is not None  # solves keep all cores busy
     # Reflections are many small products, however many rows go.
     quiet = quiet_openblas() if few or gone is not None else nullcontext()
@@ -247,14 +247,14 @@ def _updated_rows(state: State, gone: Tensor | None, new: _NewRows | None) -> St
         report = Report(before.route, "", before.device, before.dtype, jitter=before.jitter, plan=before.plan)
         after = State(
             prior, x, y, rows, state.theta, table.residual, None, report,
-            replicates=table.replicates, settings=state.settings, online=online,
+            replicates=table.replicates, run=state.run, online=online,
         )  # fmt: skip
         solved = solved_again(state, after, table)
         return solved or _conditioned_again(state, prior, x, y, replace(online, refactorised=online.refactorised + 1))
     workspace, form, plain = Workspace(), prior.kernel.form, state.numpy_prior
 
     def covariance(some: Rows, others: Rows) -> Tensor:
-        if plain is not None and some.count * others.count <= state.settings.online.numpy_pairs:
+        if plain is not None and some.count * others.count <= state.run.online.numpy_pairs:
             return plain.block(some, others, workspace)
         block = TorchTiles().block(PairProblem(form, state.theta, some, others), dtype=F64, workspace=workspace)
         return block.expand(some.count, others.count)
@@ -277,7 +277,7 @@ def _updated_factor(
             table.added,
             whitened=whitened if table.added is None else None,  # the residual of joined rows may change
             spare=0 if block is None else len(block),
-            compiled=not state.settings.deterministic,
+            compiled=not state.run.deterministic,
             workspace=workspace,
         )
     staying = factor.count
@@ -343,7 +343,7 @@ def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online:
     if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
         solver = None if state.plan is None else state.plan.solver
         dtype = None if state.factor is None else torch.float32
-    settings = ConditionSettings(replace(state.settings, dtype=dtype), solver=solver)
+    settings = ConditionSettings(replace(state.run, dtype=dtype), solver=solver)
     again = condition(prior, Data(prior, x, y), settings)
     assert isinstance(again, State)
     return continued(again, online)

@@ -58,7 +58,7 @@ def solved_again(state: State, after: State, table: Table) -> State | None:
     start = torch.cat([before, before.new_zeros(new.count, before.shape[1])])
     solves, report = after.solves, after.report
     assert solves is not None
-    stopping = mean_goal(solves.system, after.settings.tolerance)
+    stopping = mean_goal(solves.system, after.run.tolerance)
     solution = solves.solve(table.residual, stopping.goal, start=start)
     if solution.stopped.another_method_may_help:
         return None
@@ -122,7 +122,7 @@ def _factor(state: State, table: Table, border: Tensor, workspace: Workspace) ->
     factor, appended = PanelFactor.of(state.factor), len(border)
     if table.kept is not None:
         factor, _ = factor.part(
-            table.kept, table.added, spare=appended, compiled=not state.settings.deterministic, workspace=workspace
+            table.kept, table.added, spare=appended, compiled=not state.run.deterministic, workspace=workspace
         )
     if not appended:
         return factor

@@ -316,7 +316,7 @@ def predict(
     """See `Posterior.predict`. Args: group, whose ranks all ask for what they want of the prediction."""
     time_limit, progress = waiting
     Deadline.after(time_limit)  # refuses what is no number of seconds
-    deterministic = deterministic or state.settings.deterministic
+    deterministic = deterministic or state.run.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
     x_test = state.checked_points(x_test, "x_test")
     # Read when something is asked for, which may be where gradients are wanted, although they are not here.
@@ -326,7 +326,7 @@ def predict(
     if time_limit is not None:
         time_limit /= len(state.parts)  # one output after the other
     planners = planners_of(state, x_test, plan, memory, deterministic, time_limit)
-    run = replace(state.settings, deterministic=deterministic, group=group)
+    run = replace(state.run, deterministic=deterministic, group=group)
     variances = VarianceSettings(time_limit=time_limit)
     options = (PredictOptions(variance, planner, run, variances=variances, progress=progress) for planner in planners)
     each = [ExactPredictor(part, one) for part, one in zip(state.parts, options, strict=True)]

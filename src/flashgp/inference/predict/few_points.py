@@ -33,7 +33,7 @@ class FewPoints:
 
         Args: x (k, d), checked, on the CPU and without a graph; state, whose factor is float64.
         """
-        few = x.dim() == 2 and len(x) * state.distinct <= state.settings.online.numpy_pairs
+        few = x.dim() == 2 and len(x) * state.distinct <= state.run.online.numpy_pairs
         prior, numbers = state.numpy_prior if few else None, plain_array(x)
         return None if prior is None or numbers is None else cls(state, prior, numbers)
 

@@ -190,7 +190,7 @@ def column_groups(groups: Mapping[str, int | Sequence[int]] | None, d: int) -> d
     return found
 
 
-@entered(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.run.deterministic)
 def importance(
     state: AnyState,
     groups: Mapping[str, int | Sequence[int]] | None = None,
@@ -289,7 +289,7 @@ def _predicted(
     prior, rest, held = state.prior, split.rest(block), split.held[block]
     left = Data(prior.with_likelihood(prior.likelihood.rows(rest)), state.x[rest], state.y[rest])
     behind = condition(
-        left.prior, left, ConditionSettings(replace(state.settings, dtype=torch.float64), solver="cholesky"),
+        left.prior, left, ConditionSettings(replace(state.run, dtype=torch.float64), solver="cholesky"),
     )  # fmt: skip
     values, places, shifts = state.x[split.held], torch.arange(len(split.held))[block], len(split.shifts)
     donors = torch.cat([(places + shift) % len(split.held) for shift in split.shifts])

@@ -54,7 +54,7 @@ class LeaveOneOut:
         )
 
 
-@entered(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.run.deterministic)
 def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECONDS) -> LeaveOneOut:
     """See `Posterior.leave_one_out`; correction_seconds, by the machine's rates, that correcting a float32 factor may
     take."""
@@ -102,7 +102,7 @@ def _corrected(state: State, precision: Float64[Tensor, "u"], correction_seconds
     """
     solves, n = state.solves, state.distinct
     assert solves is not None
-    dense = price_of(state, n, "exact", state.settings.deterministic).seconds <= correction_seconds
+    dense = price_of(state, n, "exact", state.run.deterministic).seconds <= correction_seconds
     rows = torch.arange(n) if dense else torch.linspace(0, n - 1, min(COMPARED_ROWS, n)).round().long().unique()
     rows = rows.to(precision.device)
     least = 1.0 / (solves.system.diagonal() + solves.system.noise)  # (K^-1)_ii is at least that

@@ -54,7 +54,7 @@ class Paths:
         """Root mean square of the error of k relative to the variances."""
         return self._prior.error
 
-    @entered(lambda self, _: self._state.settings.deterministic)
+    @entered(lambda self, _: self._state.run.deterministic)
     def __call__(self, x: Any) -> Float[Tensor, "{self.count} *shape"]:
         """The functions at points x, (*batch, n_test, d): (count, *batch, n_test[, outputs]), in x's dtype.
 
@@ -82,7 +82,7 @@ class Paths:
         return self.report._repr_html_()
 
 
-@entered(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.run.deterministic)
 def draw_paths(
     state: AnyState, count: int, features: int, seed: int | None, unchecked_bytes: int = UNCHECKED_BYTES
 ) -> Paths:
@@ -96,10 +96,10 @@ def draw_paths(
     report = Report(
         route=state.report.route, device=str(x.device), dtype=state.report.dtype, jitter=state.report.jitter
     )  # fmt: skip
-    report.events += [EVENT] if state.settings.deterministic else []
+    report.events += [EVENT] if state.run.deterministic else []
     report.predicted_bytes = _checked_bytes(state, count, outputs, unchecked_bytes)
     with torch.set_grad_enabled(state.differentiable):
-        prior = prior_draws(gp, x, state.batch_shape, count * outputs, features, generator, state.settings.group.size)
+        prior = prior_draws(gp, x, state.batch_shape, count * outputs, features, generator, state.run.group.size)
         if prior.error is not None:
             report.events.append(prior.event)
         weights = None

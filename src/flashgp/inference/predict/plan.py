@@ -66,7 +66,7 @@ def price_of(
     """
     problem = _variances(state, n_test, deterministic, settings)
     price = exact_or_sampled(problem, _route_of_variances(state), _passes_of_solves(state), asked)
-    group = state.settings.group
+    group = state.run.group
     return (
         price
         if group.size == 1 or state.solves is None
@@ -97,7 +97,7 @@ def prices_event(state: BaseState, points: int = PRICED_POINTS) -> Event | None:
 def _prices_of_one(state: State, points: int) -> Event | None:
     if not state.count or state.batch_shape:
         return None
-    problem, t = _variances(state, points, state.settings.deterministic), state.residual.shape[-1]
+    problem, t = _variances(state, points, state.run.deterministic), state.residual.shape[-1]
     sizes = problem.problem
     product = ProductProblem(sizes.form, points, sizes.u, sizes.product_features, t=t, dtype=torch.float64)
     means = min(price.seconds for price in product_prices(product, problem.device, problem.profile))

@@ -78,7 +78,7 @@ class VarianceProbes:
     neighbours: int
     seconds: float = math.inf
 
-    @entered(lambda self, _: self.state.settings.deterministic)
+    @entered(lambda self, _: self.state.run.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
@@ -182,7 +182,7 @@ def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIM
     """
     made: VarianceProbes | None = state.cache.variance_probes
     if made is None or made.noisy.shape[1] < sizes.samples:
-        made = variance_probes(state, sizes, limits=limits, seed=state.settings.seed + SAMPLED_SEED)
+        made = variance_probes(state, sizes, limits=limits, seed=state.run.seed + SAMPLED_SEED)
     elif made.residuals is not None and limits.deadline.left > MORE_TIME * made.seconds:
         seconds = made.seconds + limits.deadline.left
         solutions, residuals = _solved_draws(state, made.noisy, limits, made.solutions)
@@ -191,7 +191,7 @@ def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIM
     return made
 
 
-@entered(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.run.deterministic)
 @torch.no_grad()
 def variance_probes(
     state: State,

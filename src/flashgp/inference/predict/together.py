@@ -27,7 +27,7 @@ _SHARED = ("predict", "leave_one_out", "importance")  # what takes solves where 
 
 def ranks_of(state: BaseState, question: str) -> Group:
     """The ranks that a question needs: this one alone where a factor answers. Args: question, a name of `Posterior`."""
-    group = state.settings.group
+    group = state.run.group
     if group.size == 1:
         return ALONE
     if question in _SHARED:

@@ -295,7 +295,7 @@ class PosteriorVariance:
 
     def _deadline(self, limit: float | None) -> Deadline:
         """Deadline from now; none over ranks, which would come to the end of theirs at different iterations."""
-        alone = self.state.settings.group.size == 1
+        alone = self.state.run.group.size == 1
         return Deadline.after(limit) if alone and limit is not None and limit < math.inf else NO_DEADLINE
 
     def _note_shortfall(self, part: Explained, prior: Tensor, value: Tensor, unfinished: int = 0) -> None:

@@ -22,7 +22,7 @@ from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
 
 
-@entered(lambda state, *_: state.settings.deterministic)
+@entered(lambda state, *_: state.run.deterministic)
 @torch.no_grad()
 def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
     """See `Posterior.append`."""
@@ -115,7 +115,7 @@ class _Sample:
         self.rows, self._seen = state.sample, state.count
         self._device = self.rows.x.device
         self._size = sample_rows(state.function.rank)
-        self._draws = numpy.random.default_rng((abs(state.settings.seed), state.count))
+        self._draws = numpy.random.default_rng((abs(state.run.seed), state.count))
 
     def add(self, more: Block) -> None:
         """The next rows."""

@@ -23,7 +23,7 @@ from flashgp.sources.survey import surveyed
 PAIRS = 2**30  # of rows in blocks, all together: all pairs of 32,768 rows
 
 
-@entered(lambda state, source, size=None: state.settings.deterministic)
+@entered(lambda state, source, size=None: state.run.deterministic)
 @torch.no_grad()
 def bracket(state: StreamedState, source: RowSource, size: int | None = None) -> Bound:
     """See `Posterior.bracket`. Args: size, rows of a block; None for what the pairs allow."""

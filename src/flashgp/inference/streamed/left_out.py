@@ -24,7 +24,7 @@ F64 = torch.float64
 EPS = torch.finfo(F64).eps
 
 
-@entered(lambda state, rows: state.settings.deterministic)
+@entered(lambda state, rows: state.run.deterministic)
 @torch.no_grad()
 def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     """Training rows, each predicted from all the others. Args: rows: some of those that the state has seen.

@@ -101,7 +101,7 @@ class StreamedPredictor(Predictor):
         self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
 
 
-@entered(lambda state, *_, **__: state.settings.deterministic)
+@entered(lambda state, *_, **__: state.run.deterministic)
 @torch.no_grad()
 def draw_paths(state: StreamedState, count: int, features: int, seed: int | None) -> Paths:
     """See `Posterior.paths`: f = m + f0 + a^T (u - L_zz^-1 (f0(Z) + noise)) with u ~ N(w, M^-1), eq. (M-166).

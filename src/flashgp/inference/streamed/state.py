@@ -57,12 +57,12 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class RowsKept:
-    """Rows that can be conditioned on. Fields: prior, theirs; x (n, d), y (n,) or (n, outputs), float64; settings."""
+    """Rows that can be conditioned on. Fields: prior, theirs; x (n, d), y (n,) or (n, outputs), float64; run."""
 
     prior: Prior
     x: Tensor
     y: Tensor
-    settings: Run
+    run: Run
     replicates: ClassVar[None] = None
     batch_shape: ClassVar[torch.Size] = torch.Size()
 
@@ -74,7 +74,7 @@ class RowsKept:
 @dataclass(frozen=True, eq=False)
 class StreamedState(BaseState):
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
-    all rows; sample, some of them, float64; report; settings; held, the rows where the caller holds them, else None;
+    all rows; sample, some of them, float64; report; run; held, the rows where the caller holds them, else None;
     ranks, of which each has read a part of the rows; online, how many rows joined since conditioning.
     """
 
@@ -84,7 +84,7 @@ class StreamedState(BaseState):
     sums: BoundSums
     sample: Block
     report: Report
-    settings: Run = field(default_factory=Run)
+    run: Run = field(default_factory=Run)
     held: Held | None = None
     ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
@@ -196,7 +196,7 @@ class StreamedState(BaseState):
         """The kept sample of the rows, with their prior. Raises: DomainError if the likelihood is of single rows."""
         if (reason := self.obstacle("importance")) is not None:
             raise DomainError(reason)
-        return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.settings)
+        return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.run)
 
     @property
     def floor(self) -> float:
@@ -239,8 +239,8 @@ def restore(
     theta = tuple(t.detach().to(inducing.device) for t in prior.kernel.theta())
     function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(inducing.to(torch.float64)), Workspace())
     _ = sums.inner  # which may fail
-    held, likelihood, (report, settings, online) = None, prior.likelihood, how
+    held, likelihood, (report, run, online) = None, prior.likelihood, how
     if table is not None:
         known = likelihood.row_variance if isinstance(likelihood, Gaussian) else None
         held = Held(*table, None if sample.row_variance is None else known)
-    return StreamedState(prior, inducing, function, sums, sample, report, settings, held, online=online)
+    return StreamedState(prior, inducing, function, sums, sample, report, run, held, online=online)
