@@ -86,8 +86,8 @@ def test_points_that_members_share_are_solved_for_once() -> None:
 def test_strips_change_nothing() -> None:
     gp, x, y = table()
     state = gp.condition(x, y).state
-    settings = replace(state.run, online=OnlineSettings(strip_bytes=8 * 150))
-    post = fgp.Posterior(replace(state, settings=settings))
+    run = replace(state.run, online=OnlineSettings(strip_bytes=8 * 150))
+    post = fgp.Posterior(replace(state, run=run))
     found = post.fantasize(hypothetical(5, 2), hypothetical(5, 2).sum(-1))
     check(gp, x, y, found, hypothetical(7, seed=8))
     check(gp, x, y, found, hypothetical(5, 4, seed=8))

@@ -36,8 +36,8 @@ def table(n: int, kind: str = "", outputs: int | None = None) -> tuple[Tensor, T
 
 def general(post: Posterior) -> Posterior:
     """The same posterior, which takes torch's way from here on."""
-    settings = replace(post.state.run, online=OnlineSettings(numpy_pairs=0))
-    return fgp.Posterior(replace(post.state, settings=settings))
+    run = replace(post.state.run, online=OnlineSettings(numpy_pairs=0))
+    return fgp.Posterior(replace(post.state, run=run))
 
 
 def grown(gp: fgp.GP, x: Tensor, y: Tensor, start: int, way: Callable[..., Posterior] = lambda p: p) -> Posterior:
