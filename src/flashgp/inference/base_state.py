@@ -134,7 +134,7 @@ class BaseState:
     @property
     def ranks(self) -> int:
         """Number of ranks that have conditioned together."""
-        return self.settings.group.size
+        return self.run.group.size
 
     # -- how it answers -------------------------------------------------------------------------------------------
     def obstacle(self, question: str) -> str | None:
