@@ -33,7 +33,6 @@ from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKernel
 from flashgp.kernels.periodogram import highest_frequency, strongest_frequencies
-from flashgp.likelihoods import Gaussian
 from flashgp.target_transform import TargetTransform, check_target_transform
 from flashgp.units import ColumnScaling
 
@@ -212,7 +211,8 @@ def choose_transform(
     if wanted == "log":
         logarithm.check(y)
         return TransformChoice(logarithm)
-    known = isinstance(prior.likelihood, Gaussian) and prior.likelihood.row_variance is not None
+    noise = prior.likelihood.linear_noise()
+    known = noise is not None and noise.offset is not None
     if wanted == "auto" and constant:
         return _kept(Untried.CONSTANT)
     if wanted == "auto" and (known or not standardise):

@@ -12,7 +12,6 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.approximation import DEFAULT, LADDER, Approximation
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
-from flashgp.likelihoods import Gaussian
 from flashgp.planner.approximate import (
     ApproximatePrice,
     ApproximateWork,
@@ -146,8 +145,7 @@ def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
             "Gaussian(shared=True), or fit a model for each output"
         )
     likelihood = prior.likelihood
-    known = isinstance(likelihood, Gaussian) and likelihood.row_weight is None and likelihood.counts is None
-    if kind == "sparse" and not likelihood.rows_alike and not known:
+    if kind == "sparse" and not likelihood.rows_alike and likelihood.known_variances is None:
         return (
             "by inducing points alone needs a likelihood that treats all rows alike but for known variances, got "
             'row_weight; leave it out, or pass approximation="full_scale" with neighbours'

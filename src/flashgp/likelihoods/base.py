@@ -167,6 +167,22 @@ class Likelihood(NamedValues, ABC):
         """Number of observations of each training row; None for one each."""
         return None
 
+    @property
+    def known_variances(self) -> Tensor | None:
+        """Known noise variances of the training rows, where it knows nothing else of single ones; None where not."""
+        return None
+
+    def with_rows(self, row_variance: Any = None) -> "Likelihood":
+        """This likelihood for other rows, with known variances of them or with nothing; parameters are shared.
+
+        Raises: DomainError for variances where it takes none.
+        """
+        if row_variance is not None:
+            raise DomainError(
+                f"`row_variance` is of a Gaussian likelihood, got rows that have one beside {self.name}; leave it out"
+            )
+        return self
+
     def rows(self, index: Tensor) -> "Likelihood":
         """The likelihood for some of the training rows; parameters are shared."""
         return self

@@ -274,6 +274,10 @@ class Gaussian(Likelihood):
             setattr(longer, name, torch.cat([before, new], dim=-1))
         return longer
 
+    @property
+    def known_variances(self) -> Tensor | None:
+        return self.row_variance if self.row_weight is None and self.counts is None else None
+
     def with_rows(self, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
         """An ordinary likelihood with the same parameters and unit of weights, for other rows.
 

@@ -12,7 +12,6 @@ from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.bound import Inputs
-from flashgp.likelihoods import Gaussian
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held, RowSource
@@ -25,11 +24,6 @@ def prior_of_rows(prior: Prior, rows: Block) -> Prior:
     """The prior of some rows: parameters are shared. Raises: DomainError where no row can have a known variance."""
     if rows.row_variance is None:
         return prior
-    if not isinstance(prior.likelihood, Gaussian):
-        raise DomainError(
-            f"`row_variance` is of a Gaussian likelihood, got rows that have one beside {prior.likelihood.name}; leave "
-            "it out"
-        )
     return prior.with_likelihood(prior.likelihood.with_rows(rows.row_variance))
 
 
@@ -65,9 +59,8 @@ def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool
     likelihood = prior.likelihood
     if likelihood.rows_alike:
         return prior, source
-    gaussian = likelihood if isinstance(likelihood, Gaussian) and likelihood.row_weight is None else None
-    known = None if gaussian is None or gaussian.counts is not None else gaussian.row_variance
-    if gaussian is None or known is None or known.dim() != 1 or not isinstance(source, Held):
+    known = likelihood.known_variances
+    if known is None or known.dim() != 1 or not isinstance(source, Held):
         if isinstance(source, Held) and not fitting:
             return prior, source
         where, way = "where rows are read", "give known variances with the rows, as (x, y, row_variance)"
@@ -77,13 +70,13 @@ def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool
             f"`likelihood` must be one that treats all rows alike {where}, got row_weight or others of single rows; "
             f"leave them out, or {way}"
         )
-    gaussian.diagonal(len(source.x), known.device)  # refuses another number of rows
-    return prior.with_likelihood(gaussian.with_rows()), Held(source.x, source.y, known)
+    prior.sites(source.y)  # refuses another number of rows
+    return prior.with_likelihood(likelihood.with_rows()), Held(source.x, source.y, known)
 
 
 def move_row_variances_to_likelihood(prior: Prior, source: RowSource) -> Prior:
     """The inverse of `move_row_variances_to_data`: the prior with the variances of the held rows."""
-    if not isinstance(source, Held) or source.row_variance is None or not isinstance(prior.likelihood, Gaussian):
+    if not isinstance(source, Held) or source.row_variance is None:
         return prior
     return prior.with_likelihood(prior.likelihood.with_rows(source.row_variance))
 

@@ -17,7 +17,6 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.bound import BoundSums, noise_floor
 from flashgp.inference.streamed.rows import noise_of, prior_of_rows
-from flashgp.likelihoods import Gaussian
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -176,10 +175,9 @@ class StreamedState(BaseState):
     @property
     def prior_of_rows(self) -> Prior:
         """The prior without what its likelihood knows of single rows, which come with their own."""
-        likelihood = self.prior.likelihood
-        if self.sample.row_variance is None or not isinstance(likelihood, Gaussian):
+        if self.sample.row_variance is None:
             return self.prior
-        return self.prior.with_likelihood(likelihood.with_rows())
+        return self.prior.with_likelihood(self.prior.likelihood.with_rows())
 
     @property
     def knows_rows(self) -> bool:
@@ -239,8 +237,7 @@ def restore(
     theta = tuple(t.detach().to(inducing.device) for t in prior.kernel.theta())
     function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(inducing.to(torch.float64)), Workspace())
     _ = sums.inner  # which may fail
-    held, likelihood, (report, run, online) = None, prior.likelihood, how
+    held, (report, run, online) = None, how
     if table is not None:
-        known = likelihood.row_variance if isinstance(likelihood, Gaussian) else None
-        held = Held(*table, None if sample.row_variance is None else known)
+        held = Held(*table, None if sample.row_variance is None else prior.likelihood.known_variances)
     return StreamedState(prior, inducing, function, sums, sample, report, run, held, online=online)
