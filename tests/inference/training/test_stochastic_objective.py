@@ -268,7 +268,8 @@ def smooth_prior():
 
 def test_where_no_float64_factor_fits_a_float32_one_goes_on_with_a_jitter():
     x, y = table(600, noise=1e-6)
-    few = {"factor_probes": 4, "max_iterations": 20, "useless_residual": 1.0}
+    # Twenty iterations leave a residual around 1, by the processor's rounding above or below: not what is looked at.
+    few = {"factor_probes": 4, "max_iterations": 20, "useless_residual": numpy.inf}
     _, large = objectives(smooth_prior(), x, y, factor_passes=1, probes=4, limits=few)
     workspace = large.problem.direct.workspace
     workspace.budget_bytes = 8 * 600 * 600 - 1
