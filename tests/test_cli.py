@@ -26,7 +26,7 @@ from flashgp.cli.application import application
 from flashgp.cli.console import Console
 from flashgp.cli.fit_page import fit_page
 from flashgp.cli.fitting import run_fit
-from flashgp.cli.options import FitOptions
+from flashgp.cli.options import FitArguments
 from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
 from flashgp.foundations.deadline import Deadline
@@ -164,7 +164,7 @@ def test_importance_is_headed_by_what_ended_the_fit(
     finished = json.loads((folder / "fit.json").read_text())
     assert finished["unfinished"] is None
     assert "did not finish" not in (folder / "report.html").read_text()
-    options = FitOptions(table=str(folder / "table.csv"), target="y", kernel="RBF()")
+    options = FitArguments(table=str(folder / "table.csv"), target="y", kernel="RBF()")
     console = Console(quiet=True)
     prepared = prepare_table(options, console)
     model = fit_prepared(prepared, Deadline.after(1e-9))
@@ -325,7 +325,7 @@ def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path) -> None:
             yield callback
 
     model, console = tmp_path / "m.safetensors", Interrupting(json=True)
-    options = FitOptions(table=str(folder / "table.csv"), target="y", starts=1, out=str(model))
+    options = FitArguments(table=str(folder / "table.csv"), target="y", starts=1, out=str(model))
     said = run_fit(options, console)
     assert said["interrupted"] is True
     assert said["evaluations"] == 5
@@ -441,7 +441,7 @@ def test_the_budget_of_a_fit_is_that_of_its_held_out_predictions(folder: Path) -
             budgets.append(memory)
             return super().predict_encoded(x, variance, memory, *more)
 
-    options = FitOptions(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
+    options = FitArguments(table=str(folder / "table.csv"), target="y", test_fraction=0.2, memory="1GiB")
     console = Console()
     prepared = prepare_table(options, console)
     model = fit_prepared(prepared)
@@ -821,7 +821,7 @@ def test_a_time_limit_counts_from_the_beginning_of_the_command(folder: Path, mon
         return reading(*given, **how)
 
     asked: list[object] = []
-    options = FitOptions(table=str(folder / "table.csv"), target="y", time_limit=60.0, target_transform="none")
+    options = FitArguments(table=str(folder / "table.csv"), target="y", time_limit=60.0, target_transform="none")
     console.began -= 50.0
     said = run_fit(options, console)
     assert said["evaluations"] > 0, "ten seconds are left"

@@ -12,7 +12,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.inference.training.history import Run, Stage
+from flashgp.inference.training.history import SearchRun, Stage
 from flashgp.units import Scaling
 
 pytest.importorskip("matplotlib")
@@ -307,7 +307,9 @@ def test_importance_is_of_one_output() -> None:
 # -- training -----------------------------------------------------------------------------------------------------
 def history(starts: int, length: int) -> list[SimpleNamespace]:
     return [
-        SimpleNamespace(run=Run(Stage.ALL_ROWS, s), index=i, value=-10.0 - s - 100 * math.exp(-i), measure="log joint")
+        SimpleNamespace(
+            run=SearchRun(Stage.ALL_ROWS, s), index=i, value=-10.0 - s - 100 * math.exp(-i), measure="log joint"
+        )
         for s in range(starts)
         for i in range(length)
     ]
@@ -316,10 +318,10 @@ def history(starts: int, length: int) -> list[SimpleNamespace]:
 def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     others = [
         SimpleNamespace(run=run, index=0, value=50.0, measure="log joint")
-        for run in (Run(Stage.SUBSET), Run(Stage.FIRST_ROWS), Run(Stage.PART, 900))
+        for run in (SearchRun(Stage.SUBSET), SearchRun(Stage.FIRST_ROWS), SearchRun(Stage.PART, 900))
     ]
     entries = [*history(3, 5), *others]
-    entries.append(SimpleNamespace(run=Run(Stage.ALL_ROWS, 1), index=9, value=float("nan"), measure="log joint"))
+    entries.append(SimpleNamespace(run=SearchRun(Stage.ALL_ROWS, 1), index=9, value=float("nan"), measure="log joint"))
     ax = plots.training_trace(entries)
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert set(lines) == {"start 0, the best", "start 1", "start 2"}
@@ -331,11 +333,11 @@ def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     rendered(ax)
 
 
-@pytest.mark.parametrize("last", [Run(Stage.ALL_ROWS), Run(Stage.APPROXIMATE), Run(Stage.PART, 900)])
-def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: Run) -> None:
+@pytest.mark.parametrize("last", [SearchRun(Stage.ALL_ROWS), SearchRun(Stage.APPROXIMATE), SearchRun(Stage.PART, 900)])
+def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: SearchRun) -> None:
     entries = [
-        SimpleNamespace(run=Run(Stage.FIRST_ROWS), index=0, value=-400.0, measure="log joint"),
-        SimpleNamespace(run=Run(Stage.PART, 500), index=0, value=9.0, measure="gain"),
+        SimpleNamespace(run=SearchRun(Stage.FIRST_ROWS), index=0, value=-400.0, measure="log joint"),
+        SimpleNamespace(run=SearchRun(Stage.PART, 500), index=0, value=9.0, measure="gain"),
         *(SimpleNamespace(run=last, index=i, value=float(i), measure="gain") for i in range(3)),
     ]
     ax = plots.training_trace(entries)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 import flashgp as fgp
 from flashgp.cli.console import Console
-from flashgp.cli.options import FitOptions as CommandOptions
+from flashgp.cli.options import FitArguments as CommandOptions
 from flashgp.cli.outcome import Asked, outcome_of, scored_words
 from flashgp.cli.prepared import prepare_table
 from flashgp.data.table_parts import EncodedRows, ParquetParts

@@ -15,7 +15,7 @@ from flashgp.inference.settings import TimeSettings
 from flashgp.planner.plan import FACTORED
 from flashgp.table_model.preparation import PreparedTable
 
-from .options import FitOptions
+from .options import FitArguments
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AfterFit:
     min_scored: int = 64
     time: TimeSettings = field(default_factory=TimeSettings)
 
-    def reserved(self, options: FitOptions, prepared: PreparedTable, deadline: Deadline) -> float:
+    def reserved(self, options: FitArguments, prepared: PreparedTable, deadline: Deadline) -> float:
         """Seconds that the fit leaves; 0 without a limit."""
         if deadline.limit is None:
             return 0.0

@@ -26,14 +26,14 @@ import flashgp
 from flashgp.cli.console import Console
 from flashgp.cli.interruption import INTERRUPTED, NOTHING_WRITTEN, before_work, interrupted, launched, silent
 from flashgp.cli.options import (
-    BenchOptions,
-    CommonOptions,
-    DoctorOptions,
-    FitOptions,
-    PlanOptions,
-    PredictOptions,
-    TuneOptions,
-    UpdateOptions,
+    BenchArguments,
+    CommonArguments,
+    DoctorArguments,
+    FitArguments,
+    PlanArguments,
+    PredictArguments,
+    TuneArguments,
+    UpdateArguments,
     require_writable,
 )
 from flashgp.cli.ranks import SilentConsole, all_ranks, own_stderr, shown_by_another_rank, usage_of_first
@@ -94,13 +94,13 @@ def root(
 
 
 def _command(options: type, work: str) -> Callable[..., None]:
-    """A function for typer whose parameters are the fields of `options` and of CommonOptions.
+    """A function for typer whose parameters are the fields of `options` and of CommonArguments.
 
     Args:
         options: a dataclass; its values are what `work` takes.
         work: "module:function" in this package, imported when the command runs.
     """
-    kinds = (options, CommonOptions)
+    kinds = (options, CommonArguments)
 
     def run(context: typer.Context, **given: Any) -> None:
         asked, common = (kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in kinds)
@@ -170,13 +170,13 @@ class _Profiling:
 
 profile = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, context_settings=_HELP_OPTIONS)
 for _name, _options, _work, _epilog in (
-    ("fit", FitOptions, "fitting:run_fit", GRAMMAR),
-    ("predict", PredictOptions, "predicting:run_predict", None),
-    ("update", UpdateOptions, "predicting:run_update", None),
-    ("plan", PlanOptions, "prepared:run_plan", GRAMMAR),
-    ("tune", TuneOptions, "machine:run_tune", None),
-    ("doctor", DoctorOptions, "machine:run_doctor", None),
-    ("bench", BenchOptions, "machine:run_bench", None),
+    ("fit", FitArguments, "fitting:run_fit", GRAMMAR),
+    ("predict", PredictArguments, "predicting:run_predict", None),
+    ("update", UpdateArguments, "predicting:run_update", None),
+    ("plan", PlanArguments, "prepared:run_plan", GRAMMAR),
+    ("tune", TuneArguments, "machine:run_tune", None),
+    ("doctor", DoctorArguments, "machine:run_doctor", None),
+    ("bench", BenchArguments, "machine:run_bench", None),
 ):
     application.command(_name, cls=Command, epilog=_epilog)(_command(_options, _work))
     if _name in ("fit", "predict", "update"):
@@ -239,7 +239,7 @@ def placed(threads: int | None, cores: str | None) -> AbstractContextManager[Pla
 def _run(
     load: Callable[[], Work],
     place: AbstractContextManager[Any],
-    common: CommonOptions,
+    common: CommonArguments,
     profiling: _Profiling | None,
     began: float,
 ) -> None:

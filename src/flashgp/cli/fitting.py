@@ -20,14 +20,14 @@ from flashgp.table_model.preparation import PreparedTable
 from .after_fit import AFTER_FIT
 from .console import Console
 from .fit_page import fit_page
-from .options import FitOptions, require_distinct, require_writable
+from .options import FitArguments, require_distinct, require_writable
 from .outcome import Asked, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .prepared import plan_summary, prepare_table
 from .ranks import explained, leave_group
 
 
-def run_fit(options: FitOptions, console: Console) -> dict[str, Any]:
+def run_fit(options: FitArguments, console: Console) -> dict[str, Any]:
     """Fit, score, write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     deadline, group = Deadline.after(options.time_limit, began=console.began), console.group
     _check_outputs(options)
@@ -106,7 +106,7 @@ def _say_interrupted(stop: FitInterrupted, prepared: PreparedTable, checkpoint: 
     stop.args = (f"interrupted in the last solve, no model was written; {again}",)
 
 
-def _check_outputs(options: FitOptions) -> None:
+def _check_outputs(options: FitArguments) -> None:
     """Check all that can be known before work starts."""
     written = {"--out": options.out, "--report": options.report, "--checkpoint": options.checkpoint}
     for table in found_files(options.table) if is_pattern(options.table) else [options.table]:

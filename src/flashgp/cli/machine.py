@@ -30,10 +30,10 @@ from flashgp.planner.tuning import tuned
 from flashgp.plots.axes import new_figure, require_matplotlib
 
 from .console import Console
-from .options import BenchOptions, DoctorOptions, TuneOptions, listed, require_writable
+from .options import BenchArguments, DoctorArguments, TuneArguments, listed, require_writable
 
 
-def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
+def run_tune(options: TuneArguments, console: Console) -> dict[str, Any]:
     """Do what the options say, and print it. Returns: it as JSON values, with the path of the profile.
 
     Raises: DomainError for a file that is no profile or cannot be written; BackendUnavailableError for a picture
@@ -65,7 +65,7 @@ def run_tune(options: TuneOptions, console: Console) -> dict[str, Any]:
     return result
 
 
-def _measured_or_known(options: TuneOptions, console: Console) -> MachineProfile:
+def _measured_or_known(options: TuneArguments, console: Console) -> MachineProfile:
     if options.show:
         profile = current_profile()
         if not profile.measured:
@@ -133,7 +133,7 @@ def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
     write_page(out, page)
 
 
-def run_doctor(_options: DoctorOptions, console: Console) -> dict[str, Any]:
+def run_doctor(_options: DoctorArguments, console: Console) -> dict[str, Any]:
     """Look, and say it. Returns: the findings as JSON values; warnings among them are no failure of the command."""
     from flashgp.diagnosis import doctor
 
@@ -146,7 +146,7 @@ def run_doctor(_options: DoctorOptions, console: Console) -> dict[str, Any]:
     return {"command": "doctor", **json.loads(diagnosis.to_json())}
 
 
-def run_bench(options: BenchOptions, console: Console) -> dict[str, Any]:
+def run_bench(options: BenchArguments, console: Console) -> dict[str, Any]:
     """Measure, print and write. Returns: the record. Raises: FlashGPError, OSError, before work where it can be."""
     from flashgp.bench.records import write_record
     from flashgp.bench.suite import Options

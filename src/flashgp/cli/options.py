@@ -27,7 +27,7 @@ Memory = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonOptions:
+class CommonArguments:
     """Options of every command."""
 
     threads: Annotated[
@@ -51,7 +51,7 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class TextArguments:
     """Options of reading a table of text."""
 
     delimiter: Annotated[str | None, typer.Option("--delimiter", help="One character; decided if left out.")] = None
@@ -67,7 +67,7 @@ class TextOptions:
     @property
     def text(self) -> dict[str, Any]:
         """The options as keyword arguments of `read_table`."""
-        return {field.name: getattr(self, field.name) for field in fields(TextOptions)}
+        return {field.name: getattr(self, field.name) for field in fields(TextArguments)}
 
     def refuse_beside_pattern(self, pattern: str) -> None:
         """Raises: DomainError for what is of text, beside a pattern of Parquet files."""
@@ -80,7 +80,7 @@ class TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions(TextOptions):
+class TableArguments(TextArguments):
     """Options of reading a table, and the roles of its columns."""
 
     kernel: Annotated[
@@ -153,7 +153,7 @@ class TableOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitOptions(TableOptions):
+class FitArguments(TableArguments):
     """Fit a Gaussian process to a table, score it, and write a model and a report.
 
     Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
@@ -236,7 +236,7 @@ class FitOptions(TableOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions(TextOptions):
+class PredictArguments(TextArguments):
     """Predict every row of a table: columns mean, std, lower, upper, in the order of the table, behind those kept.
 
     Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
@@ -290,7 +290,7 @@ class PredictOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateOptions(TextOptions):
+class UpdateArguments(TextArguments):
     """Learn the rows of a table without fitting again: O(n^2) for each, hyperparameters and scaling as they are.
 
     Every row is predicted before it is learned, and the scores of that are shown. The model file is replaced once the
@@ -321,7 +321,7 @@ class UpdateOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(TableOptions):
+class PlanArguments(TableArguments):
     """Bytes and seconds that a fit of a TABLE, or of so many rows and columns, would take; nothing is allocated.
 
     Every route is priced: the table shows those not chosen and why. `flashgp tune` measures the rates.
@@ -364,7 +364,7 @@ class PlanOptions(TableOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions:
+class TuneArguments:
     """Measure this machine in seconds, so that plans predict with its own rates.
 
     The profile is kept in your configuration folder, one file per machine, and used by every plan from then on.
@@ -396,7 +396,7 @@ class TuneOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
+class DoctorArguments:
     """Look at this installation and this machine: what stands in the way of speed, and what to do about it.
 
     Versions, cores, threads, memory, accelerator, precision, missing packages with what they cost in seconds, machine
@@ -406,7 +406,7 @@ class DoctorOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
+class BenchArguments:
     """Compare FlashGP with plain torch and other installed libraries on this machine.
 
     Every timed run is checked against a float64 reference at inputs of its own; a candidate that is wrong, unfinished

@@ -23,7 +23,7 @@ from flashgp.target_transform import WarpedNormal
 
 from .after_fit import AFTER_FIT
 from .console import Console
-from .options import FitOptions
+from .options import FitArguments
 from .parameters import ParameterRow, parameter_rows, parameter_table
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
@@ -51,7 +51,7 @@ class Asked:
     Fields: options; began, by `time.perf_counter`; deadline.
     """
 
-    options: FitOptions
+    options: FitArguments
     began: float
     deadline: Deadline = NO_DEADLINE
 
@@ -86,7 +86,7 @@ class FitOutcome:
     warnings: list[str]
 
     @property
-    def options(self) -> FitOptions:
+    def options(self) -> FitArguments:
         return self.asked.options
 
 

@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from flashgp.cli.console import Console
-from flashgp.cli.options import PredictOptions, UpdateOptions, require_distinct, require_writable
+from flashgp.cli.options import PredictArguments, UpdateArguments, require_distinct, require_writable
 from flashgp.data.files import found_files, is_parquet, is_pattern
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
 from flashgp.table import STANDARD_OUTPUT, prediction_file, read_table, require_format
 from flashgp.table_model import TableModel, TablePrediction
-from flashgp.table_model.prediction import RowCounts, Scores
+from flashgp.table_model.prediction import PredictedRows, Scores
 
 SHOWN_NOTES = 10  # of parts that differ
 
 
-def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
+def run_predict(options: PredictArguments, console: Console) -> dict[str, Any]:
     """Predict and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
     files = _files(options)
@@ -89,7 +89,7 @@ def run_predict(options: PredictOptions, console: Console) -> dict[str, Any]:
     }
 
 
-def _files(options: PredictOptions) -> list[str]:
+def _files(options: PredictArguments) -> list[str]:
     """The Parquet files that are meant, none for a table of text. Raises: DomainError."""
     if not is_pattern(options.table):
         return [options.table] if is_parquet(options.table) else []
@@ -97,7 +97,7 @@ def _files(options: PredictOptions) -> list[str]:
     return found_files(options.table)
 
 
-def _predictions(options: PredictOptions, model: TableModel, files: list[str]) -> Iterator[TablePrediction]:
+def _predictions(options: PredictArguments, model: TableModel, files: list[str]) -> Iterator[TablePrediction]:
     """Predictions of one part after the other. Raises: FlashGPError."""
     asked: Any = {
         "unseen": options.unseen, "missing": options.missing, "variance": options.variance, "memory": options.memory,
@@ -126,7 +126,7 @@ class _SoFar:
     """Totals of the parts so far."""
 
     target: str
-    counts: RowCounts = field(default_factory=RowCounts)
+    counts: PredictedRows = field(default_factory=PredictedRows)
     scores: Scores | None = None
     known_scores: Scores | None = None
     known: int | None = None
@@ -138,7 +138,7 @@ class _SoFar:
 
     def add(self, prediction: TablePrediction) -> None:
         """The next part."""
-        self.counts = self.counts.joined(RowCounts.of(prediction))
+        self.counts = self.counts.joined(PredictedRows.of(prediction))
         self.scores = _joined(self.scores, prediction.scores)
         self.known_scores = _joined(self.known_scores, prediction.known_scores)
         if prediction.known is not None:
@@ -180,7 +180,7 @@ def read_model(path: str, usage: str) -> TableModel:
         raise ModelFileError(f"{error}; the order is: flashgp {usage}", foreign=True) from None
 
 
-def run_update(options: UpdateOptions, console: Console) -> dict[str, Any]:
+def run_update(options: UpdateArguments, console: Console) -> dict[str, Any]:
     """Learn and write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     began = time.perf_counter()
     out = options.model if options.out is None else options.out

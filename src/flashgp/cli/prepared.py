@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from flashgp.cli.console import Console
-from flashgp.cli.options import FitOptions, PlanOptions, TableOptions
+from flashgp.cli.options import FitArguments, PlanArguments, TableArguments
 from flashgp.data.files import is_parquet, is_pattern
 from flashgp.data.table_parts import ParquetParts
 from flashgp.fitted_table import TableSettings
@@ -32,7 +32,7 @@ _METHODS = {
 _Rows = npt.NDArray[np.int64]
 
 
-def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO_DEADLINE) -> PreparedTable:
+def prepare_table(options: FitArguments, console: Console, deadline: Deadline = NO_DEADLINE) -> PreparedTable:
     """Read, encode, split, prepare. Notes are said as they arise.
 
     Raises: FlashGPError for anything in the table or the arguments that does not work; MemoryBudgetError.
@@ -60,7 +60,9 @@ def prepare_table(options: FitOptions, console: Console, deadline: Deadline = NO
     return prepared
 
 
-def _prepare_parts(options: FitOptions, settings: TableSettings, console: Console, deadline: Deadline) -> PreparedTable:
+def _prepare_parts(
+    options: FitArguments, settings: TableSettings, console: Console, deadline: Deadline
+) -> PreparedTable:
     """Parquet files that are read in passes; by several ranks their row groups are dealt out. Raises: FlashGPError."""
     group = console.group
     if is_pattern(options.table):
@@ -75,7 +77,7 @@ def _prepare_parts(options: FitOptions, settings: TableSettings, console: Consol
     return prepared
 
 
-def _refuse_beside_pattern(options: FitOptions) -> None:
+def _refuse_beside_pattern(options: FitArguments) -> None:
     """Raises: DomainError for what is of one table that is held."""
     options.refuse_beside_pattern(options.table)
     given = {"--split": options.split, "--test-fraction": options.test_fraction, "--test-last": options.test_last,
@@ -91,7 +93,7 @@ def _refuse_beside_pattern(options: FitOptions) -> None:
         )
 
 
-def _say_prepared(options: FitOptions, prepared: PreparedTable, console: Console) -> None:
+def _say_prepared(options: FitArguments, prepared: PreparedTable, console: Console) -> None:
     for text in prepared.notes:
         if text not in console.notes:
             console.note(text)
@@ -136,7 +138,7 @@ def _time_text(plan: Plan, limit: float | None) -> str:
     return f"at most {readable_seconds(limit)}, the time limit"
 
 
-def _check_sizes(options: FitOptions) -> None:
+def _check_sizes(options: FitArguments) -> None:
     """Raises: DomainError for sizes of an approximation that was not asked for."""
     if options.approximation != "none" or is_pattern(options.table):
         return
@@ -160,7 +162,7 @@ def _check_device(device: str) -> None:
 
 
 def _split(
-    options: FitOptions, table: Table, data: EncodedTable, encoding: Encoding, console: Console
+    options: FitArguments, table: Table, data: EncodedTable, encoding: Encoding, console: Console
 ) -> tuple[_Rows, _Rows] | None:
     """Positions in the encoded rows of what is fitted and what is held out, None for all; of dates a note says what is
     scored."""
@@ -195,7 +197,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12:,} more" if len(names) > 12 else "")
 
 
-def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
+def run_plan(options: PlanArguments, console: Console) -> dict[str, Any]:
     """The plan for a table, or for so many rows and numeric columns, with the routes that were not chosen.
 
     Returns: the plan as JSON values; with test_rows that of predicting so many rows under "prediction".
@@ -208,13 +210,13 @@ def run_plan(options: PlanOptions, console: Console) -> dict[str, Any]:
                 f"`--test-rows` is of exact inference, got it beside the pattern {options.table!r}, whose files are "
                 "read; leave it out: the plan has 1,000 points"
             )
-        shared = {field.name: getattr(options, field.name) for field in fields(TableOptions)}
+        shared = {field.name: getattr(options, field.name) for field in fields(TableArguments)}
         if shared["kernel"] == "auto":  # chosen by short fits, which a plan is not
             shared["kernel"] = None
             console.note("which kernel auto takes is decided in the fit; this is the plan of the default one.")
         asked: Any = options.approximation or "none"
         prepared = prepare_table(
-            FitOptions(
+            FitArguments(
                 table=options.table, target=options.target, target_transform="none", time_limit=options.time_limit,
                 approximation=asked, **shared,
             ),

@@ -35,7 +35,7 @@ from flashgp.processes.group import Group
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
 from flashgp.units import Scaling
 
-from .prediction import KnownRows, RowCounts, TablePrediction, in_place
+from .prediction import KnownRows, PredictedRows, TablePrediction, in_place
 
 if TYPE_CHECKING:  # a fit and an update import what they need; predictions do without it
     from flashgp.inference.fit import Fit
@@ -284,7 +284,7 @@ class TableModel:
         posterior = stream.posterior if refine is None else stream.posterior.refine(refine)
         answers = np.concatenate(means), np.concatenate(stds), None
         last = self._prediction(source, data, answers, data.y, posterior.report)
-        last = replace(last, notes=(*last.notes, *RowCounts.of(last).notes(self.target)))
+        last = replace(last, notes=(*last.notes, *PredictedRows.of(last).notes(self.target)))
         if last.known is not None and last.known.any():
             repeated = Event(EventKind.ROWS_KNOWN, rows=int(last.known.sum()), of=len(x), stage=UPDATE)
             posterior.report.events.append(repeated)
@@ -323,7 +323,7 @@ class TableModel:
         self._require("predict")
         source, how = table_of(table, header=self.encoding.header), (unseen, missing)
         found = self._predicted(source, how, variance=variance, memory=memory, time_limit=time_limit)
-        return replace(found, notes=(*found.notes, *RowCounts.of(found).notes(self.target)))
+        return replace(found, notes=(*found.notes, *PredictedRows.of(found).notes(self.target)))
 
     def predict_parts(
         self,
@@ -351,7 +351,7 @@ class TableModel:
             keep: columns whose cells the predictions keep as they are, by name or position from 1.
 
         Returns:
-            An iterator of predictions, each of the next rows; their notes leave out what `RowCounts` adds up.
+            An iterator of predictions, each of the next rows; their notes leave out what `PredictedRows` adds up.
 
         Raises:
             DomainError: as `predict`, naming file and row; for files that cannot be read.

@@ -223,7 +223,7 @@ class TablePrediction:
 
 
 @dataclass(frozen=True)
-class RowCounts:
+class PredictedRows:
     """Rows of predictions that follow each other. Fields: rows; predicted, with all inputs; valued, with a value of the
     target, of those where the table has it, known; fitted, that the model had learned before."""
 
@@ -234,15 +234,15 @@ class RowCounts:
     fitted: int = 0
 
     @staticmethod
-    def of(prediction: TablePrediction) -> "RowCounts":
+    def of(prediction: TablePrediction) -> "PredictedRows":
         observed, rows = prediction.observed, len(prediction)
         known = (0, 0) if observed is None else (rows, int(np.isfinite(observed).sum()))
         fitted = 0 if prediction.known is None else int(prediction.known.sum())
-        return RowCounts(rows, len(prediction.rows), *known, fitted)
+        return PredictedRows(rows, len(prediction.rows), *known, fitted)
 
-    def joined(self, other: "RowCounts") -> "RowCounts":
+    def joined(self, other: "PredictedRows") -> "PredictedRows":
         """Sum of both."""
-        return RowCounts(
+        return PredictedRows(
             self.rows + other.rows, self.predicted + other.predicted, self.known + other.known,
             self.valued + other.valued, self.fitted + other.fitted,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fisher_scoring import Curvature
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
-from flashgp.inference.training.history import Recorder, Run, Solving, Stage
+from flashgp.inference.training.history import Recorder, SearchRun, Solving, Stage
 from flashgp.inference.training.objective import Estimate, Evaluation
 from flashgp.inference.training.settings import StochasticSettings
 
@@ -113,7 +113,9 @@ SETTINGS = StochasticSettings(min_gain=0.0)
 
 def follow(objective, trend, window=(-FAR, FAR), progress=None):
     recorder = Recorder(EvaluationLog(None, ""), progress)
-    return GradientSearch(objective, Run(Stage.ALL_ROWS), recorder, SETTINGS, window).follow(trend, CERTAIN), recorder
+    return GradientSearch(objective, SearchRun(Stage.ALL_ROWS), recorder, SETTINGS, window).follow(
+        trend, CERTAIN
+    ), recorder
 
 
 def test_a_search_begins_where_fewer_rows_lead():

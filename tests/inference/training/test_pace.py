@@ -10,7 +10,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.history import Progress, Recorder, Run, Stage, TimeUp, power_law
+from flashgp.inference.training.history import Progress, Recorder, SearchRun, Stage, TimeUp, power_law
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import LogJoint, Problem
@@ -74,7 +74,7 @@ def test_times_left_keep_to_the_limit() -> None:
     found.begin(400)
     for _ in range(5):
         clock.now += 1.0
-        found.record(Run(Stage.SUBSET), THETA, 0.0, THETA)
+        found.record(SearchRun(Stage.SUBSET), THETA, 0.0, THETA)
     left = [one.eta_seconds for one in seen if one.eta_seconds is not None]
     assert len(left) == 3
     assert max(left) <= 117.0

@@ -20,7 +20,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fisher_scoring import log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch
-from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage, TimeUp
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.lbfgs import minimise
 from flashgp.inference.training.objective import Evaluation, LogJoint, Objective, Problem
@@ -94,14 +94,14 @@ def test_a_stage_finds_a_column_that_few_rows_ignored(ignored: bool) -> None:
     roles = role_starts(gp, DataFacts.of(x, y, None))
     whole = LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles()), roles, weak=True))
     recorder = Recorder(EvaluationLog(None, ""))
-    minimise(whole, whole.parameters.values(), Run(Stage.PART, 1), recorder, SearchSettings(), 200)
-    best, theta = recorder.best[Run(Stage.PART, 1)]
+    minimise(whole, whole.parameters.values(), SearchRun(Stage.PART, 1), recorder, SearchSettings(), 200)
+    best, theta = recorder.best[SearchRun(Stage.PART, 1)]
     column = next(slot.entries for slot in whole.parameters.slots if slot.name.endswith("lengthscale.raw"))
     start = theta.copy()
     start[column] = [10.0, *theta[column][1:]] if ignored else theta[column]
     curvature = log_joint_curvature(whole, start, 300, StochasticSettings(), 0)
     free = numpy.full_like(theta, numpy.inf)
-    search = GradientSearch(whole, Run(Stage.ALL_ROWS), recorder, StochasticSettings().limited(2), (-free, free))
+    search = GradientSearch(whole, SearchRun(Stage.ALL_ROWS), recorder, StochasticSettings().limited(2), (-free, free))
     descent, search.settings = search.run(start, curvature), StochasticSettings()
     lost = recorder.best[search.name][0] - best
     assert (lost > 20.0) == ignored, "the likelihood is flat where the lengthscale is long"
@@ -122,14 +122,14 @@ def test_a_stage_finds_the_noise_that_few_rows_lost(vanished: bool) -> None:
     roles = role_starts(gp, DataFacts.of(x, y, None))
     whole = LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles()), roles, weak=True))
     recorder = Recorder(EvaluationLog(None, ""))
-    minimise(whole, whole.parameters.values(), Run(Stage.PART, 1), recorder, SearchSettings(), 200)
-    best, theta = recorder.best[Run(Stage.PART, 1)]
+    minimise(whole, whole.parameters.values(), SearchRun(Stage.PART, 1), recorder, SearchSettings(), 200)
+    best, theta = recorder.best[SearchRun(Stage.PART, 1)]
     noise = next(slot.entries for slot in whole.parameters.slots if slot.name.startswith("likelihood"))
     start = theta.copy()
     start[noise] = -25.0 if vanished else theta[noise]
     curvature = log_joint_curvature(whole, start, 300, StochasticSettings(), 0)
     free = numpy.full_like(theta, numpy.inf)
-    search = GradientSearch(whole, Run(Stage.ALL_ROWS), recorder, StochasticSettings().limited(2), (-free, free))
+    search = GradientSearch(whole, SearchRun(Stage.ALL_ROWS), recorder, StochasticSettings().limited(2), (-free, free))
     descent, search.settings = search.run(start, curvature), StochasticSettings()
     assert (recorder.best[search.name][0] - best > 20.0) == vanished
     stages = ExactStages(lambda rows: whole, 300, (), recorder, SearchSettings(), StochasticSettings(), 200, 0, True)

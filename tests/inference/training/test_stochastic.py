@@ -12,7 +12,7 @@ from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.history import Recorder, Run, Solving, Stage
+from flashgp.inference.training.history import Recorder, SearchRun, Solving, Stage
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.stochastic import with_factored_part
@@ -181,9 +181,9 @@ def test_gains_of_different_runs_are_not_compared():
     recorder = Recorder(EvaluationLog(None, ""), told.append, NO_DEADLINE, {220: (10, 1.0)})
     zero = numpy.zeros(2)
     for rows, value in ((500, -9.0), (900, 0.0), (900, -1.0)):
-        recorder.record(Run(Stage.PART, rows), zero, value, zero, "gain")
+        recorder.record(SearchRun(Stage.PART, rows), zero, value, zero, "gain")
     for number, value in enumerate((7.0, 8.0)):
-        recorder.record(Run(Stage.ALL_ROWS, number), zero, value, zero)
+        recorder.record(SearchRun(Stage.ALL_ROWS, number), zero, value, zero)
     assert [p.best for p in told] == [9.0, 0.0, 1.0, -7.0, -7.0]
 
 
@@ -254,7 +254,7 @@ def test_parts_that_come_to_factors(tmp_path):
     cut = fgp.fit(gp, x, y, checkpoint=path, progress=stop, **options)
     assert cut.interrupted
     runs = list(dict.fromkeys(e.start for e in cut.history if e.start.startswith(("part", "start"))))
-    wanted = [Run(Stage.PART, 160), Run(Stage.PART, 320), Run(Stage.ALL_ROWS)]
+    wanted = [SearchRun(Stage.PART, 160), SearchRun(Stage.PART, 320), SearchRun(Stage.ALL_ROWS)]
     assert runs == [str(dataclasses.replace(run, solving=Solving.FLOAT32_FACTOR)) for run in wanted]
     resumed = fgp.fit(gp, x, y, checkpoint=path, **options)
     assert Event(EventKind.RESUMED, evaluations=len(cut.history), estimated=True) in resumed.report.events

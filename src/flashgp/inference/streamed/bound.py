@@ -47,7 +47,7 @@ PANELS = 4  # of a symmetric product
 STRIP = 64  # columns of a tile of one, at least
 
 
-class Inputs(NamedTuple):
+class BlockInputs(NamedTuple):
     """Inputs of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), and the
     log factor that the likelihood adds to their density, None for zero."""
 
@@ -56,11 +56,11 @@ class Inputs(NamedTuple):
     noise: Tensor
     log_scale: Tensor | None = None
 
-    def detached(self) -> "Inputs":
+    def detached(self) -> "BlockInputs":
         scale = None if self.log_scale is None else self.log_scale.detach()
-        return Inputs(self.residual.detach(), self.rows.detach(), self.noise.detach(), scale)
+        return BlockInputs(self.residual.detach(), self.rows.detach(), self.noise.detach(), scale)
 
-    def parts(self, inducing: int) -> "list[Inputs]":
+    def parts(self, inducing: int) -> "list[BlockInputs]":
         """Parts of the rows, as many as a thread takes at a time, without `log_scale`; all of them on an
         accelerator."""
         n, threads = self.rows.count, workers()
@@ -70,7 +70,7 @@ class Inputs(NamedTuple):
         count = min(2 * threads * -(-n // (2 * threads * most)), n // PART_ROWS)  # two each: some take longer
         size = -(-n // max(1, count))
         return [
-            Inputs(
+            BlockInputs(
                 self.residual[i : i + size], self.rows.part(i, i + size),
                 self.noise if len(self.noise) == 1 else self.noise[i : i + size],
             )
@@ -203,7 +203,7 @@ class StreamedBound:
         self.by_points: list[Tensor | None] = [None] * len(points.tensors)
         self.by_theta: list[Tensor | None] = [None] * len(theta)
 
-    def sums(self, blocks: Iterable[Inputs]) -> BoundSums:
+    def sums(self, blocks: Iterable[BlockInputs]) -> BoundSums:
         """The first pass over residuals (b, p), rows and noise variances, (b,) or (1,): (M-160)."""
         found = added(self.basis, self.floor, blocks)
         if self.group.size > 1:
@@ -212,7 +212,7 @@ class StreamedBound:
         assert found.count == self.count
         return found if self.times == 1.0 else found.repeated(self.times)
 
-    def gradients(self, blocks: Iterable[Inputs], sums: BoundSums) -> Iterator[Slopes]:
+    def gradients(self, blocks: Iterable[BlockInputs], sums: BoundSums) -> Iterator[Slopes]:
         """The second pass, eqs. (M-162) and (M-163): what each block says about its own rows; the rest adds up.
 
         With h = r - A w and e = s / (s + d), of one block:
@@ -243,7 +243,7 @@ class StreamedBound:
         own: PairGradient = self.basis.pull_among(inner)
         self._add(own.rows, own.theta)
 
-    def _pulled(self, part: Inputs, weights: Tensor, inverse: Tensor) -> "_Pulled":
+    def _pulled(self, part: BlockInputs, weights: Tensor, inverse: Tensor) -> "_Pulled":
         """Terms of some rows of a block. Args: weights, w; inverse, M^-1."""
         p, times = weights.shape[1], self.times
         a, left = block(self.basis, part.rows)
@@ -264,7 +264,9 @@ class StreamedBound:
         self.by_theta = summed(self.by_theta, theta)
 
 
-def added(basis: Basis, floor: float, blocks: Iterable[Inputs], before: BoundSums | None = None) -> BoundSums | None:
+def added(
+    basis: Basis, floor: float, blocks: Iterable[BlockInputs], before: BoundSums | None = None
+) -> BoundSums | None:
     """Sums with residuals (b, p), rows and noise variances of other rows added, eqs. (M-160) and (M-175); None of no
     rows at all.
 
@@ -323,7 +325,7 @@ class _WhiteBlock:
     left: Tensor
 
 
-def _white(basis: Basis, part: Inputs, floor: float) -> _WhiteBlock:
+def _white(basis: Basis, part: BlockInputs, floor: float) -> _WhiteBlock:
     """White part of a block, of rows divided by the root of their noise."""
     a, left = block(basis, part.rows)
     noise = part.noise.clamp_min(floor)

@@ -118,9 +118,9 @@ def _collapsed(prior: Prior, inputs: Inputs, block: int | None, group: Group) ->
     residual, rows, noise = inputs.residual.detach(), inputs.rows.detach(), inputs.noise.detach()
     wanted, size = inputs.wanted, block or block_rows(m)
 
-    def blocks() -> list[bounds.Inputs]:
+    def blocks() -> list[bounds.BlockInputs]:
         starts = range(0, max(n, 1), size)  # a block without rows where a rank has none
-        return [bounds.Inputs(residual[i : i + size], rows.part(i, i + size), noise) for i in starts]
+        return [bounds.BlockInputs(residual[i : i + size], rows.part(i, i + size), noise) for i in starts]
 
     def evaluate() -> Evaluation:
         bound = StreamedBound(prior, inputs.points.detach(), inputs.count, Workspace(), group)

@@ -50,7 +50,7 @@ from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import EngineFit, problem_of, refuse_exact_fit, report_answer
-from flashgp.inference.training.history import Recorder, Run, Stage, power_law
+from flashgp.inference.training.history import Recorder, SearchRun, Stage, power_law
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
@@ -254,9 +254,9 @@ def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: floa
     seconds, reason = max(plan.fit_step_seconds, 2.0 * reading), None
     if survey.sample.row_variance is not None:  # a minibatch has one noise variance
         return None
-    if log.has(str(Run(Stage.WEIGHTED, len(survey.x)))):
+    if log.has(str(SearchRun(Stage.WEIGHTED, len(survey.x)))):
         reason = SampleReason.CHECKPOINT
-    elif any(log.has(str(Run(Stage.APPROXIMATE, number))) for number in (0, 1)):
+    elif any(log.has(str(SearchRun(Stage.APPROXIMATE, number))) for number in (0, 1)):
         return None
     elif by_sample(plan, deadline.limit, least):
         reason = SampleReason.PLANNED

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
-from flashgp.inference.streamed.bound import Inputs
+from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.state import StreamedState
@@ -40,7 +40,7 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     return LeaveOneOut(*((t if outputs is not None else t.squeeze(-1)).to(state.result_dtype) for t in found))
 
 
-def _part(state: StreamedState, rows: Block, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def _part(state: StreamedState, rows: Block, inputs: BlockInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and log density of the sites' targets of some rows, (b, p) each."""
     function = state.function
     residual, features, noise, _ = inputs

@@ -115,9 +115,9 @@ class StreamedLogJoint(LogJoint):
         bound, sums = self.bound()
         self._sums = sums
         tensors, total = self.parameters.tensors, numpy.zeros(self.parameters.size)
-        taped: list[Inputs] = []
+        taped: list[BlockInputs] = []
 
-        def blocks() -> Iterator[Inputs]:
+        def blocks() -> Iterator[BlockInputs]:
             made = inputs_of(prior, self._blocks(), self.points.device)
             while True:
                 with torch.enable_grad():

@@ -11,7 +11,7 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
-from flashgp.inference.streamed.bound import Inputs
+from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held, RowSource
@@ -35,7 +35,7 @@ def noise_of(prior: Prior, rows: Block) -> Tensor:
     return prior_of_rows(prior, rows).sites(rows.y).variance
 
 
-def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first: int = 0) -> Iterator[Inputs]:
+def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first: int = 0) -> Iterator[BlockInputs]:
     """Sites and features of blocks of rows, one after the other. Args: first, the number of their first row, for
     likelihoods that know rows one by one."""
     for block in blocks:
@@ -47,7 +47,7 @@ def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first
         first += len(rows.x)
         sites = of_rows.sites(rows.y)
         residual = prior.residual(rows.x, sites.targets)
-        yield Inputs(residual, prior.kernel.rows(rows.x), sites.variance, sites.log_scale)
+        yield BlockInputs(residual, prior.kernel.rows(rows.x), sites.variance, sites.log_scale)
 
 
 def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:

@@ -11,7 +11,7 @@ import torch
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
-from flashgp.inference.training.history import Measure, Recorder, Reset, Run, Solving, TimeUp
+from flashgp.inference.training.history import Measure, Recorder, Reset, SearchRun, Solving, TimeUp
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.processes.group import Group
@@ -88,7 +88,7 @@ def _computed(objective: Objective, theta: numpy.ndarray, recorder: Recorder) ->
     return evaluation_of_first(evaluation, group)
 
 
-def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: Run, recorder: Recorder) -> Evaluation:
+def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: SearchRun, recorder: Recorder) -> Evaluation:
     """The evaluation at a vector, of a group at that of rank 0, which the caller records; that there is none is
     recorded here.
 
@@ -141,7 +141,7 @@ class GradientSearch:
     def __init__(
         self,
         objective: Objective,
-        run: Run,
+        run: SearchRun,
         recorder: Recorder,
         settings: StochasticSettings,
         window: tuple[Array, Array],
@@ -207,7 +207,7 @@ class GradientSearch:
         )
 
     @property
-    def _run(self) -> Run:
+    def _run(self) -> SearchRun:
         """The run of the next record; what gradients are solved by tells a resumed fit when that took over."""
         return dataclasses.replace(self.name, solving=self.objective.solving)
 

@@ -61,7 +61,7 @@ class Solving(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Run:
+class SearchRun:
     """One search: its stage and number (of a start, or of rows), and how it differs; its text names it in histories
     and checkpoints."""
 
@@ -84,7 +84,7 @@ class HistoryEntry:
     only values of one run compare.
     """
 
-    run: Run
+    run: SearchRun
     index: int
     seconds: float
     value: float
@@ -144,8 +144,8 @@ class Recorder:
     expected: dict[int, tuple[float, float]] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
     history: list[HistoryEntry] = field(default_factory=list)
-    best: dict[Run, tuple[float, numpy.ndarray]] = field(default_factory=dict)
-    counts: dict[Run, int] = field(default_factory=dict)
+    best: dict[SearchRun, tuple[float, numpy.ndarray]] = field(default_factory=dict)
+    counts: dict[SearchRun, int] = field(default_factory=dict)
     failures: int = 0
     phase: str = ""
     reached: numpy.ndarray | None = None
@@ -211,7 +211,7 @@ class Recorder:
             self.next_seconds = (seconds, left) if left > 0.0 else None
             raise TimeUp
 
-    def best_of(self, stage: Stage) -> tuple[Run, float, numpy.ndarray] | None:
+    def best_of(self, stage: Stage) -> tuple[SearchRun, float, numpy.ndarray] | None:
         """The run of a stage with the lowest value, that value and its vector; None where none was evaluated."""
         runs = [run for run in self.best if run.stage is stage]
         best = min(runs, key=lambda run: self.best[run][0], default=None)
@@ -222,14 +222,14 @@ class Recorder:
         if event not in self.events:
             self.events.append(event)
 
-    def record_failure(self, run: Run, theta: numpy.ndarray) -> None:
+    def record_failure(self, run: SearchRun, theta: numpy.ndarray) -> None:
         """A vector without an evaluation."""
         self.evaluations.add(str(run), theta, math.inf, numpy.zeros_like(theta))
         self.failures += 1
 
     def record(
         self,
-        run: Run,
+        run: SearchRun,
         theta: numpy.ndarray,
         value: float,
         gradient: numpy.ndarray,
@@ -255,7 +255,7 @@ class Recorder:
         """Seconds of an evaluation of the running stage."""
         return self.expected[self.rows][1] if self.rows in self.expected else work(self.rows)
 
-    def _report(self, run: Run, norm: float, seconds: float, measure: Measure) -> None:
+    def _report(self, run: SearchRun, norm: float, seconds: float, measure: Measure) -> None:
         done = len(self.history)
         fraction = self._work / max(1.0, self._work, sum(count * cost for count, cost in self.expected.values()))
         comparable = [run] if measure == "gain" else [other for other in self.best if other.stage is run.stage]

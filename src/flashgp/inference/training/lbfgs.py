@@ -9,7 +9,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.gradient_search import recalled_or_computed
-from flashgp.inference.training.history import Recorder, Reset, Run, Stage
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.settings import SearchSettings
 
@@ -18,7 +18,12 @@ Array = numpy.ndarray
 
 
 def minimise(
-    objective: Objective, start: Array, run: Run, recorder: Recorder, settings: SearchSettings, max_iterations: int
+    objective: Objective,
+    start: Array,
+    run: SearchRun,
+    recorder: Recorder,
+    settings: SearchSettings,
+    max_iterations: int,
 ) -> None:
     """L-BFGS-B from a vector until a step gains less than `min_decrease` nats; results are in the recorder."""
     from scipy.optimize import minimize
@@ -62,7 +67,7 @@ def minimise(
             log.debug("%s could not be evaluated at its start", run)
 
 
-def evaluated(objective: Objective, theta: Array, run: Run, recorder: Recorder) -> Evaluation:
+def evaluated(objective: Objective, theta: Array, run: SearchRun, recorder: Recorder) -> Evaluation:
     """An evaluation, recorded. Raises: NotPositiveDefiniteError, recorded too."""
     evaluation = recalled_or_computed(objective, theta, run, recorder)
     assert evaluation.value is not None

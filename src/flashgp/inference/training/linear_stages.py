@@ -17,7 +17,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
-from flashgp.inference.training.history import Recorder, Reset, Run, Stage, TimeUp
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage, TimeUp
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stages import ExactStages
@@ -61,7 +61,7 @@ class LinearStages:
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
     _making: tuple[float, int, bool] = dataclasses.field(init=False, default=(0.0, 1, True))  # seconds, rows, coarse
-    _tried: dict[Run, LogJoint] = dataclasses.field(init=False, default_factory=dict)
+    _tried: dict[SearchRun, LogJoint] = dataclasses.field(init=False, default_factory=dict)
 
     def run(self) -> Trained:
         """The prior of the problem then has the parameters found. Raises: NotPositiveDefiniteError."""
@@ -124,7 +124,7 @@ class LinearStages:
         recorder.expected = {part.rows: (8.0, 1.0)}
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
         curvature = log_joint_curvature(first, theta, part.rows, settings, options.run.seed)
-        search = GradientSearch(part, Run(Stage.PART, part.rows), recorder, limits, (-free, free))
+        search = GradientSearch(part, SearchRun(Stage.PART, part.rows), recorder, limits, (-free, free))
         if part.rows > first.rows:
             recorder.reached = search.follow(Trend(theta, first.rows, settings), curvature).theta
 
@@ -146,7 +146,7 @@ class LinearStages:
             recorder.begin(size)
             last = size == n and number and sizes[number - 1] == n
             part = Stage.WEIGHTED if self.weighted else Stage.PART
-            run = Run(Stage.APPROXIMATE, number) if size == n else Run(part, size)
+            run = SearchRun(Stage.APPROXIMATE, number) if size == n else SearchRun(part, size)
             coarse = self.coarse is not None and number < begun
             objective = self._tried[run] = self._made(size, trend.theta, coarse=coarse)
             search = GradientSearch(objective, run, recorder, limits, (-free, free))

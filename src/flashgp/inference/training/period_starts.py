@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.parameters import Parameter
-from flashgp.inference.training.history import Recorder, Run, Stage
+from flashgp.inference.training.history import Recorder, SearchRun, Stage
 from flashgp.inference.training.lbfgs import evaluated
 from flashgp.inference.training.objective import Objective, Problem
 from flashgp.inference.training.parameter_vector import Slot
@@ -98,7 +98,7 @@ def _weighed(
     """Vectors with periods that were tried, the best first, eq. (M-250)."""
     low, high = few.parameters.bounds()
     values: dict[bytes, tuple[float, Array]] = {}
-    run = Run(Stage.PERIODS)
+    run = SearchRun(Stage.PERIODS)
 
     def value(theta: Array) -> float:
         theta = numpy.clip(theta, low, high)

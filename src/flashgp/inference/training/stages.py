@@ -22,7 +22,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
-from flashgp.inference.training.history import Recorder, Reset, Run, Stage
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage
 from flashgp.inference.training.lbfgs import minimise, retry_with_reset_lengthscales
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
@@ -83,7 +83,7 @@ class ExactStages:
             search = dataclasses.replace(search, min_decrease=self.settings.first_decrease)
         recorder.begin(rows)
         for number, start in enumerate(starts):
-            minimise(objective, start, Run(stage, number), recorder, search, self.max_iterations)
+            minimise(objective, start, SearchRun(stage, number), recorder, search, self.max_iterations)
         if self.reset:
             recorder.phase = "resetting long lengthscales"
             retry_with_reset_lengthscales(objective, stage, recorder, search, self.max_iterations)
@@ -180,7 +180,7 @@ class ExactStages:
         minimise(self.of(self.last), theta, run, self.recorder, self.search, self.max_iterations)
         return self.recorder.best[run][1] if run in self.recorder.best else theta
 
-    def _run(self, size: int) -> Run:
+    def _run(self, size: int) -> SearchRun:
         if size == self.rows:
-            return Run(Stage.ALL_ROWS)
-        return Run(Stage.FIRST_ROWS) if size == self.last else Run(Stage.PART, size)
+            return SearchRun(Stage.ALL_ROWS)
+        return SearchRun(Stage.FIRST_ROWS) if size == self.last else SearchRun(Stage.PART, size)

@@ -20,7 +20,7 @@ from flashgp.foundations.errors import NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
-from flashgp.inference.training.history import Recorder, Run, Solving, Stage
+from flashgp.inference.training.history import Recorder, SearchRun, Solving, Stage
 from flashgp.inference.training.objective import LogJoint, Objective
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 
@@ -68,7 +68,7 @@ class StochasticFit:
             if before is not None:
                 part.begin_as(before)
             settings = self.settings.limited(self.settings.part_gradients)
-            search = GradientSearch(part, Run(Stage.PART, size), recorder, settings, window)
+            search = GradientSearch(part, SearchRun(Stage.PART, size), recorder, settings, window)
             try:
                 descent = self._descended(search, trend, curvature, theta)
             except NotPositiveDefiniteError as error:
@@ -86,7 +86,7 @@ class StochasticFit:
             self.objective.begin_as(before)
         recorder.begin(n)
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
-        search = GradientSearch(self.objective, Run(Stage.ALL_ROWS), recorder, settings, window)
+        search = GradientSearch(self.objective, SearchRun(Stage.ALL_ROWS), recorder, settings, window)
         try:
             last = self._descended(search, trend, curvature, theta, redraw=True)
         except NotPositiveDefiniteError as error:
