@@ -1,5 +1,5 @@
-"""Tests of who traces a tensor: autograd, forward mode, a transform of torch.func; vector-Jacobian products; and whether
-two tensors are one."""
+"""Tests of who traces a tensor: autograd, forward mode, a transform of torch.func; of whether two tensors are one; and
+vector-Jacobian products."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -190,7 +190,8 @@ def damped_bfgs(model: Array, step: Array, change: Array, damping: float) -> Arr
 
 
 def _is_positive_definite(matrix: Array) -> bool:
-    """True if the Cholesky factorisation of it and of its principal submatrices, whose eigenvalues interlace, succeeds.
+    """True if positive definite by more than rounding: the Cholesky factorisation of it and of its principal
+    submatrices, whose eigenvalues interlace, succeeds.
 
     Source: Higham (2002), Accuracy and Stability of Numerical Algorithms, theorem 10.7.
     """
