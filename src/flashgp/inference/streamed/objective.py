@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.transforms import vector_jacobian
-from flashgp.inference.streamed.bound import BoundSums, Inputs, StreamedBound
+from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.training.gradient_search import evaluation_of_first
 from flashgp.inference.training.history import TimeUp
