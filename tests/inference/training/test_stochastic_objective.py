@@ -111,7 +111,7 @@ def test_after_a_gradient_that_needed_no_full_scale_a_slow_one_takes_it_again():
         before = large.iterations
         large(theta)
         taken.append(large.iterations - before)
-        assert large._matrix.full_scale == ("untried" if taken[-1] == 0 else "kept")
+        assert large._warm.full_scale == ("untried" if taken[-1] == 0 else "kept")
     assert taken[1] == 0  # warm
     assert taken[2] < 50, taken  # 13
     assert Event(EventKind.GRADIENTS_NO_FULL_SCALE) in large.problem.direct.workspace.events
@@ -122,7 +122,7 @@ def test_with_deterministic_gradients_say_that_they_took_full_scale_and_nothing_
         large = slow_objective(math.inf)
         for shift in (0.0, 0.2):
             large(large.parameters.values() + shift)
-            assert large._matrix.full_scale == "untried"
+            assert large._warm.full_scale == "untried"
     assert Event(EventKind.GRADIENTS_FULL_SCALE, kept=True) in large.problem.direct.workspace.events
 
 
@@ -168,11 +168,11 @@ def test_more_rows_begin_as_a_part_came_to_iterate(fixed):
     assert large.solving is Solving.ITERATIONS
     part = large.on_part(60)
     part.solve_by(Solving.ROUGH_ITERATIONS)
-    part._matrix.full_scale, part._matrix.size, part._matrix.gain = "kept", 1, 2.5
+    part._warm.full_scale, part._warm.size, part._warm.gain = "kept", 1, 2.5
     with deterministically(fixed):
         large.begin_as(part)
     assert large.solving is Solving.FLOAT64_ITERATIONS, "more rows are not rough before they are tried"
-    matrix = large._matrix
+    matrix = large._warm
     assert (matrix.full_scale, matrix.size, matrix.gain) == (("untried", 0, 1.0) if fixed else ("kept", 1, 2.5))
 
 
