@@ -100,7 +100,7 @@ class TableSettings:
         return None if self.dtype is None else _DTYPES[str(self.dtype).removeprefix("torch.")]
 
     def run(self, deadline: Deadline, group: Group = ALONE) -> Run:
-        """How calls of a model with these settings run."""
+        """Run of calls of a model with these settings."""
         return Run(
             self.seed, self.deterministic, self.tolerance, group, self.device, self.compute_dtype, self.memory, deadline
         )

@@ -1,4 +1,4 @@
-"""How a public call runs: one value, made at the door and handed down."""
+"""Settings of a public call: one value, made at the door and handed down."""
 
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from flashgp.processes.group import ALONE, Group
 
 @dataclass(frozen=True)
 class OnlineSettings:
-    """How updates of a float64 factor go, and predictions at a few points.
+    """Settings of updates of a float64 factor, and of predictions at a few points.
 
     Fields:
         numpy_pairs: of a block, up to which NumPy evaluates its covariances where the prior allows it (numpy_prior.py):
@@ -39,7 +39,7 @@ T = TypeVar("T", bound=Any)  # options, with a field `run`
 
 @dataclass(frozen=True)
 class Run:
-    """How a public call runs. A state keeps what its later answers need (`kept`).
+    """Settings of a public call. A state keeps those that its later answers need (`kept`).
 
     Fields:
         seed: of all draws.
@@ -63,19 +63,19 @@ class Run:
 
     @property
     def kept(self) -> "Run":
-        """What a state keeps: limits and places are those of one call."""
+        """Settings that a state keeps: limits and places are those of one call."""
         return replace(self, device=None, dtype=None, memory=None, deadline=NO_DEADLINE)
 
     @property
     def alike(self) -> dict[str, object]:
-        """What ranks must have asked for alike, by name."""
+        """Arguments that must be alike on all ranks, by name."""
         return {
             "seed": self.seed, "deterministic": self.deterministic, "tolerance": self.tolerance, "dtype": self.dtype,
             "memory": self.memory, "time_limit": self.deadline.limit,
         }  # fmt: skip
 
     def planning(self, **more: Any) -> PlanSettings:
-        """What plans have to keep to. Args: more, fields of `PlanSettings`."""
+        """Options that plans have to keep to. Args: more, fields of `PlanSettings`."""
         asked: dict[str, Any] = {
             "memory": self.memory, "device": self.device, "deterministic": self.deterministic,
             "ranks": self.group.size,
@@ -84,7 +84,7 @@ class Run:
 
 
 def with_run(asked: T, /, **changes: Any) -> T:
-    """The same options with fields of their run changed."""
+    """The options with fields of their run changed."""
     changed: T = replace(asked, run=replace(asked.run, **changes))
     return changed
 

@@ -173,9 +173,10 @@ class Likelihood(NamedValues, ABC):
         return None
 
     def with_rows(self, row_variance: Any = None) -> "Likelihood":
-        """This likelihood for other rows, with known variances of them or with nothing; parameters are shared.
+        """The likelihood for other rows, with known variances of them or with nothing; parameters are shared.
 
-        Raises: DomainError for variances where it takes none.
+        Raises:
+            DomainError: for variances where it takes none.
         """
         if row_variance is not None:
             raise DomainError(
