@@ -74,10 +74,6 @@ class Given(Multiplicative):
         return Given(self.site_targets[index], self.site_variance[index])
 
 
-class WithoutSites(Multiplicative):
-    has_sites = False
-
-
 def table(n: int = 30) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(n)
     x = torch.rand(n, 2, generator=generator, dtype=F64)
@@ -179,11 +175,6 @@ def test_equal_rows_of_a_likelihood_that_cannot_join_them_stay() -> None:
     post = prior(Multiplicative()).condition(torch.cat([x, x]), torch.cat([y, y]))
     assert post.replicates is None
     assert post.distinct == 60
-
-
-def test_a_likelihood_without_sites_is_refused() -> None:
-    with pytest.raises(fgp.DomainError, match=r"must have sites that are known without iteration.*got WithoutSites"):
-        prior(WithoutSites())
 
 
 class Table(Predictor):

@@ -16,47 +16,15 @@ from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.sites import bound, marginals
-from flashgp.likelihoods import Gaussian, Likelihood, PredictiveDistribution
+from flashgp.likelihoods import Gaussian
+from inference.iterated import Counts, Iterated, model, table
 
-F64 = torch.float64
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a factor": ({}, {}),
     "solves": ({"solver": "cg"}, {}),
     "full scale": ({}, {"kind": "full_scale", "inducing": 10, "neighbours": 40}),
     "inducing points": ({}, {"kind": "sparse"}),
 }
-
-
-class Counts(Likelihood):
-    """y ~ Poisson(e^f): E log p = y m - e^(m + v / 2) - log y!."""
-
-    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
-        return y * f - f.exp() - (y + 1.0).lgamma()
-
-    def expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return y * mean - (mean + 0.5 * variance).exp() - (y + 1.0).lgamma()
-
-    def predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
-        raise NotImplementedError
-
-
-class Iterated(Gaussian):
-    """A Gaussian likelihood that does not know that its sites are its observations."""
-
-    has_sites = False
-
-
-def table(n: int = 40) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(n)
-    x = torch.rand(n, 2, generator=generator, dtype=F64)
-    y = torch.poisson((1.0 + torch.sin(5.0 * x[:, 0]) + x[:, 1]).exp(), generator)
-    return x, y, torch.rand(7, 2, generator=generator, dtype=F64)
-
-
-def model(likelihood: Likelihood) -> fgp.GP:
-    gp = fgp.GP(1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=0.6), fgp.means.Constant(0.4))
-    return gp.with_likelihood(likelihood)
 
 
 def conditioned(gp: fgp.GP, x: Tensor, y: Tensor, engine: str) -> fgp.Posterior:
@@ -97,10 +65,7 @@ def test_a_likelihood_by_iteration_goes_through_every_engine(engine: str) -> Non
     found = post.predict(at, variance="exact" if by_solves else "auto")
     torch.testing.assert_close(found.mean, mean, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found.variance, variance, rtol=1e-2 if by_solves else 1e-3, atol=1e-4)
-    sites = post.gp.sites(y)
-    value = bound(post, Counts(), y, marginals(post, sites), sites)
-    assert by_solves == (value is None)
-    assert value is None or value == pytest.approx(float(lowest), abs=1e-3)
+    assert by_solves or float(post.log_marginal_likelihood()) == pytest.approx(float(lowest), abs=1e-3)
     (event,) = (event for event in post.report.events if event.kind is EventKind.SITES)
     assert event.fields["steps"] <= 12
     assert event.fields["moved"] < 1e-4
@@ -115,13 +80,31 @@ def test_sites_of_a_gaussian_likelihood_are_its_observations(engine: str) -> Non
     torch.testing.assert_close(post.predict(at).variance, known.predict(at).variance, rtol=1e-8, atol=1e-9)
 
 
-def test_what_iterated_sites_do_not_keep_to_is_refused() -> None:
-    """A posterior of random rows has no marginals of the others."""
+def test_what_iterated_sites_do_not_go_with_is_refused() -> None:
     x, y, _ = table()
     gp = model(Counts())
-    for options in ({"time_limit": 60.0}, {"differentiable": True}):
-        with pytest.raises(fgp.DomainError, match="beside Counts; leave it out"):
-            gp.condition(x, y, **options)
+    for name, value, way in (("time_limit", 60.0, "leave it out"), ("differentiable", True, "leave it out")):
+        with pytest.raises(fgp.DomainError, match=f"`{name}` must be .* those of Counts, got {value}.*; {way}"):
+            gp.condition(x, y, **{name: value})
+    with pytest.raises(fgp.DomainError, match=r"`x` must be one table .* got a batch; call it for each"):
+        gp.condition(x.expand(2, -1, -1), y)
+    with pytest.raises(fgp.DomainError, match=r"`x` must be rows that are held .* pass x and y"):
+        gp.condition([(x, y)])
+    with pytest.raises(fgp.DomainError, match=r"`outputs` must be None for Counts.* got 2; fit a GP for each"):
+        fgp.GP(fgp.kernels.Matern(), likelihood=Counts(), outputs=2)
+    with pytest.raises(fgp.DomainError, match=r"must have sites that need no iteration.*gp.condition\(x, y\)"):
+        gp.log_marginal_likelihood(x, y)
+
+
+@pytest.mark.parametrize("engine", ["a factor", "full scale", "inducing points"])
+def test_rows_that_would_change_the_sites_of_others_are_refused(engine: str) -> None:
+    x, y, at = table()
+    post = conditioned(model(Counts()), x, y, engine)
+    reason = post.can("append")
+    assert reason is not None
+    assert "condition again" in reason
+    with pytest.raises(fgp.DomainError, match="`append` needs sites that other rows do not change"):
+        post.append(at, y[:7])
 
 
 @pytest.mark.parametrize("scale", [30.0, 1e4])

@@ -16,7 +16,7 @@ FACADES = (
     "answers",
     "posterior",
     "condition",
-    "sites",
+    "posterior_by_sites",
     "fit",
     "stream",
 )

@@ -170,6 +170,9 @@ class EventKind(Enum):
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
     SITES = "{likelihood}: sites after {steps:n step}, the last of which moved q(f) by {moved:.2g} nats."
+    FIT_SITES = (
+        "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the bound on log p(y)."
+    )
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
     )

@@ -16,6 +16,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.run import Run
 from flashgp.likelihoods.base import Likelihood
+from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
@@ -147,6 +148,12 @@ class BaseState:
             return f"`{question}` needs a posterior of one table, got a batch of shape {shape}; condition each alone"
         if question in UPDATES and self.differentiable:
             return f"`{question}` needs a detached posterior, got one with differentiable=True; condition without it"
+        likelihood = self.prior.likelihood
+        if question in UPDATES and question != "refine" and isinstance(likelihood, HeldSites):
+            return (
+                f"`{question}` needs sites that other rows do not change, got those of {likelihood.name}, which are "
+                "found by iteration; condition again on the rows that count"
+            )
         if question in UPDATES and self.ranks > 1:
             return (
                 f"`{question}` learns rows in one process, got a posterior of {self.ranks} ranks, each of which would "

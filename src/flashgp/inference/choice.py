@@ -132,10 +132,10 @@ def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
     )
 
 
-def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
+def obstacle(prior: Prior, kind: str, *, batch: bool, training: bool = False) -> str:
     """Reason that a model has no approximation of a kind, and what to do; empty if it has one.
 
-    Args: batch, whether it is of several tables or models.
+    Args: batch, whether it is of several tables or models; training, whether it is to be fitted by it.
     """
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
@@ -150,12 +150,17 @@ def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
             "by inducing points alone needs a likelihood that treats all rows alike but for known variances, got "
             'row_weight; leave it out, or pass approximation="full_scale" with neighbours'
         )
+    if kind == "sparse" and training and not likelihood.has_sites:
+        return (
+            "by inducing points alone fits a likelihood whose sites need no iteration, got "
+            f'{likelihood.name}; pass approximation="full_scale" with neighbours'
+        )
     return ""
 
 
-def refuse_unfit(prior: Prior, kind: str, *, batch: bool) -> None:
+def refuse_unfit(prior: Prior, kind: str, *, batch: bool, training: bool = False) -> None:
     """DomainError for models that the approximation is not made for."""
-    if why := obstacle(prior, kind, batch=batch):
+    if why := obstacle(prior, kind, batch=batch, training=training):
         raise DomainError(f"`approximation` {why}")
 
 
@@ -182,7 +187,7 @@ def _fitting(
     refusals: list[MemoryBudgetError] = []
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
     for one in kinds:
-        if rows.n and not obstacle(prior, one.kind, batch=batch):
+        if rows.n and not obstacle(prior, one.kind, batch=batch, training=training):
             try:
                 plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
             except MemoryBudgetError as error:

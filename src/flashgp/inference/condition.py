@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
-
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximation import Approximation
@@ -16,12 +14,11 @@ from flashgp.inference.exact.condition import condition as condition_exactly
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
 from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
-from flashgp.inference.posterior import Posterior
+from flashgp.inference.posterior_by_sites import condition_by_sites, held_for_sites
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.sites import condition_by_sites
 from flashgp.inference.streamed.condition import condition as condition_streamed
-from flashgp.sources.source import Held, RowSource
+from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
 
@@ -56,19 +53,9 @@ def condition(
 
     if prior.likelihood.has_sites:
         state = _shared(prior, rows, settings, asked, engine)
-    elif settings.run.deadline.limit is not None or settings.differentiable:
-        raise DomainError(
-            "`time_limit` and `differentiable` are of sites that are known without iteration, got one of them beside "
-            f"{prior.likelihood.name}; leave it out"
-        )
-    elif isinstance(rows, Data | Held) and group.size == 1:
-        x, y = rows.x, rows.y.to(torch.float64)
-        state = condition_by_sites(prior, x, y, lambda own: Posterior(given(own))).state
     else:
-        raise DomainError(
-            f"`likelihood` {prior.likelihood.name} has sites of every row, which are held in one process, got rows "
-            "that are read, or of several ranks; pass x and y, without a group"
-        )
+        table = held_for_sites(prior, rows, group, settings.run.deadline.limit, differentiable=settings.differentiable)
+        state = condition_by_sites(prior, *table, given)
     if event is not None:
         state.report.events.insert(0, event)
     return state

@@ -40,13 +40,13 @@ def odd_data(
     """Suspicious data, as events; warns of each kind.
 
     Args:
-        x: (n, d), finite; y: (n,) or (n, outputs), NaN where a cell is missing.
+        x: (n, d), finite; y: (n,) or (n, outputs), of 0 outputs for x alone, NaN where a cell is missing.
         names: of the columns of x and of y, one after the other.
         rows: (n,) whole numbers, as the caller counts them; None where nobody knows, such as of a sample.
 
     Cost: two selections in every column.
     """
-    columns = [*x.detach().double().cpu().unbind(-1), *y.detach().double().cpu().reshape(len(y), -1).unbind(-1)]
+    columns = [*x.detach().double().cpu().unbind(-1), *y.detach().double().cpu().unsqueeze(-1).flatten(1).unbind(-1)]
     labels = [event for column in columns[x.shape[-1] :] if (event := _two_values(column, settings)) is not None]
     found = [_far_out(column, settings) for column in columns]
     far = [

@@ -101,10 +101,10 @@ class GP(Prior):
                 f"`likelihood` must be a flashgp.likelihoods.Likelihood, got {type(likelihood).__name__}; for example "
                 "flashgp.likelihoods.Gaussian()"
             )
-        if not likelihood.has_sites:
+        if outputs is not None and not likelihood.has_sites:
             raise DomainError(
-                "`likelihood` must have sites that are known without iteration, since inference is exact, got "
-                f"{likelihood.name}; use flashgp.likelihoods.Gaussian()"
+                f"`outputs` must be None for {likelihood.name}, whose sites are found by iteration, got {outputs}; fit "
+                "a GP for each output"
             )
         super().__init__(kernel, mean, likelihood, outputs)
 

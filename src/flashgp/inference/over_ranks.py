@@ -95,7 +95,7 @@ def choose_inference(
         device = data.x.device if settings.device is None else settings.devices[-1]
         settings = replace(
             settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
-            factored=rows.batch * prior.kernel.batch_shape.numel() > 1,
+            factored=rows.batch * prior.kernel.batch_shape.numel() > 1 or not prior.likelihood.has_sites,
         )  # fmt: skip
         return decided_over(group, prior, rows, asked, settings, time_limit, training=training)
 

@@ -237,6 +237,8 @@ class Prior(NamedValues):
 
     def repairable(self, x: Tensor, y: Tensor) -> bool:
         """True if a failed factorisation may be due to rounding: not if equal noise-free rows disagree in y."""
+        if not self.likelihood.has_sites:  # iterated ones have variances
+            return True
         with torch.no_grad():
             sites = self.sites(y)
             if bool((sites.variance > 0).all()):

@@ -1,110 +1,149 @@
-"""Sites of likelihoods that are not Gaussian: the steps that find them, by any engine, eqs. (M-267) and (M-268).
+"""Sites of likelihoods that are not Gaussian: the steps that find them, by any engine, eq. (M-267).
 
 Given sites, inference is regression with a noise variance for each row, which every engine does; given the marginals of
-the training rows, a likelihood has its next sites. An engine never learns which likelihood it works for.
+the training rows, a likelihood has its next sites. An engine never learns which likelihood it works for. Conditioning
+takes marginals from leaving rows out (posterior_by_sites.py), a fit from the gradient of its objective, (M-270).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import ConvergenceError
-from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
 
-MAX_STEPS = 100
-SMALLEST_STEP = 2.0**-30
+A = TypeVar("A")
+Slopes = tuple[float | None, list[Tensor | None]]  # a value, and its gradient by residual, (n, 1), and noise, (n,)
+SMALLEST_SHARE = 1e-6  # of the variance of a site and of the prior that a marginal has: approximations may ask for less
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """Numbers that tune the search for sites.
+
+    Args:
+        search, posterior: nats by which the last step may move the marginals, in an evaluation of a fit and in
+            conditioning. One more step follows it, which is nearer by orders of magnitude.
+        max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
+    """
+
+    search: float = 1e-2
+    posterior: float = 1e-4
+    max_steps: int = 100
+    smallest_step: float = 2.0**-30
 
 
 @dataclass(frozen=True)
 class Marginals:
-    """q(f) of every training row. Fields: mean and variance, each (n,) or (n, outputs), float64."""
+    """q(f) of every training row. Fields: mean and variance, (n,), float64."""
 
     mean: Tensor
     variance: Tensor
 
     def divergence(self, other: "Marginals") -> float:
-        """KL(self || other), nats, all rows and outputs together."""
+        """KL(self || other), nats, all rows together."""
         ratio = self.variance / other.variance
         squares = (self.mean - other.mean).square() / other.variance
         return 0.5 * float((ratio - 1.0 - ratio.log() + squares).sum())
 
 
-def marginals(posterior: Posterior, sites: Sites) -> Marginals:
-    """q(f) of the training rows, from leaving each out, or without a factor by predicting them.
+@dataclass(frozen=True)
+class Found(Generic[A]):
+    """What an engine finds for sites.
 
-    Cost: as `Posterior.leave_one_out`, or exact variances of n points.
+    Fields: sites; at, q(f) under them; value, the bound of (M-267), nats, None where the engine does not know it;
+    answer, of the engine.
     """
-    if posterior.can("leave_one_out") is not None:
-        found = posterior.predict(posterior.x, variance="exact")
-        return Marginals(found.mean.double(), found.variance.double())
-    left = posterior.leave_one_out()
-    mean, whole = left.mean.double(), left.variance.double()
-    cavity = (whole - sites.variance).clamp_min(torch.finfo(torch.float64).tiny)
-    return Marginals(
-        (mean * sites.variance + sites.targets * cavity) / whole, cavity * sites.variance / whole
-    )  # fmt: skip
+
+    sites: Sites
+    at: Marginals
+    value: float | None
+    answer: A
+
+    def held_next(self, likelihood: Likelihood, y: Tensor) -> HeldSites:
+        """The sites of the next step. The bound is flat in q(f) at its optimum, so that these marginals serve it."""
+        sites = next_sites(likelihood, y, self.at)
+        return HeldSites(likelihood, sites, excess(likelihood, y, self.at, sites).detach())
 
 
-def condition_by_sites(
-    prior: Prior, x: Tensor, y: Tensor, condition: Callable[[Prior], Posterior], tolerance: float = 1e-4
-) -> Posterior:
-    """The posterior of a likelihood whose sites are found by iteration.
+def prior_variance(prior: Prior, x: Tensor) -> Tensor:
+    """Of f at every row, (n,), float64."""
+    return prior.kernel(x).diagonal().detach().double()
 
-    Args: condition, the posterior under a prior whose likelihood has sites; tolerance, nats by which the last step may
-        move the marginals.
+
+def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
+    """Sites that say next to nothing, under which q(f) is the prior."""
+    mean, variance = prior.mean_at(x).detach().squeeze(-1), prior_variance(prior, x)
+    value = float(prior.likelihood.expected_log_prob(y, mean, variance).sum())
+    return Found(Sites(mean, variance / LEAST), Marginals(mean, variance), value, None)
+
+
+def next_sites(likelihood: Likelihood, y: Tensor, at: Marginals) -> Sites:
+    """Those of the next step, whole."""
+    return likelihood.sites_at(y, at.mean, at.variance, None)
+
+
+def excess(likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
+    """What the bound has beside the log density of the targets of sites, of each row, (n,), nats, (M-267);
+    differentiable in the likelihood's parameters."""
+    of_site = -0.5 * (
+        LOG_2PI + sites.variance.log() + ((sites.targets - at.mean).square() + at.variance) / sites.variance
+    )
+    return likelihood.expected_log_prob(y, at.mean, at.variance) - of_site
+
+
+def marginals_by_gradient(sites: Sites, slopes: Sequence[Tensor | None], own: Tensor) -> Marginals:
+    """q(f) from the gradient of log N(targets; m, K + S), or of a bound on it, by targets and variances, (M-270).
+
+    Args: slopes, by residual, (n, 1), and by noise, (n,), before others; own, the prior variance of each row.
+    """
+    by_residual, by_variance = slopes[:2]
+    assert by_residual is not None
+    assert by_variance is not None
+    s, by_target = sites.variance, by_residual.squeeze(-1)
+    variance = s + s.square() * (2.0 * by_variance - by_target.square())
+    return Marginals(sites.targets + s * by_target, within(variance, s, own))
+
+
+def within(variance: Tensor, of_site: Tensor, own: Tensor) -> Tensor:
+    """Variances of q(f) between nothing and that of the prior, as an approximation may not give them."""
+    return variance.clamp(SMALLEST_SHARE * torch.minimum(of_site, own), own)
+
+
+def settle(
+    likelihood: Likelihood, y: Tensor, start: Found[A] | Found[None], evaluate: Callable[[Sites], Found[A]],
+    tolerance: float, settings: SiteSettings,
+) -> tuple[Found[A], int, float]:  # fmt: skip
+    """Steps (M-267) from a start until one moves q(f) by less than a tolerance, in nats: what was found, how many, and
+    how far the last one moved.
+
     Raises: ConvergenceError where no step raises the bound.
-    Cost: some 5 to 20 conditionings.
     """
-    likelihood, step, moved = prior.likelihood, 1.0, math.inf
-    with torch.no_grad():
-        start = prior.mean_at(x)
-        mean = (start if prior.outputs is not None else start.squeeze(-1)).expand(y.shape)
-        own = prior.kernel(x).diagonal().double()
-        at = Marginals(mean, own.reshape(-1, *[1] * (y.dim() - 1)).expand(y.shape))
-        kept = Sites(at.mean, at.variance / LEAST)  # q(f) is the prior
-        best = float(likelihood.expected_log_prob(y, at.mean, at.variance).sum())
-        for steps in range(1, MAX_STEPS + 1):
-            sites = _between(kept, likelihood.sites_at(y, at.mean, at.variance, prior.outputs), step)
-            posterior = condition(prior.with_likelihood(HeldSites(likelihood, sites)))
-            here = marginals(posterior, sites)
-            value = bound(posterior, likelihood, y, here, sites)
-            if value is not None and not value >= best - tolerance:  # NaN too
-                step *= 0.5
-                if step < SMALLEST_STEP:
-                    break
-                continue
-            moved, at, kept, best = here.divergence(at), here, sites, best if value is None else value
-            if moved < tolerance and step == 1.0:
-                posterior.report.events.append(
-                    Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved)
-                )
-                return posterior
-            step = min(1.0, 2.0 * step)
+    step, moved, kept, best = 1.0, math.inf, start, start.value
+    for steps in range(1, settings.max_steps + 1):
+        found = evaluate(_between(kept.sites, next_sites(likelihood, y, kept.at), step))
+        if found.value is not None and best is not None and not found.value >= best - tolerance:  # NaN too
+            step *= 0.5
+            if step < settings.smallest_step:
+                break
+            continue
+        moved, kept, best = found.at.divergence(kept.at), found, best if found.value is None else found.value
+        if moved < tolerance and step == 1.0:
+            return found, steps, moved
+        step = min(1.0, 2.0 * step)
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "
         f"{moved:.2g} nats; scale the targets, or give the kernel a smaller variance",
         iterations=steps, residual=moved, tolerance=tolerance,
     )  # fmt: skip
-
-
-def bound(posterior: Posterior, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> float | None:
-    """The lower bound on log p(y), nats, (M-267); None where the log density of the sites is not known."""
-    if not posterior.state.evidence_known:
-        return None
-    own = -0.5 * (
-        LOG_2PI + sites.variance.log() + ((sites.targets - at.mean).square() + at.variance) / sites.variance
-    )  # fmt: skip
-    expected = likelihood.expected_log_prob(y, at.mean, at.variance)
-    return float(posterior.log_marginal_likelihood().sum()) + float((expected - own).sum())
 
 
 def _between(one: Sites, other: Sites, share: float) -> Sites:
@@ -114,3 +153,64 @@ def _between(one: Sites, other: Sites, share: float) -> Sites:
     precision = torch.lerp(1.0 / one.variance, 1.0 / other.variance, share)
     linear = torch.lerp(one.targets / one.variance, other.targets / other.variance, share)
     return Sites(linear / precision, 1.0 / precision)
+
+
+@dataclass
+class IteratedSites:
+    """Sites of a problem's rows, which an evaluation leaves to the next one.
+
+    Fields: held; settings; steps that each evaluation took, of all numbers of rows.
+    """
+
+    held: HeldSites
+    settings: SiteSettings
+    steps: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> "IteratedSites | None":
+        """Those of the first step from the prior; None for a likelihood whose sites need no iteration."""
+        likelihood = prior.likelihood
+        if likelihood.has_sites:
+            return None
+        with torch.no_grad():
+            return cls(HeldSites(likelihood, next_sites(likelihood, y, from_prior(prior, x, y).at)), settings)
+
+    def rows(self, index: Tensor) -> "IteratedSites":
+        """Those of some of the rows."""
+        return IteratedSites(self.held.rows(index), self.settings, self.steps)
+
+    @torch.no_grad()
+    def settle(
+        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], Slopes], tolerance: float | None = None
+    ) -> Found[None]:
+        """Steps (M-267) from the sites held, or from the prior where these say less; one more than is needed are held
+        then, those of the next evaluation.
+
+        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, with its gradient by residual and noise.
+        Raises: ConvergenceError where no step raises the bound.
+        """
+        held, likelihood, own = self.held, prior.likelihood, prior_variance(prior, x)
+
+        def found(sites: Sites) -> Found[None]:
+            held.hold(sites)
+            value, slopes = evaluate()
+            assert value is not None
+            at = marginals_by_gradient(sites, slopes, own)
+            return Found(sites, at, value + float(excess(likelihood, y, at, sites).sum()), None)
+
+        warm, cold = found(Sites(held.targets, held.variance)), from_prior(prior, x, y)
+        assert warm.value is not None
+        assert cold.value is not None
+        start = warm if warm.value >= cold.value else cold  # NaN too
+        tolerance = self.settings.search if tolerance is None else tolerance
+        last, steps, _ = settle(likelihood, y, start, found, tolerance, self.settings)
+        held.hold(next_sites(likelihood, y, last.at))
+        self.steps.append(steps + 2)
+        return last
+
+    def beyond(self, prior: Prior, x: Tensor, y: Tensor, slopes: Sequence[Tensor | None]) -> Tensor:
+        """The sum of `excess` at the sites held, differentiable in the likelihood's parameters, q(f) and sites held,
+        (M-271). Args: slopes, the gradient of the log density of targets by residual and noise."""
+        sites = Sites(self.held.targets, self.held.variance)
+        at = marginals_by_gradient(sites, slopes, prior_variance(prior, x))
+        return excess(prior.likelihood, y, at, sites).sum()

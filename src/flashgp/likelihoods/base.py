@@ -76,8 +76,8 @@ class PredictiveDistribution(ABC):
 class Likelihood(NamedValues, ABC):
     """p(y | f), row by row. Subclasses give densities, predictive distributions, and sites where they can.
 
-    Exact inference needs `sites`. Those of `Gaussian` are its observations. A likelihood whose sites are found by
-    iteration leaves `has_sites` False; exact inference refuses it.
+    Inference needs `sites`. Those of `Gaussian` are its observations. A likelihood whose sites are found by iteration
+    leaves `has_sites` False: `expected_log_prob` is all that conditioning and fits ask of it then (inference/sites.py).
 
     Example:
         >>> import torch, flashgp as fgp
@@ -111,7 +111,10 @@ class Likelihood(NamedValues, ABC):
         Raises:
             DomainError: where there are none.
         """
-        raise DomainError(f"`likelihood` must have sites, got {self.name}, which has none; use Gaussian")
+        raise DomainError(
+            f"`likelihood` must have sites that need no iteration here, got {self.name}; ask the posterior, "
+            "gp.condition(x, y)"
+        )
 
     def expectations(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]

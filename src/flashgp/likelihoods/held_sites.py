@@ -14,7 +14,9 @@ class HeldSites(Likelihood):
 
     Args:
         likelihood: whose sites they are.
-        sites: targets and variances of every row, each (n,) or (n, outputs).
+        sites: targets and variances of every row, each (n,).
+        excess: what the bound on log p(y) has beside the log density of the targets, of each row, (n,), nats; None
+            where it is not known.
 
     Example:
         >>> sites = Sites(torch.zeros(3), torch.ones(3, dtype=torch.float64))
@@ -25,15 +27,20 @@ class HeldSites(Likelihood):
 
     has_sites = True
 
-    def __init__(self, likelihood: Likelihood, sites: Sites) -> None:
+    def __init__(self, likelihood: Likelihood, sites: Sites, excess: Tensor | None = None) -> None:
         super().__init__()
         self.likelihood = likelihood
         self.register_buffer("targets", sites.targets)
         self.register_buffer("variance", sites.variance)
-        self.outputs = likelihood.outputs
+        self.register_buffer("excess", excess)
 
     targets: Tensor
     variance: Tensor
+    excess: Tensor | None
+
+    def hold(self, sites: Sites) -> None:
+        """Other sites of the same rows, in place of these."""
+        self.targets, self.variance, self.excess = sites.targets, sites.variance, None
 
     @property
     def name(self) -> str:
@@ -51,7 +58,7 @@ class HeldSites(Likelihood):
         return self.likelihood.expected_log_prob(y, mean, variance)
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
-        return Sites(self.targets, self.variance)
+        return Sites(self.targets, self.variance, None if self.excess is None else self.excess.sum())
 
     def additive_noise(self, device: Any) -> Tensor | None:
         return self.likelihood.additive_noise(device)
@@ -61,8 +68,11 @@ class HeldSites(Likelihood):
         return False
 
     def rows(self, index: Tensor) -> "HeldSites":
-        return HeldSites(self.likelihood.rows(index), Sites(self.targets[index], self.variance[index]))
+        return self._of(self.likelihood.rows(index), lambda numbers: numbers[index])
 
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "HeldSites":
-        sites = Sites(function(self.targets), function(self.variance))
-        return HeldSites(self.likelihood.by_rows(function), sites)
+        return self._of(self.likelihood.by_rows(function), function)
+
+    def _of(self, likelihood: Likelihood, function: Callable[[Tensor], Tensor]) -> "HeldSites":
+        excess = None if self.excess is None else function(self.excess)
+        return HeldSites(likelihood, Sites(function(self.targets), function(self.variance)), excess)

@@ -94,7 +94,8 @@ class FullScaleFit(EngineFit[FullScaleState]):
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.options.conditioning()
-        state = condition(choices.asked, self.prior, self.data, settings)
+        prior = self.prior if self.problem.sites is None else self.with_sites(choices.last(trained.theta))
+        state = condition(choices.asked, prior, self.data.under(prior), settings)
         state.report.events += self.chosen
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
@@ -186,6 +187,11 @@ class _Choices:
         self.events.append(Event(EventKind.MORE_NEIGHBOURS_TAKEN, kept=kept, planned=planned, gain=added))
         return other
 
+    def last(self, theta: numpy.ndarray) -> FullScaleLogJoint:
+        """Of all rows at the optimum, with points and neighbours that are chosen there, as conditioning does."""
+        problem = self._at(self.problem.rows, theta)
+        return self._made(problem, self._layout(problem, self.asked.sizes(problem.rows)))
+
     def _at(self, size: int, theta: numpy.ndarray) -> Problem:
         """The problem of so many of the rows, with rank 0's vector in their prior."""
         problem = self.problem if size == self.problem.rows else self.problem.subset(size, self.options.run.seed)
@@ -195,7 +201,7 @@ class _Choices:
 
     def _layout(self, problem: Problem, sizes: Sizes, points: torch.Tensor | None = None) -> Layout:
         """Args: points, inducing points in place of those that would be chosen."""
-        noise = problem.prior.sites(problem.y).variance.detach()
+        noise = problem.with_sites.sites(problem.y).variance.detach()
         own = self.asked.points_like(self.problem.x) if points is None else points
         sizes = sizes.within(problem.rows)
         return layout_of(problem.prior, problem.x, noise, sizes, self.options.run.seed, own, self.options.run.group)

@@ -23,7 +23,7 @@ from flashgp.foundations.events import Event, EventKind, SampleReason, StopReaso
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, exact_price
+from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -89,6 +89,7 @@ class StreamedFit(EngineFit[Any]):
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.by_part, self.searchers, self.interrupts = options, by_part, ALONE, []
         refuse_exact_fit(options)
+        refuse_unfit(prior, "sparse", batch=False, training=True)
         prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), fitting=True)
         clock = options.run.deadline.clock
         began = clock()

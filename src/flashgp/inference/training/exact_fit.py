@@ -48,8 +48,14 @@ class ExactFit(EngineFit[AnyState]):
                     f"`y` must have all cells where gradients of {data.count:,} rows are estimated, got missing ones; "
                     "fit a model for each output, or fewer rows"
                 )
+        if plan.training != "exact" and not prior.likelihood.has_sites:
+            raise DomainError(
+                "`plan` must have training='exact' where sites are found by iteration, as those of "
+                f'{prior.likelihood.name}, got {plan.training!r}; leave it out, or pass approximation="full_scale"'
+            )
         # Of the exact gradient's factor; estimated gradients round their products only.
-        dtype = torch.float32 if plan.training == "exact" and plan.route == "refined" else torch.float64
+        single = plan.training == "exact" and plan.route == "refined" and prior.likelihood.has_sites
+        dtype = torch.float32 if single else torch.float64
         workspace = Workspace(allowed_bytes(max(plan.training_bytes, plan.peak_bytes)), deadline=options.run.deadline)
         target = planned_device(plan, options.run.device, data.x)
         direct = DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace)
@@ -77,7 +83,8 @@ class ExactFit(EngineFit[AnyState]):
             float32_factor=not trained.rough_factors,
             interrupted=self.interrupt, cores=recorder.free_cores,
         )  # fmt: skip
-        state = condition(self.prior, self.data, settings)
+        prior = self.with_sites(trained.objective)
+        state = condition(prior, self.data.under(prior), settings)
         report.events += self.interrupts[:1]
         report_answer(report, recorder, state, self)
         prices = prices_event(state) if self.options.run.group.size == 1 else None
@@ -106,7 +113,8 @@ def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
     if plan is None:
         asked = options.planning(
             device=x.device if options.run.device is None else options.run.device, dtype=options.run.dtype,
-            solver=options.solver, factored=options.jitter is not None or data.is_batch,
+            solver=options.solver,
+            factored=options.jitter is not None or data.is_batch or not prior.likelihood.has_sites,
         )  # fmt: skip
         plan = conditioning_plan(prior, data.counts, asked, training=True)
     if plan.training_bytes > plan.available_bytes:

@@ -229,9 +229,9 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
         objective: of the rows that count, exact; draws: simulated data sets, several times p.
     Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops for each covariance matrix, n^2 for each draw.
     """
-    objective.parameters.assign(theta)
+    objective.at(theta)
     problem, size = objective.problem, objective.parameters.size
-    prior, direct, form = problem.prior, problem.direct, problem.prior.kernel.form
+    prior, direct, form = problem.with_sites, problem.direct, problem.prior.kernel.form
     with torch.enable_grad():
         residual, noise, rows, values = prior.likelihood_inputs(problem.x, problem.y)
     with torch.no_grad():
@@ -271,6 +271,9 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
                 _, scores[k] = objective.pull(inputs, [-one, by_noise, *by_covariance], retain_graph=True)
     centred = scores - scores.mean(axis=0)
     information = centred.T @ centred / max(1, draws - 1)
+    if problem.sites is not None:  # held sites say nothing of the likelihood's own parameters: as of a noise variance
+        own = objective.parameters.of_likelihood()
+        information[own, own] += 0.5 * objective.rows
     information = (1.0 - SHRINKAGE) * information + SHRINKAGE * numpy.diag(numpy.diag(information))
     return information + 1e-6 * max(float(numpy.trace(information)) / max(1, size), 1e-6) * numpy.eye(size)
 

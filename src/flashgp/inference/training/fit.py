@@ -41,10 +41,11 @@ from flashgp.inference.gathered import (
 from flashgp.inference.over_ranks import asked_alike, gathered_for
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
+from flashgp.inference.sites import IteratedSites
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
-from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
+from flashgp.inference.training.objective import LogJoint, Objective, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.period_starts import PERIODIC_ROLES
 from flashgp.inference.training.train import Trained
@@ -133,6 +134,19 @@ class EngineFit(ABC, Generic[S]):
     def chosen(self) -> list[Event]:
         """Events of choices of the search that differ from the plan."""
         return []
+
+    def with_sites(self, objective: Objective) -> Prior:
+        """The prior to condition under: with the sites that are found at the optimum, where these take iteration.
+
+        Args: objective, of all rows, whose parameters are there.
+        """
+        problem, prior = objective.problem, self.result
+        if problem.sites is None:
+            return prior
+        bound = objective if isinstance(objective, LogJoint) else LogJoint(problem)
+        found = bound.settled(problem.sites.settings.posterior)
+        assert found is not None
+        return prior.with_likelihood(found.held_next(prior.likelihood, problem.y))
 
     def interrupt(self) -> None:
         """Ctrl-C came in a solve of the posterior, which ends it with what it has."""
@@ -238,6 +252,11 @@ def problem_of(
         x, y = (contiguous_copy(t).detach().to(target) for t in (data.x, data.y))
     group = data.group if joined else None
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
+    sites = IteratedSites.of(prior, x, y, options.settings.sites)
+    if sites is not None:
+        few = Problem(prior, x, y, direct, sites=sites).subset(options.stages.start_rows, options.run.seed)
+        found = LogJoint(few).settled(sites.settings.search)
+        facts = facts if found is None else facts.of_latent(found.at)
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)
@@ -245,7 +264,7 @@ def problem_of(
     roles = role_starts(prior, facts)
     if options.initial == "given":  # a search that begins elsewhere may end below the values it was given
         roles = {parameter: role.containing(parameter.value.detach()) for parameter, role in roles.items()}
-    return Problem(prior, x, y, direct, roles, options.priors == "weak")
+    return Problem(prior, x, y, direct, roles, options.priors == "weak", sites)
 
 
 def interrupted_message(checkpoint: Path | None, again: str) -> str:
@@ -315,6 +334,10 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
         report.events.append(
             Event(EventKind.RESUMED, evaluations=recorder.evaluations.replayed, estimated=trained.estimated)
         )
+    sites = trained.objective.problem.sites
+    if sites is not None:
+        name, steps = trained.objective.problem.prior.likelihood.name, sites.steps
+        report.events.append(Event(EventKind.FIT_SITES, likelihood=name, steps=sum(steps), evaluations=len(steps)))
     jitters = trained.objective.problem.direct.jitters
     if jitters:
         report.events.append(Event(EventKind.FIT_JITTER, attempts=len(jitters)))

@@ -31,6 +31,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.missing_cells import observed
 from flashgp.inference.prior import Prior
+from flashgp.inference.sites import Marginals
 from flashgp.kernels import Kernel, Sum, Warped
 
 LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
@@ -85,6 +86,14 @@ class DataFacts:
         variances = torch.where(variances > negligible, variances, reduced)
         square = float(unit) * float(unit)
         return cls(spread.to("cpu"), mean.to("cpu"), reduced * square, x.shape[-2], variances * square)
+
+    def of_latent(self, at: Marginals) -> "DataFacts":
+        """The same of latent values in place of the targets, where these are on another scale. Args: at, q(f) of rows
+        under the parameters given."""
+        centre = at.mean.mean()
+        variance = float((at.mean - centre).square().mean() + at.variance.mean())
+        one = torch.tensor([variance], dtype=torch.float64)
+        return dataclasses.replace(self, mean=centre.cpu(), variance=variance, variances=one)
 
 
 def _power_of_two_below(size: Tensor) -> Tensor:

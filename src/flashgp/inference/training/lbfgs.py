@@ -5,7 +5,7 @@ import logging
 
 import numpy
 
-from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.gradient_search import recalled_or_computed
@@ -40,7 +40,7 @@ def minimise(
         nonlocal first, last
         try:
             evaluation = evaluated(objective, scaled * unit, run, recorder)
-        except NotPositiveDefiniteError:
+        except (NotPositiveDefiniteError, ConvergenceError):
             if first is None:
                 raise
             # Not positive definite: a value well above the last one makes the line search step back.
@@ -63,12 +63,12 @@ def minimise(
                 function, numpy.clip(start, low, high) / unit, jac=True, method="L-BFGS-B",
                 bounds=list(zip(low / unit, high / unit, strict=True)), options=options,
             )  # fmt: skip
-        except NotPositiveDefiniteError:
+        except (NotPositiveDefiniteError, ConvergenceError):
             log.debug("%s could not be evaluated at its start", run)
 
 
 def evaluated(objective: Objective, theta: Array, run: SearchRun, recorder: Recorder) -> Evaluation:
-    """An evaluation, recorded. Raises: NotPositiveDefiniteError, recorded too."""
+    """An evaluation, recorded. Raises: NotPositiveDefiniteError, ConvergenceError, recorded too."""
     evaluation = recalled_or_computed(objective, theta, run, recorder)
     assert evaluation.value is not None
     recorder.record(run, theta, evaluation.value, evaluation.gradient)

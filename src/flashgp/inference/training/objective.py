@@ -27,6 +27,7 @@ from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.missing_cells import observed, of_observed, rows_of_output
 from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
+from flashgp.inference.sites import Found, IteratedSites
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import RoleStart
@@ -45,6 +46,7 @@ class Problem:
         direct: how exact computations run.
         roles: starts, bounds and weak priors that the data suggest, by parameter.
         weak: whether the weak priors are part of the objective.
+        sites: of a likelihood whose sites are found by iteration, as the last evaluation left them; None for others.
     """
 
     prior: Prior
@@ -53,6 +55,12 @@ class Problem:
     direct: DirectSettings
     roles: Mapping[Parameter, RoleStart] = field(default_factory=dict)
     weak: bool = False
+    sites: IteratedSites | None = None
+
+    @property
+    def with_sites(self) -> Prior:
+        """The prior with a likelihood that has sites: its own, or that of the sites held now."""
+        return self.prior if self.sites is None else self.prior.with_likelihood(self.sites.held)
 
     @property
     def rows(self) -> int:
@@ -68,7 +76,8 @@ class Problem:
         prior = self.prior.with_likelihood(self.prior.likelihood.rows(index))
         x, y = self.x[..., index, :], self.y[..., index] if prior.outputs is None else self.y[..., index, :]
         direct = dataclasses.replace(self.direct, repair=lambda: prior.repairable(x, y))
-        return dataclasses.replace(self, prior=prior, x=x, y=y, direct=direct)
+        sites = None if self.sites is None else self.sites.rows(index)
+        return dataclasses.replace(self, prior=prior, x=x, y=y, direct=direct, sites=sites)
 
 
 @dataclass(frozen=True)
@@ -232,12 +241,15 @@ def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, lis
 class LogJoint(Objective):
     """Minus the log joint of a prior and data, eq. (M-38), with its closed-form gradient.
 
-    Cost: n^3 flops and one n x n buffer per evaluation.
+    Where sites are found by iteration the bound (M-267) takes the place of the likelihood. It is greatest in the sites
+    at every vector, so that its gradient is that with the sites held, (M-271).
+
+    Cost: n^3 flops and one n x n buffer per evaluation; with iterated sites 3 to 6 times as much.
     """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        prior, direct = problem.prior, problem.direct
+        prior, direct = problem.with_sites, problem.direct
         self.priors = ParameterPriors(self.parameters, weak=problem.weak)
         self._small: list[SmallModel] | None = None  # of every covariance matrix
         if direct.dtype == torch.float64 and not direct.jitter:
@@ -249,9 +261,31 @@ class LogJoint(Objective):
         general = sum(float(owner.log_prior().sum().detach()) for owner in self.priors.general)
         return self.priors.value_and_gradient(theta)[0] + general
 
+    def at(self, theta: Array) -> None:
+        """Set the parameters, and sites that are found by iteration. Raises: ConvergenceError."""
+        self.parameters.assign(theta)
+        self.settled()
+
+    def settled(self, tolerance: float | None = None) -> Found[None] | None:
+        """What iteration finds at the parameters that the prior has now; None where sites need none.
+
+        Args: tolerance, nats by which the last step may move q(f); None for that of a search.
+        """
+        problem = self.problem
+        if problem.sites is None:
+            return None
+        return problem.sites.settle(problem.prior, problem.x, problem.y, self._by_sites, tolerance)
+
+    @torch.no_grad()
+    def _by_sites(self) -> tuple[float | None, list[Tensor | None]]:
+        """The likelihood at the sites held now, with its gradient by residual and noise."""
+        residual, noise, rows, theta = self.likelihood_inputs()
+        tensors = [residual, noise, *rows.tensors, *theta]
+        return self.likelihood(rows, tensors, [True, True, *[False] * (len(tensors) - 2)])
+
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
-            self.parameters.assign(theta)
+            self.at(theta)
             small = self._by_small_models()
             value, gradient = self._by_autograd() if small is None else self._from_small(*small)
         prior, prior_gradient = self.priors.value_and_gradient(theta)
@@ -275,13 +309,19 @@ class LogJoint(Objective):
         with torch.enable_grad():
             residual, noise, rows, theta = self.likelihood_inputs()
             inputs = (residual, noise, *rows.tensors, *theta)
-            value, slopes = self.likelihood(rows, [t.detach() for t in inputs], [t.requires_grad for t in inputs])
-            total, gradient = self.pull(inputs, slopes)
+            wanted = [t.requires_grad or self.problem.sites is not None for t in inputs]
+            value, slopes = self.likelihood(rows, [t.detach() for t in inputs], wanted)
+            total, gradient = self.pull(inputs, slopes, self._beyond_sites(slopes))
         return None if value is None else total + value, gradient
+
+    def _beyond_sites(self, slopes: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        """What the bound has beside the likelihood of iterated sites, given the gradient of that."""
+        problem, sites = self.problem, self.problem.sites
+        return [] if sites is None else [sites.beyond(problem.prior, problem.x, problem.y, slopes)]
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""
-        return self.problem.prior.likelihood_inputs(self.problem.x, self.problem.y)
+        return self.problem.with_sites.likelihood_inputs(self.problem.x, self.problem.y)
 
     def likelihood(
         self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
@@ -345,25 +385,30 @@ class LogJoint(Objective):
         return float(value.sum()), slopes
 
     def pull(
-        self, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None], *, retain_graph: bool = False
+        self,
+        inputs: Sequence[Tensor],
+        slopes: Sequence[Tensor | None],
+        more: Sequence[Tensor] = (),
+        *,
+        retain_graph: bool = False,
     ) -> tuple[float, Array]:
         """The gradient by the flat vector from slopes by the likelihood's inputs, with that of the terms that only
-        autograd knows; and the value of those."""
+        autograd knows, and of more; and the value of those."""
         pairs = [
             (tensor, slope if slope.shape == tensor.shape else slope.sum_to_size(tensor.shape))
             for tensor, slope in zip(inputs, slopes, strict=True)
             if tensor.requires_grad and slope is not None
         ]
-        terms = self._extra_terms()
+        terms = self._extra_terms(more)
         pairs += [(term, torch.ones_like(term)) for term in terms]
         parts: Sequence[Tensor | None] = ()
         if pairs:
             parts = vector_jacobian(pairs, self.parameters.tensors, retain_graph=retain_graph)
         return sum(term.item() for term in terms), self.parameters.flat(parts)
 
-    def _extra_terms(self) -> list[Tensor]:
+    def _extra_terms(self, more: Sequence[Tensor]) -> list[Tensor]:
         """Terms of the log joint that autograd takes care of: uncommon priors, what replicated rows say about noise."""
-        terms = [owner.log_prior().sum() for owner in self.priors.general]
+        terms = [*(owner.log_prior().sum() for owner in self.priors.general), *more]
         scale = self.log_scale()
         if scale is not None:
             terms.append(scale.sum())
@@ -373,7 +418,7 @@ class LogJoint(Objective):
 
     def log_scale(self) -> Tensor | None:
         """Log factor that the likelihood adds to the density of its sites."""
-        return self.problem.prior.log_scale(self.problem.y)
+        return self.problem.with_sites.log_scale(self.problem.y)
 
     def _from_small(self, value: float, slopes: dict[Parameter, Array]) -> tuple[float, Array]:
         """The small model's gradient by parameter as a flat one, with the extra terms."""

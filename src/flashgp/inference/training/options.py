@@ -9,6 +9,7 @@ from flashgp.foundations.checks import check_device, check_dtype, check_jitter
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.run import DEFAULT_RUN, Run
 from flashgp.inference.settings import ConditionSettings, TimeSettings
+from flashgp.inference.sites import SiteSettings
 from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SampleSettings, SearchSettings, StochasticSettings
@@ -31,6 +32,7 @@ class FitSettings:
         time: how a time limit is kept.
         seconds_between_writes: of the checkpoint.
         sample: of rows whose passes take longer than the time limit.
+        sites: of a likelihood whose sites are found by iteration.
     """
 
     search: SearchSettings = field(default_factory=SearchSettings)
@@ -40,6 +42,7 @@ class FitSettings:
     time: TimeSettings = field(default_factory=TimeSettings)
     seconds_between_writes: float = 1.0
     sample: SampleSettings = field(default_factory=SampleSettings)
+    sites: SiteSettings = field(default_factory=SiteSettings)
 
     def estimated_gradients(self, problem: Problem, options: EstimateOptions) -> EstimatedLogJoint:
         """The objective of many rows. Raises: DomainError where `objective` is another one and none is given."""

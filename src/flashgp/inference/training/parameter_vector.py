@@ -137,6 +137,11 @@ class ParameterVector:
         noise = [slot for slot in self.slots if slot.name.startswith("likelihood")]
         return _reset(theta, noise, lambda values, start: values < start + math.log(share))
 
+    def of_likelihood(self) -> Array:
+        """The numbers of the entries that are the likelihood's."""
+        slots = [slot.entries for slot in self.slots if slot.name.startswith("likelihood")]
+        return numpy.concatenate([numpy.zeros(0, int), *(numpy.arange(one.start, one.stop) for one in slots)])
+
     def bounds(self) -> tuple[Array, Array]:
         """Lower and upper bounds, (p,) each, infinite for none."""
         low, high = numpy.empty(self.size), numpy.empty(self.size)

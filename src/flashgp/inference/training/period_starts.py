@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import NotPositiveDefiniteError
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.training.history import Recorder, SearchRun, Stage
 from flashgp.inference.training.lbfgs import evaluated
@@ -106,7 +106,7 @@ def _weighed(
         if key not in values:
             try:
                 found = evaluated(few, theta, run, recorder).value
-            except NotPositiveDefiniteError:
+            except (NotPositiveDefiniteError, ConvergenceError):
                 found = None
             values[key] = (math.inf if found is None else found), theta
         return values[key][0]
