@@ -165,20 +165,54 @@ for _n, _turns in ((50, 200), (200, 100), (500, 30), (2000, 5)):
     row(f"likelihood with gradient, {_n:,} rows", "nats a row")(lambda n=_n, turns=_turns: objective(n, turns))
 
 
-def fitted(name: str, rows: int | None) -> tuple[float, float]:
+def fitted(name: str, rows: int | None, **options: Any) -> tuple[float, float]:
     import flashgp as fgp
 
     x, y, x_test, y_test = table(name, rows)
     started = time.perf_counter()
-    fit = fgp.fit(model(x.shape[1], lengthscale=1.0, noise=0.1), x, y)
+    fit = fgp.fit(model(x.shape[1], lengthscale=1.0, noise=0.1), x, y, **options)
     mean = fit.posterior.predict(x_test).mean
     return time.perf_counter() - started, float((mean - y_test).square().mean().sqrt())
 
 
 row("fit, concrete, 927 rows", "RMSE")(lambda: fitted("concrete", None))
 row("fit, elevators, 1,000 rows", "RMSE")(lambda: fitted("elevators", 1000))
+row("fit by full scale, 4,000 rows of kin40k", "RMSE")(
+    lambda: fitted("kin40k", 4000, approximation="full_scale", inducing=64, neighbours=32, starts=1)
+)
+row("fit by inducing points, 10,000 rows of kin40k", "RMSE")(
+    lambda: fitted("kin40k", 10_000, approximation="sparse", inducing=64, starts=1)
+)
+row("fit by estimated gradients, 5,000 rows of elevators", "RMSE", long=True)(lambda: fitted("elevators", 5000))
 row("fit, elevators, all rows", "RMSE", long=True)(lambda: fitted("elevators", None))
 row("fit, pol, all rows", "RMSE", long=True)(lambda: fitted("pol", None))
+
+
+@row("collapsed bound with gradient, 20,000 rows, 256 points", "nats a row")
+def _bound() -> tuple[float, float]:
+    x = points(20_000, 8)
+    y, gp = torch.sin(4.0 * x[:, 0]) + x[:, 1], model(8)
+
+    def job() -> float:
+        gp.zero_grad()
+        value = gp.collapsed_bound(x, y, inducing=x[:256])
+        value.backward()
+        return float(value.detach()) / len(x)
+
+    return timed(job, 3, warmup=2)
+
+
+@row("mean and variance of a point, 2,000 rows", "RMSE")
+def _one_point() -> tuple[float, float]:
+    x, y, x_test, y_test = table("elevators", 2000)
+    post = model(x.shape[1], lengthscale=8.0, noise=0.1).condition(x, y)
+
+    def job() -> torch.Tensor:
+        prediction = post.predict(x_test[:1])
+        return prediction.mean + 0.0 * prediction.variance
+
+    seconds, _ = timed(job, 100, warmup=20)
+    return seconds, float((post.predict(x_test[:500]).mean - y_test[:500]).square().mean().sqrt())
 
 
 def conditioned(rows: int, **options: Any) -> tuple[float, float]:
