@@ -1,4 +1,4 @@
-"""How conditioning and solves were asked for, as values that are passed down."""
+"""Settings of conditioning and solves, as values that are passed down."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from flashgp.solvers.contract import Step
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """How a time limit is kept where a posterior of all rows would take too long.
+    """Settings of a time limit where a posterior of all rows would take too long.
 
     Args:
         min_rows: of a posterior, whatever the time and the plan: they take some milliseconds.
@@ -51,7 +51,7 @@ class TimeSettings:
         return min(plan.seconds, self.part_share * max(0.0, left))
 
     def late(self, deadline: Deadline, seconds: float) -> bool:
-        """Whether work of so many seconds that begins now would end too long after the deadline.
+        """True if work of so many seconds that begins now would end too long after the deadline.
 
         Negligible work asks too: ranks of a group, each with seconds of its own, ask at the same places.
         """
@@ -61,7 +61,7 @@ class TimeSettings:
 
 @dataclass(frozen=True)
 class ConditionSettings:
-    """What `GP.condition` is asked for beside prior and data; the fields are its arguments.
+    """Arguments of `GP.condition` beside prior and data.
 
     Fields: interrupted is called when Ctrl-C ends an iterative solve, whose best weights the state then has, labelled;
     without it, and in a factorisation or preparation, Ctrl-C is raised. float32_factor is False where float32 factors
@@ -82,7 +82,7 @@ class ConditionSettings:
 
     @property
     def alike(self) -> dict[str, object]:
-        """What ranks must have asked for alike, by name."""
+        """Arguments that must be alike on all ranks, by name."""
         return self.run.alike | {
             "solver": self.solver, "jitter": self.jitter, "plan": None if self.plan is None else self.plan.route,
             "progress": self.progress is not None,

@@ -1,4 +1,4 @@
-"""What a plan is asked about: the problem, in sizes, and the resources that may be used, in bytes and rates."""
+"""The problem of a plan, in sizes, and the resources that may be used, in bytes and rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -120,7 +120,7 @@ class ConditioningProblem:
 
     @property
     def product_features(self) -> Features:
-        """Of products, which have one column at least."""
+        """Features of products, which have one column at least."""
         return replace(self.features, width=max(1, self.features.width))
 
 
@@ -148,7 +148,7 @@ def chosen_device(device: str | torch.device | None, x: Tensor) -> torch.device:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What a plan keeps to.
+    """Limits and options of a plan.
 
     Fields: memory, budget in bytes or text like "8GiB", None for what is free now; device, "auto" or several for
     the quickest of them, None for the CPU; dtype, route, solver, factored, backend, deterministic, as `fgp.plan` takes
@@ -188,7 +188,7 @@ class PlanSettings:
         return {str(device): available_bytes(device) for device in self.devices}
 
     def notes(self) -> tuple[str, ...]:
-        """What a plan says about the rates it was made with."""
+        """Notes of a plan on the rates it was made with."""
         profile = self.rates
         if profile.measured:
             gone = ""

@@ -1,4 +1,4 @@
-"""How a fit was asked for: its documented arguments, and the settings that tune it."""
+"""Options of a fit: its documented arguments, and the settings that tune it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from flashgp.planner.problem import PlanSettings
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What tunes a fit beside its documented keywords.
+    """Settings that tune a fit beside its documented keywords.
 
     Args:
         search: of starts and L-BFGS-B.
@@ -56,8 +56,7 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a fit is asked for beside prior and data: the arguments of `flashgp.fit`, how it runs
-    among them as `run`, and a solver as `GP.condition`.
+    """Arguments of `flashgp.fit` beside prior and data, those of the call as `run`, with a solver as `GP.condition`.
 
     Raises: DomainError for values of the wrong kind.
     """
@@ -76,7 +75,7 @@ class FitOptions:
 
     @property
     def stages(self) -> StageSettings:
-        """What decides the stages of the search."""
+        """Settings of the stages of the search."""
         search, stochastic = self.settings.search, self.settings.stochastic
         starts = 1 if self.starts is None and self.initial == "given" else self.starts
         return StageSettings(
@@ -86,7 +85,7 @@ class FitOptions:
 
     @property
     def alike(self) -> dict[str, object]:
-        """What ranks must have asked for alike, by name."""
+        """Arguments that must be alike on all ranks, by name."""
         plan = self.plan
         return self.run.alike | {
             "starts": self.starts, "initial": self.initial, "priors": self.priors, "jitter": self.jitter,
@@ -100,7 +99,7 @@ class FitOptions:
         return ConditionSettings(run, time=self.settings.time, **more)
 
     def planning(self, **more: Any) -> PlanSettings:
-        """What plans have to keep to. Args: more, fields of `PlanSettings`."""
+        """Options that plans have to keep to. Args: more, fields of `PlanSettings`."""
         return self.run.planning(**{"stages": self.stages} | more)
 
     def __post_init__(self) -> None:
