@@ -19,7 +19,7 @@ from common import RECORDS, arguments
 
 from flashgp.bench import write_record
 
-AT_MOST_SECONDS, ROUNDS = 1.0, 3
+AT_MOST_SECONDS, ROUNDS = 1.0, 2
 COLUMNS = [
     {"key": "work", "title": "call"},
     {"key": "rows", "title": "rows, 6 columns", "format": "integer"},
