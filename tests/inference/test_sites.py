@@ -115,3 +115,23 @@ def test_steps_that_lower_the_bound_are_halved(scale: float) -> None:
     large = y >= y.median()
     rate = post.predict(x).mean.exp()
     torch.testing.assert_close(rate[large], (scale * y)[large], rtol=0.3, atol=0.0)
+
+
+def test_the_model_of_a_posterior_finds_sites_anew() -> None:
+    """It is the model as it was: other rows have sites of their own, and its likelihood is the user's."""
+    x, y, at = table()
+    model_of = conditioned(model(Counts()), x, y, "a factor").gp
+    assert isinstance(model_of.likelihood, Counts)
+    again = conditioned(model_of, x[:20], y.flip(0)[:20], "a factor").predict(at).mean
+    expected = conditioned(model(Counts()), x[:20], y.flip(0)[:20], "a factor").predict(at).mean
+    torch.testing.assert_close(again, expected)
+
+
+def test_refining_moves_sites_and_parameters_of_the_likelihood() -> None:
+    """A Gaussian likelihood that iterates is refined as one that does not: its noise is learned, its bound is log p."""
+    x, y, _ = table()
+    refined, known = (conditioned(model(kind(0.3)), x, y, "a factor").refine(30) for kind in (Iterated, Gaussian))
+    found = float(refined.gp.likelihood.noise_variance.value)
+    assert found == pytest.approx(float(known.gp.likelihood.noise_variance.value), rel=0.03)
+    assert float(refined.log_marginal_likelihood()) == pytest.approx(float(known.log_marginal_likelihood()), abs=2e-3)
+    assert refined.can("append") is not None

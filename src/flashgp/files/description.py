@@ -96,7 +96,7 @@ class _Describer:
 
     def likelihood(self, likelihood: Likelihood) -> dict[str, Any]:
         if type(likelihood) is not Gaussian:
-            kind = type(likelihood).__name__
+            kind = likelihood.name
             raise DomainError(f"`likelihood` must be flashgp.likelihoods.Gaussian to be saved, got {kind}; use it")
         names = _ROW_TENSORS if likelihood.weight_unit is None else (*_ROW_TENSORS, _UNIT)
         rows = {name: getattr(likelihood, name) for name in names}

@@ -16,7 +16,6 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.run import Run
 from flashgp.likelihoods.base import Likelihood
-from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
@@ -149,7 +148,7 @@ class BaseState:
         if question in UPDATES and self.differentiable:
             return f"`{question}` needs a detached posterior, got one with differentiable=True; condition without it"
         likelihood = self.prior.likelihood
-        if question in UPDATES and question != "refine" and isinstance(likelihood, HeldSites):
+        if question in UPDATES and question != "refine" and not likelihood.underlying.has_sites:
             return (
                 f"`{question}` needs sites that other rows do not change, got those of {likelihood.name}, which are "
                 "found by iteration; condition again on the rows that count"

@@ -87,7 +87,8 @@ class Posterior:
     def gp(self) -> Prior:
         """The GP that was conditioned, as it was; a copy, made when first asked for."""
         if self._gp is None:
-            self._gp = self.state.prior if self.state.differentiable else copy.deepcopy(self.state.prior)
+            prior = self.state.prior.without_held_sites()
+            self._gp = prior if self.state.differentiable else copy.deepcopy(prior)
         return self._gp
 
     @property
@@ -232,7 +233,7 @@ class Posterior:
         time_limit: float | None = None,
         progress: ToldProgress = None,
     ) -> Prediction:
-        """The posterior at x_test, (*batch, n_test, d), differentiable in x_test.
+        """The posterior at x_test, (*batch, n_test, d): lazy, tile by tile, differentiable in x_test.
 
         Lazy: work begins when something is asked for. From 1e7 pairs of training and test rows on it follows a plan,
         which its report carries. Of a group without a factor mean and variance are computed at once. Approximations

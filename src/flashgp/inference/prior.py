@@ -162,6 +162,11 @@ class Prior(NamedValues):
         prior._modules = {**self._modules, "likelihood": likelihood}
         return prior
 
+    def without_held_sites(self) -> Self:
+        """The prior under the likelihood itself, whose sites are those of any rows."""
+        own = self.likelihood.underlying
+        return self if own is self.likelihood else self.with_likelihood(own)
+
     # -- several outputs ------------------------------------------------------------------------------------------
     @property
     def separate(self) -> bool:
@@ -207,9 +212,7 @@ class Prior(NamedValues):
         """
         noise = self.likelihood.additive_noise(device)
         if noise is None or self.likelihood.linear_noise() is None:
-            raise DomainError(
-                f"`likelihood` must add noise to f for this, got {self.likelihood.name}; ask for the latent function"
-            )
+            raise DomainError(f"`likelihood` must add noise to f for this, got {self.likelihood.name}; use Gaussian")
         return noise
 
     def log_scale(self, y: Tensor) -> Tensor | None:

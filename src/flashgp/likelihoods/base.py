@@ -144,6 +144,11 @@ class Likelihood(NamedValues, ABC):
     def name(self) -> str:
         return type(self).__name__
 
+    @property
+    def underlying(self) -> "Likelihood":
+        """The likelihood of which sites are held; itself where none are."""
+        return self
+
     # -- several outputs -------------------------------------------------------------------------------------------
     def for_outputs(self, outputs: int | None) -> "Likelihood":
         """The likelihood of a GP with so many outputs, with parameters for each where they are not shared.

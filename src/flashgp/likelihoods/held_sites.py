@@ -46,6 +46,10 @@ class HeldSites(Likelihood):
     def name(self) -> str:
         return self.likelihood.name
 
+    @property
+    def underlying(self) -> Likelihood:
+        return self.likelihood.underlying
+
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return self.likelihood.log_prob(y, f)
 

@@ -34,9 +34,10 @@ def refined(
     """See `Posterior.refine`."""
     deadline = Deadline.after(time_limit)
     steps = check_count(steps, "steps", 1)
-    data = Data(state.prior, state.x, state.y)
+    prior = state.prior.without_held_sites()
+    data = Data(prior, state.x, state.y)
     asked = state.run.planning(device=state.x.device, dtype=torch.float64)
-    plan = conditioning_plan(state.prior, data.counts, asked)
+    plan = conditioning_plan(prior, data.counts, asked)
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(
@@ -44,6 +45,6 @@ def refined(
         run=Run(state.run.seed, state.run.deterministic, deadline=deadline),
         settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
-    fitted = fit_exact(state.prior, data, options)
+    fitted = fit_exact(prior, data, options)
     before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]
     return fitted.state.mapped(lambda part, j: continued(part, before[j]))

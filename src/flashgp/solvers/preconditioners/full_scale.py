@@ -149,7 +149,7 @@ class FullScale(Preconditioner):
         inside = self._vectors.mT @ self.space.total(tall_transposed_times(self._basis, v))
         return v + tall_times(self._basis, self._vectors @ (self._shrinkage.unsqueeze(-1) * inside))
 
-    # As rows, (s, t, w): batched products of few columns take half the time that way, as in tall_products.py.
+    # As rows, (s, t, w): batched products of few columns take half the time that way.
     def _whitened(self, v: Tensor) -> Tensor:
         """W v, rows of blocks that are here, of v, rows that these want."""
         parts = [v.mT[:, index].transpose(0, 1) @ weights.mT for _, index, weights in self._parts()]
