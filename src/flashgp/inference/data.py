@@ -81,10 +81,6 @@ class Data:
         prior = self.prior.with_likelihood(self.prior.likelihood.rows(index))
         return Data(prior, self.x[..., index, :], y)
 
-    def under(self, prior: Prior) -> "Data":
-        """The same rows under another prior."""
-        return self if prior is self.prior else Data(prior, self.x, self.y, self.promoted)
-
     def complete(self) -> "Data":
         """The data themselves. Raises: DomainError for missing cells, where something needs all of them."""
         if self.cells is not None:

@@ -94,8 +94,8 @@ class FullScaleFit(EngineFit[FullScaleState]):
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.options.conditioning()
-        prior = self.prior if self.problem.sites is None else self.with_sites(choices.last(trained.theta))
-        state = condition(choices.asked, prior, self.data.under(prior), settings)
+        prior, data = self.with_sites(self.data, lambda: choices.last(trained.theta))
+        state = condition(choices.asked, prior, data, settings)
         state.report.events += self.chosen
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan

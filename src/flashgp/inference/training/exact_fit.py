@@ -83,8 +83,8 @@ class ExactFit(EngineFit[AnyState]):
             float32_factor=not trained.rough_factors,
             interrupted=self.interrupt, cores=recorder.free_cores,
         )  # fmt: skip
-        prior = self.with_sites(trained.objective)
-        state = condition(prior, self.data.under(prior), settings)
+        prior, data = self.with_sites(self.data, lambda: trained.objective)
+        state = condition(prior, data, settings)
         report.events += self.interrupts[:1]
         report_answer(report, recorder, state, self)
         prices = prices_event(state) if self.options.run.group.size == 1 else None

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -135,18 +135,20 @@ class EngineFit(ABC, Generic[S]):
         """Events of choices of the search that differ from the plan."""
         return []
 
-    def with_sites(self, objective: Objective) -> Prior:
-        """The prior to condition under: with the sites that are found at the optimum, where these take iteration.
+    def with_sites(self, data: Data, objective: Callable[[], Objective]) -> tuple[Prior, Data]:
+        """The prior to condition under, and the rows: where sites take iteration, with those found at the optimum.
 
-        Args: objective, of all rows, whose parameters are there.
+        Args: objective, which is made where it is needed: of all rows, with the parameters there.
         """
-        problem, prior = objective.problem, self.result
-        if problem.sites is None:
-            return prior
-        bound = objective if isinstance(objective, LogJoint) else LogJoint(problem)
-        found = bound.settled(problem.sites.settings.posterior)
+        prior = self.result
+        if self.problem.sites is None:
+            return prior, data
+        last = objective()
+        bound = last if isinstance(last, LogJoint) else LogJoint(last.problem)
+        found = bound.settled(self.options.settings.sites.posterior)
         assert found is not None
-        return prior.with_likelihood(found.held_next(prior.likelihood, problem.y))
+        prior = prior.with_likelihood(found.held_next(prior.likelihood, last.problem.y))
+        return prior, Data(prior, data.x, data.y, data.promoted)
 
     def interrupt(self) -> None:
         """Ctrl-C came in a solve of the posterior, which ends it with what it has."""
