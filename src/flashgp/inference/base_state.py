@@ -148,10 +148,10 @@ class BaseState:
         if question in UPDATES and self.differentiable:
             return f"`{question}` needs a detached posterior, got one with differentiable=True; condition without it"
         likelihood = self.prior.likelihood
-        if question in UPDATES and not likelihood.underlying.has_sites:
+        if question in UPDATES and question != "refine" and not likelihood.underlying.has_sites:
             return (
-                f"`{question}` needs sites that nothing else changes, got those of {likelihood.name}, which are found "
-                "by iteration; condition or fit again on the rows that count"
+                f"`{question}` needs sites that other rows do not change, got those of {likelihood.name}, which are "
+                "found by iteration; condition again on the rows that count"
             )
         if question in UPDATES and self.ranks > 1:
             return (
