@@ -340,9 +340,10 @@ class Plan:
             text = "; ".join(f"{a.name} ({a.during}): {readable_bytes(a.bytes)}" for a in ordered)
             largest = [("largest allocations", text)]
             each = f", each from {self.predicting:,} neighbours" if self.predicting else ""
+            twice = "twice the neighbours" if self.neighbours else "twice the points"
             more = [
                 ("predict", f"about {readable_seconds(1000 * self.predict_seconds)} for 1,000 points{each}"),
-                ("with twice the sizes", f"about {readable_seconds(self.more_seconds)} for the whole fit"),
+                (twice, f"about {readable_seconds(self.more_seconds)} for the whole fit"),
                 ("accuracy lost", LOST_HINT[self.approximation]),
             ]
         else:
