@@ -25,6 +25,12 @@ def table(n: int = 30, d: int = 3) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(2.0 * x[:, 0]) + 0.5 * x[:, -1] + 0.1 * generator.standard_normal(n)
 
 
+class Rates(fgp.likelihoods.Likelihood):
+    """Another likelihood than Gaussian noise."""
+
+    log_prob = predictive = expected_log_prob = None
+
+
 def given(noise: float = 0.05, d: int = 3, **options: Any) -> fgp.GPRegressor:
     """Fixed parameters."""
     kernel = 1.7 * fgp.kernels.Matern(2.5, torch.linspace(0.8, 1.6, d))
@@ -436,6 +442,10 @@ def test_missing_rows_are_dropped_on_request() -> None:
         (lambda x, y: given(missing="ignore").fit(x, y), r"`missing` must be one of \('error', 'drop'\), got 'ignore'"),
         (lambda x, y: given(standardise="all").fit(x, y), "`standardise` must be one of"),
         (lambda x, y: given(dtype="float16").fit(x, y), "`dtype` must be None, 'float64' or 'float32', got 'float16'"),
+        (
+            lambda x, y: fgp.GPRegressor(likelihood=Rates()).fit(x, y),
+            "`likelihood` must be None or .* got Rates; fit a",
+        ),
         (lambda x, y: fgp.GPRegressor("matern").fit(x, y), "`kernel` must be a covariance function, got str"),
         (
             lambda x, y: fgp.GPRegressor(torch.ones(2) * fgp.kernels.RBF(1.0)).fit(x, y),

@@ -557,6 +557,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _settings(self, seed: int = _DEFAULT_SEED) -> TableSettings:
         """Its arguments, checked. Raises: DomainError."""
+        if not (self.likelihood is None or isinstance(self.likelihood, Gaussian)):
+            raise DomainError(
+                "`likelihood` must be None or flashgp.likelihoods.Gaussian, since targets are taken to standard units, "
+                f"got {type(self.likelihood).__name__}; fit a flashgp.GP of another likelihood with flashgp.fit"
+            )
         return TableSettings(seed=seed, **{name: getattr(self, name) for name in _SETTINGS})
 
     def _seed(self) -> int:

@@ -27,7 +27,7 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.run import Run
 from flashgp.kernel_expression import KernelExpression, parse_kernel
 from flashgp.kernels import Kernel
-from flashgp.processes.group import ALONE, Group
+from flashgp.processes.group import ALONE
 from flashgp.target_transform import check_target_transform
 from flashgp.units import Scaling
 
@@ -99,10 +99,10 @@ class TableSettings:
     def compute_dtype(self) -> torch.dtype | None:
         return None if self.dtype is None else _DTYPES[str(self.dtype).removeprefix("torch.")]
 
-    def run(self, deadline: Deadline, group: Group = ALONE) -> Run:
+    def run(self, deadline: Deadline) -> Run:
         """Run of calls of a model with these settings."""
         return Run(
-            self.seed, self.deterministic, self.tolerance, group, self.device, self.compute_dtype, self.memory, deadline
+            self.seed, self.deterministic, self.tolerance, ALONE, self.device, self.compute_dtype, self.memory, deadline
         )
 
     @cached_property
