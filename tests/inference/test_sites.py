@@ -104,6 +104,8 @@ def test_what_would_change_sites_is_refused(engine: str) -> None:
         assert post.can(question) is not None
     with pytest.raises(fgp.DomainError, match="`append` needs sites that other rows do not change"):
         post.append(at, y[:7])
+    with pytest.raises(fgp.DomainError, match=r"`leave_one_out` needs sites .* of Counts.*; condition on the others"):
+        post.leave_one_out()  # its log densities would be those of targets of sites
 
 
 @pytest.mark.parametrize("scale", [30.0, 1e4])

@@ -166,6 +166,12 @@ def refusal(state: BaseState, question: str) -> str | None:
     if question in _APART and question not in ANSWERS[type(state)]:
         of, way = _APART[question]
         return f"`{question}` is of {of}, got one by the route {state.report.route!r} of {state.count:,} rows; {way}"
+    likelihood = state.prior.likelihood
+    if question == "leave_one_out" and not likelihood.underlying.has_sites:
+        return (
+            f"`leave_one_out` needs sites that are observations, got those of {likelihood.name}, found by iteration; "
+            "condition on the others and predict the row"
+        )
     return state.obstacle(question)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.answers import ANSWERS
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data
 from flashgp.inference.posterior import Posterior
@@ -85,10 +86,11 @@ def marginals(posterior: Posterior, sites: Sites) -> Marginals:
 
     Cost: as `Posterior.leave_one_out`, or exact variances of n points.
     """
-    if posterior.can("leave_one_out") is not None:
+    state = posterior.state
+    if state.obstacle("leave_one_out") is not None:
         found = posterior.predict(posterior.x, variance="exact")
         return Marginals(found.mean.double(), found.variance.double())
-    left = posterior.leave_one_out()
+    left = ANSWERS[type(state)]["leave_one_out"](state)  # of the targets of sites
     mean, whole = left.mean.double(), left.variance.double()
     cavity = whole - sites.variance
     variance = within(cavity * sites.variance / whole, sites.variance, prior_variance(posterior.gp, posterior.x))
