@@ -405,6 +405,10 @@ class EventKind(Enum):
         "nats[, where {periods:n period} may gain {chance:.3g} of noise alone]. Do not trust what it predicts beside "
         "the mean; try other inputs, another covariance function or other starting values."
     )
+    SEARCH_LEFT = (
+        "The parameters found on few rows within the time limit explained no more than a constant: those that the data "
+        "suggest, or the same with the noise reset, are better by {gain:.3g} nats. More time finds better ones."
+    )
     LENGTHSCALES_RESET = (
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
     )

@@ -29,7 +29,7 @@ from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.prior import Prior
-from flashgp.inference.training.fit import EngineFit, nothing_explained, problem_of, refuse_exact_fit, report_answer
+from flashgp.inference.training.fit import EngineFit, beside_a_constant, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import Problem
@@ -95,7 +95,11 @@ class FullScaleFit(EngineFit[FullScaleState]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.options.conditioning()
         prior, data = self.with_sites(self.data, lambda: choices.last(trained.theta))
-        state = condition(choices.asked, prior, data, settings)
+        state, unexplained = beside_a_constant(
+            self, trained, condition(choices.asked, prior, data, settings),
+            lambda one: float(one.log_marginal_likelihood()), lambda: condition(choices.asked, prior, data, settings),
+            self.data.y,
+        )  # fmt: skip
         state.report.events += self.chosen
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
@@ -103,8 +107,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         events = [] if self.options.run.deadline.passed(self.plan.seconds) else [lost(state).event]
         report_answer(report, recorder, state, self)
         report.plan = state.report.plan = answer
-        unexplained = nothing_explained(float(state.log_marginal_likelihood()), self.prior, self.data.y)
-        report.events += events if unexplained is None else [*events, unexplained]
+        report.events += [*events, *unexplained]
         return state
 
 

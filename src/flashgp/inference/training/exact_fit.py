@@ -22,7 +22,7 @@ from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.predict.plan import prices_event
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.training.fit import EngineFit, Fitted, fitted_by, nothing_explained, problem_of, report_answer
+from flashgp.inference.training.fit import EngineFit, Fitted, beside_a_constant, fitted_by, problem_of, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
@@ -85,13 +85,16 @@ class ExactFit(EngineFit[AnyState]):
         )  # fmt: skip
         prior, data = self.with_sites(self.data, lambda: trained.objective)
         state = condition(prior, data, settings)
+        events: list[Event] = []
+        if not data.is_batch and state.evidence_known:
+            state, events = beside_a_constant(
+                self, trained, state, lambda one: float(log_evidence(one)), lambda: condition(prior, data, settings),
+                self.data.y,
+            )  # fmt: skip
         report.events += self.interrupts[:1]
         report_answer(report, recorder, state, self)
         prices = prices_event(state) if self.options.run.group.size == 1 else None
-        report.events += [] if prices is None else [prices]
-        if not self.data.is_batch and state.evidence_known:
-            unexplained = nothing_explained(float(log_evidence(state)), self.prior, self.data.y)
-            report.events += [] if unexplained is None else [unexplained]
+        report.events += [*([] if prices is None else [prices]), *events]
         return state
 
 

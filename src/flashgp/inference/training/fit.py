@@ -231,6 +231,7 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
             state = condition(engine.result, exact.data, options.conditioning(interrupted=engine.interrupt))
             report.events += [*engine.chosen, Event(EventKind.EXACT_POSTERIOR), *engine.interrupts[:1]]
             report_answer(report, recorder, state, engine, exact.plan)
+    report_bounds(report, trained)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
     log_prior = objective.log_prior(trained.theta) if type(objective) is LogJoint else None
     interrupted = bool(engine.interrupts) or trained.stop is not StopReason.GOAL
@@ -346,6 +347,10 @@ def report_search(report: Report, recorder: Recorder, trained: Trained, options:
     values, known = trained.objective.problem.y.numel(), trained.objective.parameters.own_count
     if values < known:
         report.events.append(Event(EventKind.FEW_VALUES, values=values, parameters=known))
+
+
+def report_bounds(report: Report, trained: Trained) -> None:
+    """Events of parameters that ended on a bound."""
     low, high = trained.objective.parameters.bounds()
     for name, at_bound in zip(
         trained.objective.parameters.names(), (trained.theta <= low) | (trained.theta >= high), strict=True
@@ -380,6 +385,42 @@ def report_answer(
     report.iterations = len(recorder.history)
     report.compile_seconds = workspace.compile_seconds or None
     report.seconds = time.perf_counter() - recorder.began - workspace.compile_seconds
+
+
+def beside_a_constant(
+    engine: EngineFit[S], trained: Trained, state: S, evidence: Callable[[S], float], again: Callable[[], S], y: Tensor
+) -> tuple[S, list[Event]]:
+    """The state, and events where it explains the targets no better than a constant.
+
+    Where a time limit left parameters of few rows that do, the state is a better one, if there is: at where the search
+    began, or with the noise reset, which few rows with copies among them seem to lack.
+
+    Args:
+        evidence: log p(y) of a state, nats.
+        again: conditions at the parameters that the prior then has.
+        y: targets of all rows, (n,) or (n, outputs).
+    """
+    known = value = evidence(state)
+    unexplained = nothing_explained(value, engine.prior, y)
+    options, parameters, found = engine.options, trained.objective.parameters, trained.theta
+    cut = trained.stop is StopReason.TIME and options.initial == "data" and engine.problem.sites is None
+    room = 2 * engine.plan.peak_bytes <= engine.plan.available_bytes  # for two states at once
+    if unexplained is None or not (cut and room) or engine.searchers.size > 1:
+        return state, [] if unexplained is None else [unexplained]
+    (start,) = parameters.starts(1, from_data=True, spread=0.0, seed=0)
+    for theta in (start, parameters.with_noise_reset(found, options.settings.search.reset_noise)[0]):
+        if options.settings.time.late(options.run.deadline, engine.plan.seconds):
+            break
+        parameters.assign(theta)
+        with contextlib.suppress(NotPositiveDefiniteError):
+            other = again()
+            if evidence(other) > value:
+                state, value, trained.theta = other, evidence(other), theta
+    parameters.assign(trained.theta)
+    if value == known:
+        return state, [unexplained]
+    unexplained = nothing_explained(value, engine.prior, y)
+    return state, [Event(EventKind.SEARCH_LEFT, gain=value - known), *([] if unexplained is None else [unexplained])]
 
 
 CHANCE = 1.0  # nats that a model without periods gains of a target that is noise

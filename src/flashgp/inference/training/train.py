@@ -24,7 +24,7 @@ from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.planner.fit_stages import FitStage, Search, fit_stages
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trained:
     """Result of a search: the best vector, its objective of all rows, why it ended (at its goal, by Ctrl-C, or by its
     time limit), whether gradients were estimated, and whether float32 factors were too rough for them."""
