@@ -200,6 +200,15 @@ def test_what_was_made_in_inference_mode_lasts() -> None:
     assert fgp.fit(gp, x_inside, y_inside, max_iterations=2).history
 
 
+def test_a_fit_by_autograd_goes_through_in_inference_mode() -> None:
+    """More rows than NumPy evaluates: copies of x and y that autograd saves are made outside the mode."""
+    x, y = data(420)
+    expected = fgp.fit(fgp.GP(fgp.kernels.Matern()), x, y, max_iterations=1)
+    with torch.inference_mode():
+        fit = fgp.fit(fgp.GP(fgp.kernels.Matern()), x.clone(), y.clone(), max_iterations=1)
+    assert torch.equal(fit.posterior.predict(x[:3]).mean, expected.posterior.predict(x[:3]).mean)
+
+
 def test_a_copy_that_was_made_in_inference_mode_learns_on() -> None:
     x, y = data(6)
     likelihood = fgp.likelihoods.Gaussian(0.1, row_weight=torch.ones(6))

@@ -252,7 +252,8 @@ def problem_of(
     Args: direct: how exact computations run, whose repair is set here; joined, whether rows of equal x become one.
     """
     with profile_range("transfers"):
-        x, y = (contiguous_copy(t).detach().to(target) for t in (data.x, data.y))
+        own = (t.clone() if t.is_inference() else contiguous_copy(t) for t in (data.x, data.y))  # which autograd saves
+        x, y = (t.detach().to(target) for t in own)
     group = data.group if joined else None
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
     sites = IteratedSites.of(prior, x, y, options.settings.sites)
