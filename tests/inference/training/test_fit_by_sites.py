@@ -15,6 +15,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.sites import Found, IteratedSites, Marginals, SiteSettings, excess, from_prior, settle
 from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.fit import problem_of
@@ -24,6 +26,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.base import Sites
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.plan import Sizes
 from inference.iterated import Counts, Iterated, Rates, model, table
 
 F64 = torch.float64
@@ -201,6 +204,28 @@ def test_an_evaluation_forgets_where_the_one_before_it_was() -> None:
     again = objective(here)
     assert again.value == pytest.approx(first.value, abs=1e-3)
     numpy.testing.assert_allclose(again.gradient, first.gradient, rtol=1e-3, atol=1e-2)
+
+
+def test_a_full_scale_likelihood_is_the_bound_at_its_own_sites() -> None:
+    """Which choices of points and neighbours are compared by, wherever the sites were left."""
+    x, y, _ = table(60)
+    exact = log_joint(model(Counts()), x, y)
+    problem = exact.problem
+    layout = layout_of(problem.prior, x, torch.ones(1, dtype=F64), Sizes(10, 20, 60, 60), 0)
+    objective = FullScaleLogJoint(problem, layout)
+    far = objective.parameters.values() + 1.0
+    value = objective(far - 1.0).value
+    objective(far)
+    objective.parameters.assign(far - 1.0)
+    assert value is not None
+    assert objective.log_likelihood() == pytest.approx(-value, abs=1e-3)
+    assert value == pytest.approx(exact(far - 1.0).value, abs=1e-3)  # all rows are neighbours
+
+
+def test_two_counts_are_no_labels() -> None:
+    x, y, _ = table(60)
+    fit = fgp.fit(model(Counts()), x, y.clamp(max=1.0), starts=1, max_iterations=2)
+    assert not [event for event in fit.report.events if event.kind is EventKind.TWO_VALUES]
 
 
 def test_starts_are_of_latent_values() -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy
 import torch
 
-from flashgp.foundations.errors import NotPositiveDefiniteError, ShapeError
+from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -42,6 +42,8 @@ from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 
 MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
+
+NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective has none
 
 
 class FullScaleFit(EngineFit[FullScaleState]):
@@ -150,14 +152,14 @@ class _Choices:
 
         found = None
         if asked.leaves_points:
-            with suppress(NotPositiveDefiniteError), group.together():  # which the search finds too, and passes over
+            with suppress(*NO_VALUE), group.together():  # which the search finds too, and passes over
                 layout, found, event = drop_redundant_points(layout, make, size, group)
                 if problem is self.problem:
                     self.asked = asked.with_points(layout.sizes.inducing)
                     self.events += [] if event is None else [event]
         found = self._made(problem, layout) if found is None else found
         if problem is self.problem and self.more and self._coarse is not None:
-            with suppress(NotPositiveDefiniteError), group.together():
+            with suppress(*NO_VALUE), group.together():
                 return self._double_neighbours_if_useful(found, values.get(found), self._coarse)
         return found
 
