@@ -4,6 +4,7 @@ Differentiable in parameters, x and y by plain torch autograd; leave-one-out rea
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,9 +97,12 @@ def model(d: int = 2) -> fgp.GP:
     return fgp.GP(kernel, fgp.means.Constant(0.3), fgp.likelihoods.Gaussian(0.07))
 
 
-def predicted(post: fgp.Posterior, x: Tensor, variance: str = "auto", **options: Any) -> Prediction:
+def predicted(
+    post: fgp.Posterior, x: Tensor, variance: str = "auto", deterministic: bool = False, **options: Any
+) -> Prediction:
     """As `post.predict`, with settings that it does not take."""
-    made = ExactPredictor(post.state, PredictOptions(variance, **options))
+    run = replace(post.state.run, deterministic=deterministic)
+    made = ExactPredictor(post.state, PredictOptions(variance, run=run, **options))
     return Prediction(made, x, post.gp.likelihood, post.gp.outputs)
 
 

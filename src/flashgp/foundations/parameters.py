@@ -117,6 +117,9 @@ class Domain:
 POSITIVE = Domain(lower=0.0)
 
 
+USUAL = 700.0  # exp of this, and of its negative, is a float64 number
+
+
 class Parameter(nn.Module):
     """A constrained value with an optional prior; a module, so that torch sees its unconstrained tensor `raw`.
 
@@ -412,8 +415,24 @@ def named_parameter_objects(module: nn.Module) -> Iterator[tuple[str, Parameter]
             yield name, child
 
 
+def _is_usual(raw: Tensor) -> bool:
+    """True if no domain maps these unconstrained numbers beyond what float64 holds: a quick look at most of them."""
+    if raw.is_meta or raw.dtype != torch.float64 or is_transformed(raw):
+        return False
+    low, high = raw.detach().aminmax()  # NaN where one is
+    return float(low) > -USUAL and float(high) < USUAL
+
+
 def check_numbers(module: nn.Module) -> None:
     """Raises: DomainError naming the first parameter whose value over- or underflows. Cost: a look at every number."""
+    waiting: list[nn.Module] = [module]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Parameter) and not _is_usual(one.raw):
+            break
+        waiting.extend(child for child in one._modules.values() if child is not None)
+    else:
+        return
     for name, parameter in named_parameter_objects(module):
         raw, value, positive = parameter.raw, parameter.value.detach(), parameter.domain == POSITIVE
         if raw.is_meta or is_transformed(value):

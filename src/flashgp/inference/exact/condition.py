@@ -27,7 +27,7 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
-from flashgp.inference.exact.solve import Rounding, Stopping, mean_goal, record, smallest_pivot, unfinished
+from flashgp.inference.exact.solve import Rounding, Stopping, mean_goal, record, smallest_pivot, square_sums, unfinished
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed, of_observed
@@ -429,7 +429,7 @@ def _report_rounding(job: _Job, factor: Factor | None, weights: Tensor) -> None:
     largest = float(job.direct.backend.diagonal(problem, dtype=torch.float64).detach().max())
     dtype = torch.float64 if factor is None else factor.dtype
     pivot = noise if factor is None else smallest_pivot(factor.lower)
-    rounding = Rounding.of(job.rows.count, dtype, largest, pivot, weights)
+    rounding = Rounding.of(job.rows.count, dtype, largest, pivot, square_sums(weights))
     share, of_variances = rounding.norm * rounding.weights / math.sqrt(noise), rounding.norm / pivot
     if share > job.run.tolerance or (factor is not None and of_variances > job.run.tolerance):
         event = Event(

@@ -72,8 +72,7 @@ class SmallLikelihood:
         fit = float(numpy.vdot(residual, weights))
         value = -0.5 * (fit + p * log_determinant + n * p * LOG_2PI)
         if rounding is not None:
-            known = torch.tensor(value, dtype=torch.float64)
-            rounding.note(torch.from_numpy(lower), torch.from_numpy(weights), known)
+            rounding.note_small(lower, weights, value)
         return value, weights, lower
 
     @profiled("factorisation")

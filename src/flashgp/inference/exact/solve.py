@@ -11,8 +11,10 @@ relative residual decides. Conjugate gradients answer, preconditioned by a facto
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+import numpy
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -101,12 +103,17 @@ class Rounding:
     nats: float
 
     @classmethod
-    def of(cls, n: int, dtype: torch.dtype, largest: float, pivot: float, weights: Tensor) -> Self:
-        """Args: largest diagonal entry; pivot, smallest squared pivot; weights, K^-1 (y - m), (*batch, n, p)."""
-        squares = weights.detach().double().square().sum(-2)  # of every column
+    def of(cls, n: int, dtype: torch.dtype, largest: float, pivot: float, squares: Any) -> Self:
+        """Args: largest diagonal entry; pivot, smallest squared pivot; squares, (*batch, p), tensor or array, sums over
+        K^-1 (y - m) squared, of every column."""
         norm = math.sqrt(n) * torch.finfo(dtype).eps * largest  # (M-147)
         nats = 0.5 * norm * (float(squares.sum(-1).max()) + squares.shape[-1] / pivot)  # (M-260)
         return cls(norm, math.sqrt(float(squares.max())), nats)
+
+
+def square_sums(weights: Tensor) -> Tensor:
+    """Sums over K^-1 (y - m) squared, (*batch, p). Args: weights, (*batch, n, p)."""
+    return weights.detach().double().square().sum(-2)
 
 
 def smallest_pivot(lower: Tensor) -> float:
@@ -129,12 +136,26 @@ class LikelihoodRounding:
         if not weights.numel():
             return
         largest = float(torch.linalg.vector_norm(lower.detach(), dim=-1).max()) ** 2  # without a second matrix
-        nats = Rounding.of(lower.shape[-1], lower.dtype, largest, smallest_pivot(lower), weights).nats
-        size = float(value.detach().abs().min())
-        if nats > self.share * max(1.0, size):
-            self.share = nats / max(1.0, size)
-            name = str(lower.dtype).removeprefix("torch.")
-            self.worst = Event(EventKind.LIKELIHOOD_ROUNDED, dtype=name, value=float(value.min()), nats=nats)
+        rounding = Rounding.of(
+            lower.shape[-1], lower.dtype, largest, smallest_pivot(lower), square_sums(weights)
+        )  # fmt: skip
+        self.compare(rounding, lower.dtype, float(value.detach().abs().min()), float(value.min()))
+
+    def note_small(self, lower: npt.NDArray[numpy.float64], weights: npt.NDArray[numpy.float64], value: float) -> None:
+        """`note` of one float64 matrix in NumPy, where torch's calls would weigh more than the arithmetic."""
+        if not weights.size:
+            return
+        largest = float(numpy.einsum("ij,ij->i", lower, lower).max())
+        pivot = float(lower.diagonal().min()) ** 2
+        rounding = Rounding.of(len(lower), torch.float64, largest, pivot, numpy.einsum("ij,ij->j", weights, weights))
+        self.compare(rounding, torch.float64, abs(value), value)
+
+    def compare(self, rounding: Rounding, dtype: torch.dtype, size: float, value: float) -> None:
+        """Keep the worst. Args: size, the smallest absolute value of the log likelihoods; value, the smallest one."""
+        if rounding.nats > self.share * max(1.0, size):
+            self.share = rounding.nats / max(1.0, size)
+            name = str(dtype).removeprefix("torch.")
+            self.worst = Event(EventKind.LIKELIHOOD_ROUNDED, dtype=name, value=value, nats=rounding.nats)
 
     def warn(self) -> None:
         """A warning where it is above the share."""
