@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from clocks import Clock
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.profile_store import keep_profile
 from flashgp.inference.predict.plan import price_of, prices_event
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.progress import PredictionProgress
 from flashgp.inference.predict.sampled_variance import SAMPLED_SEED, variance_probes
-from flashgp.inference.predict.variance_solves import SHARE
+from flashgp.inference.predict.variance_solves import SHARE, explained
 from flashgp.planner.variances import ProbeSizes, VarianceSettings
+from flashgp.solvers.contract import Limits
 from flashgp.solvers.direct.cholesky import Factor
 from inference.plain_gp import F64, predicted
 
@@ -264,6 +267,18 @@ def test_exact_solves_end_with_the_time() -> None:
     (event,) = of_kind(slow.report.events, EventKind.VARIANCE_TOO_LARGE)
     assert event.fields["points"] == 200
     assert torch.allclose(posterior.predict(x_test, variance="exact").variance, wanted, rtol=0.01)
+
+
+def test_a_solve_that_does_not_begin_another_pass_has_not_ended_in_time() -> None:
+    """Where the next pass would end too late the solve ends before the time is up. Seen red: it counted as in time."""
+    x, y, x_test = data(120)
+    state = by(model(), x, y, "recomputed").state
+    cross = state.covariance_to(state.prior.kernel.rows(x_test[:5]), F64).to_dense().mT
+    clock = Clock()
+    ended = explained(state.solves, cross, torch.ones(5, dtype=F64), Limits(Deadline(1.0, 1e-9, clock)))
+    assert not ended.in_time
+    assert clock() < 1e-9
+    assert explained(state.solves, cross, torch.ones(5, dtype=F64)).in_time
 
 
 def test_unfinished_samples_go_on_where_there_is_more_time() -> None:

@@ -128,9 +128,6 @@ class Limits:
     callback: Callable[[Step], bool | None] | None = None
     interrupted: Callable[[], None] | None = None
 
-    def out_of_time(self) -> bool:
-        return self.deadline.passed()
-
 
 NO_LIMITS = Limits()
 

@@ -44,8 +44,8 @@ def strips(count: int) -> Iterator[tuple[int, int]]:
 
 def explained(solves: Solves, cross: Tensor, prior: Tensor, limits: Limits = NO_LIMITS) -> Explained:
     """diag(C^T A^-1 C), (m,), for C = K(x, x_*) of shape (n, m), float64, and the prior variances (m,), eq. (M-101)."""
-    z, product, error = _solved_for_variance(solves, cross.detach(), prior.detach(), limits)
-    return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error, in_time=not limits.out_of_time())
+    z, product, error, in_time = _solved_for_variance(solves, cross.detach(), prior.detach(), limits)
+    return Explained(2.0 * (cross * z).sum(0) - (z * product).sum(0), error, in_time=in_time)
 
 
 def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Explained:
@@ -56,7 +56,7 @@ def explained_jointly(solves: Solves, cross: Tensor, prior: Tensor) -> Explained
     """
     z, product, error = torch.empty_like(cross), torch.empty_like(cross), torch.empty_like(prior)
     for a, b in strips(cross.shape[1]):
-        z[:, a:b], product[:, a:b], error[a:b] = _solved_for_variance(
+        z[:, a:b], product[:, a:b], error[a:b], _ = _solved_for_variance(
             solves, cross[:, a:b].detach(), prior[a:b].detach()
         )
     once = cross.mT @ z
@@ -71,7 +71,7 @@ def precisions(solves: Solves, rows: Tensor, guess: Tensor) -> Explained:
     """
     columns = torch.zeros(solves.system.count, len(rows), dtype=torch.float64, device=rows.device)
     columns[rows, torch.arange(len(rows), device=rows.device)] = 1.0
-    z, product, error = _solved(
+    z, product, error, _ = _solved(
         solves, columns, PRECISION_SHARE * float(guess.min()), lambda value, _: PRECISION_SHARE * value
     )
     value = 2.0 * (columns * z).sum(0) - (z * product).sum(0)
@@ -83,7 +83,7 @@ def precisions(solves: Solves, rows: Tensor, guess: Tensor) -> Explained:
 
 def _solved_for_variance(
     solves: Solves, cross: Tensor, prior: Tensor, limits: Limits = NO_LIMITS
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Solve until what the columns explain of the prior variances is certain to SHARE of what is left."""
     largest = float(prior.max())
 
@@ -95,8 +95,9 @@ def _solved_for_variance(
 
 def _solved(
     solves: Solves, cross: Tensor, first: float, allowed: Callable[[Tensor, Tensor], Tensor], limits: Limits = NO_LIMITS
-) -> tuple[Tensor, Tensor, Tensor]:
-    """z ~ A^-1 C, A z, and bounds of the shortfall of each column: solved again while they exceed what is allowed.
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """z ~ A^-1 C, A z, bounds of the shortfall of each column, and whether no time limit ended the solve: solved again
+    while the bounds exceed what is allowed.
 
     Args: first, what the first solve may fall short by; allowed, of the values diag(C^T A^-1 C) and their errors.
     """
@@ -110,4 +111,4 @@ def _solved(
             break
         # At most an eighth of the last: what is allowed may become smaller as the solve gets better.
         share, start = min(share / 8.0, float(most[error > most].min())), z
-    return z, product, error
+    return z, product, error, solution.stopped is not StopReason.TIME
