@@ -57,7 +57,7 @@ class Marginals:
 
 @dataclass(frozen=True)
 class Found(Generic[A]):
-    """What an engine finds for sites.
+    """Answers of an engine for sites.
 
     Fields: sites; at, q(f) under them; value, the bound of (M-267), nats, None where the engine does not know it;
     answer, of the engine.
@@ -75,7 +75,7 @@ class Found(Generic[A]):
 
 
 def prior_variance(prior: Prior, x: Tensor) -> Tensor:
-    """Of f at every row, (n,), float64."""
+    """Variance of f at every row, (n,), float64."""
     return prior.kernel(x).diagonal().detach().double()
 
 
@@ -87,12 +87,12 @@ def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
 
 
 def next_sites(likelihood: Likelihood, y: Tensor, at: Marginals) -> Sites:
-    """Those of the next step, whole."""
+    """Sites of the next step, whole."""
     return likelihood.sites_at(y, at.mean, at.variance, None)
 
 
 def excess(likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
-    """What the bound has beside the log density of the targets of sites, of each row, (n,), nats, (M-267);
+    """Terms of the bound beside the log density of the targets of sites, of each row, (n,), nats, (M-267);
     differentiable in the likelihood's parameters."""
     of_site = -0.5 * (
         LOG_2PI + sites.variance.log() + ((sites.targets - at.mean).square() + at.variance) / sites.variance
@@ -168,7 +168,7 @@ class IteratedSites:
 
     @classmethod
     def of(cls, prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> "IteratedSites | None":
-        """Those of the first step from the prior; None for a likelihood whose sites need no iteration."""
+        """Sites of the first step from the prior; None for a likelihood whose sites need no iteration."""
         likelihood = prior.likelihood
         if likelihood.has_sites:
             return None
@@ -176,7 +176,7 @@ class IteratedSites:
             return cls(HeldSites(likelihood, next_sites(likelihood, y, from_prior(prior, x, y).at)), settings)
 
     def rows(self, index: Tensor) -> "IteratedSites":
-        """Those of some of the rows."""
+        """Sites of some of the rows."""
         return IteratedSites(self.held.rows(index), self.settings, self.steps)
 
     @torch.no_grad()

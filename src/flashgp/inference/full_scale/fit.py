@@ -193,7 +193,7 @@ class _Choices:
         return other
 
     def last(self, theta: numpy.ndarray) -> FullScaleLogJoint:
-        """Of all rows at the optimum, with points and neighbours that are chosen there, as conditioning does."""
+        """Objective of all rows at the optimum; points and neighbours are chosen there, as conditioning does."""
         problem = self._at(self.problem.rows, theta)
         return self._made(problem, self._layout(problem, self.asked.sizes(problem.rows)))
 

@@ -88,7 +88,7 @@ class DataFacts:
         return cls(spread.to("cpu"), mean.to("cpu"), reduced * square, x.shape[-2], variances * square)
 
     def of_latent(self, at: Marginals) -> "DataFacts":
-        """The same of latent values in place of the targets, where these are on another scale. Args: at, q(f) of rows
+        """Facts of latent values in place of the targets, where these are on another scale. Args: at, q(f) of rows
         under the parameters given."""
         centre = at.mean.mean()
         variance = float((at.mean - centre).square().mean() + at.variance.mean())

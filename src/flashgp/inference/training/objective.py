@@ -267,7 +267,7 @@ class LogJoint(Objective):
         self.settled()
 
     def settled(self, tolerance: float | None = None) -> Found[None] | None:
-        """What iteration finds at the parameters that the prior has now; None where sites need none.
+        """Sites that iteration finds at the parameters that the prior has now; None where sites need none.
 
         Args: tolerance, nats by which the last step may move q(f); None for that of a search.
         """
@@ -315,7 +315,7 @@ class LogJoint(Objective):
         return None if value is None else total + value, gradient
 
     def _beyond_sites(self, slopes: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """What the bound has beside the likelihood of iterated sites, given the gradient of that."""
+        """Terms of the bound beside the likelihood of iterated sites, given the gradient of that."""
         problem, sites = self.problem, self.problem.sites
         return [] if sites is None else [sites.beyond(problem.prior, problem.x, problem.y, slopes)]
 
