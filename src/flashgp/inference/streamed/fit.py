@@ -49,7 +49,13 @@ from flashgp.inference.streamed.rows import (
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fit import EngineFit, problem_of, refuse_exact_fit, report_answer
+from flashgp.inference.training.fit import (
+    EngineFit,
+    beside_a_constant,
+    problem_of,
+    refuse_exact_fit,
+    report_answer,
+)
 from flashgp.inference.training.history import Recorder, SearchRun, Stage, power_law
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import Problem
@@ -201,7 +207,8 @@ class StreamedFit(EngineFit[Any]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState | StreamedState:
         deadline, settings, best = self.options.run.deadline, self.options.conditioning(), self.stages.best
         state: AnyState | StreamedState
-        whole_learned = True
+        whole_learned, unexplained = True, list[Event]()
+        held = self.rows if isinstance(self.rows, Held) else None
         if self.part:
             state = _of_part(self.prior, self.survey, self.part, settings)
         elif self.weighted is None:
@@ -209,12 +216,25 @@ class StreamedFit(EngineFit[Any]):
             if isinstance(best, StreamedLogJoint):
                 points, sums = best.points, best.sums_at(trained.theta)
             state = condition_on(self.prior, self.whole, self.asked, settings, points, sums)
+            if held is not None:
+                again = functools.partial(condition_on, self.prior, self.whole, self.asked, settings, None, None)
+                state, unexplained = beside_a_constant(self, trained, state, _least_evidence, again, held.y)
         else:
-            points = self._points(self.survey, trained.theta)
-            state, said = _learned(self.prior, self.survey, points, self.options.settings.sample, settings)
-            report.events += [*self.chosen, said]
-            whole_learned = said.fields["whole"]
+            said: dict[int, Event] = {}
+
+            def learned() -> StreamedState:
+                points = self._points(self.survey, trained.objective.parameters.values())
+                found, event = _learned(self.prior, self.survey, points, self.options.settings.sample, settings)
+                said[id(found)] = event
+                return found
+
+            state = learned()
+            if held is not None:
+                state, unexplained = beside_a_constant(self, trained, state, _least_evidence, learned, held.y)
+            report.events += [*self.chosen, said[id(state)]]
+            whole_learned = said[id(state)].fields["whole"]
         report_answer(report, recorder, state, self)
+        report.events += unexplained
         limit = deadline.limit
         if isinstance(state, StreamedState) and self.weighted is None:
             report.events.append(state.bound.event)
@@ -224,6 +244,11 @@ class StreamedFit(EngineFit[Any]):
             by_sample = (self.weighted is not None and not self.part) or None
             report.events.append(Event(EventKind.FIT_ENDED, left=deadline.left, limit=limit, sampled=by_sample))
         return state
+
+
+def _least_evidence(state: Any) -> float:
+    """The lower bound on log p(y), nats."""
+    return state.sums.lower
 
 
 def _rows_of_part(problem: Problem, plan: Plan, options: FitOptions, price: Callable[[int], float]) -> int:

@@ -415,8 +415,8 @@ def beside_a_constant(
         parameters.assign(theta)
         with contextlib.suppress(NotPositiveDefiniteError):
             other = again()
-            if evidence(other) > value:
-                state, value, trained.theta = other, evidence(other), theta
+            if (gained := evidence(other)) > value:
+                state, value, trained.theta = other, gained, theta
     parameters.assign(trained.theta)
     if value == known:
         return state, [unexplained]
