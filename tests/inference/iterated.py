@@ -1,5 +1,6 @@
 """Likelihoods whose sites are found by iteration, made up for tests, with a table and a model of theirs."""
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -39,6 +40,22 @@ class Counts(Likelihood):
         return Rates(mean, variance)
 
 
+class Labels(Likelihood):
+    """y of -1 or 1 with the log odds f, by 40 nodes of Gauss and Hermite."""
+
+    nodes, weights = (torch.from_numpy(t) for t in numpy.polynomial.hermite_e.hermegauss(40))
+
+    def log_prob(self, y: Tensor, f: Tensor) -> Tensor:
+        return torch.nn.functional.logsigmoid(y * f)
+
+    def expected_log_prob(self, y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        f = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * self.nodes
+        return self.log_prob(y.unsqueeze(-1), f) @ (self.weights / self.weights.sum())
+
+    def predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
+        raise NotImplementedError
+
+
 class Iterated(Gaussian):
     """A Gaussian likelihood that does not know that its sites are its observations."""
 
@@ -50,6 +67,14 @@ def table(n: int = 40) -> tuple[Tensor, Tensor, Tensor]:
     x = torch.rand(n, 2, generator=generator, dtype=F64)
     y = torch.poisson((1.0 + torch.sin(5.0 * x[:, 0]) + x[:, 1]).exp(), generator)
     return x, y, torch.rand(7, 2, generator=generator, dtype=F64)
+
+
+def labels(n: int) -> tuple[Tensor, Tensor]:
+    """x and labels of regions a tenth wide, seldom wrong."""
+    x, _, _ = table(n)
+    wave = torch.sin(20.0 * x[:, 0]) * torch.sin(20.0 * x[:, 1] + 1.0)
+    chance = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=F64)
+    return x, torch.where(chance < torch.sigmoid(8.0 * wave), 1.0, -1.0).to(F64)
 
 
 def model(likelihood: Likelihood) -> fgp.GP:

@@ -14,10 +14,17 @@ from flashgp.foundations.events import EventKind
 from flashgp.inference.approximation import approximation_of
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.full_scale.layout import layout_of
+from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.likelihoods import Gaussian
-from inference.iterated import Counts, Iterated, model, table
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.plan import Sizes
+from inference.iterated import Counts, Iterated, Labels, labels, model, table
 
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a factor": ({}, {}),
@@ -136,3 +143,30 @@ def test_refining_moves_sites_and_parameters_of_the_likelihood() -> None:
     assert found == pytest.approx(float(known.gp.likelihood.noise_variance.value), rel=0.03)
     assert float(refined.log_marginal_likelihood()) == pytest.approx(float(known.log_marginal_likelihood()), abs=2e-3)
     assert refined.can("append") is not None
+
+
+def test_labels_settle_where_few_neighbours_know_little() -> None:
+    """(M-272): rows that leaving one out, of a product of conditional densities, gives no positive variance."""
+    x, y = labels(600)
+    gp = fgp.GP(30.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.1), fgp.means.Zero(), Labels())
+    post = gp.condition(x, y, approximation="full_scale", inducing=8, neighbours=12)
+    (event,) = (event for event in post.report.events if event.kind is EventKind.SITES)
+    assert event.fields["steps"] <= 50
+    exact, found = gp.condition(x, y).predict(x), post.predict(x)
+    torch.testing.assert_close(found.variance.log(), exact.variance.log(), rtol=0.0, atol=0.5)
+    assert float(((found.mean - exact.mean) / exact.variance.sqrt()).square().mean().sqrt()) < 0.25
+
+
+def test_all_rows_as_neighbours_have_the_marginals_of_dense_matrices() -> None:
+    """(M-272), whatever the sites."""
+    x, y, _ = table(60)
+    prior = model(Counts())
+    sites = IteratedSites.of(prior, x, y, SiteSettings())
+    assert sites is not None
+    problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
+    layout = layout_of(prior, x, sites.held.variance, Sizes(7, 9, 60, 60), 0)
+    value, found = FullScaleLogJoint(problem, layout).marginals()
+    wanted_value, wanted = LogJoint(problem).marginals()
+    assert value == pytest.approx(wanted_value, rel=1e-10)
+    torch.testing.assert_close(found.mean, wanted.mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found.variance, wanted.variance, rtol=1e-8, atol=1e-8)

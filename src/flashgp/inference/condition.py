@@ -51,10 +51,11 @@ def condition(
         source = Data(own, rows.x, rows.y) if isinstance(rows, Data) else rows
         return _shared(own, source, settings, asked, engine)
 
-    if prior.likelihood.has_sites:
+    if not prior.likelihood.has_sites:
+        table = held_for_sites(prior, rows, group, settings.run.deadline.limit, differentiable=settings.differentiable)
+    if prior.likelihood.has_sites or (isinstance(rows, Data) and asked is not None):
         state = _shared(prior, rows, settings, asked, engine)
     else:
-        table = held_for_sites(prior, rows, group, settings.run.deadline.limit, differentiable=settings.differentiable)
         state = condition_by_sites(prior, *table, given)
     if event is not None:
         state.report.events.insert(0, event)

@@ -1,8 +1,9 @@
 """Sites of likelihoods that are not Gaussian: the steps that find them, by any engine, eq. (M-267).
 
 Given sites, inference is regression with a noise variance for each row, which every engine does; given the marginals of
-the training rows, a likelihood has its next sites. An engine never learns which likelihood it works for. Conditioning
-takes marginals from leaving rows out (posterior_by_sites.py), a fit from the gradient of its objective, (M-270).
+the training rows, a likelihood has its next sites. An engine never learns which likelihood it works for. Marginals come
+from leaving rows out where an exact posterior is at hand (posterior_by_sites.py), from the gradient of an exact
+objective, (M-270), and from the neighbours of each block by full scale, (M-272).
 """
 
 import math
@@ -21,7 +22,6 @@ from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
 
 A = TypeVar("A")
-Slopes = tuple[float | None, list[Tensor | None]]  # a value, and its gradient by residual, (n, 1), and noise, (n,)
 SMALLEST_SHARE = 1e-6  # of the variance of a site and of the prior that a marginal has: approximations may ask for less
 
 
@@ -30,15 +30,26 @@ class SiteSettings:
     """Numbers that tune the search for sites.
 
     Args:
-        search, posterior: nats by which the last step may move the marginals, in an evaluation of a fit and in
-            conditioning. One more step follows it, which is nearer by orders of magnitude.
+        search, posterior: nats by which a whole step may move the marginals at the end, in an evaluation of a fit and
+            in conditioning, of so many rows or fewer; of more rows in proportion. One more step follows it, which is
+            nearer by orders of magnitude.
+        rows: of those tolerances.
         max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
+        turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
+            go to and fro, and doubled again where it is less than that of the last one.
     """
 
     search: float = 1e-2
     posterior: float = 1e-4
+    rows: int = 1000
     max_steps: int = 100
     smallest_step: float = 2.0**-30
+    turning: float = 0.9
+    falling: float = 0.25
+
+    def of_rows(self, tolerance: float, rows: int) -> float:
+        """A tolerance of so many rows, nats."""
+        return tolerance * max(1.0, rows / self.rows)
 
 
 @dataclass(frozen=True)
@@ -120,29 +131,35 @@ def within(variance: Tensor, of_site: Tensor, own: Tensor) -> Tensor:
 
 def settle(
     likelihood: Likelihood, y: Tensor, start: Found[A] | Found[None], evaluate: Callable[[Sites], Found[A]],
-    tolerance: float, settings: SiteSettings,
+    tolerance: float, settings: SiteSettings, slack: float = 0.0,
 ) -> tuple[Found[A], int, float]:  # fmt: skip
-    """Steps (M-267) from a start until one moves q(f) by less than a tolerance, in nats: what was found, how many, and
-    how far the last one moved.
+    """Steps (M-267) from a start until a whole one moves q(f) by less than a tolerance, in nats: what was found, how
+    many, and how far that would move it.
 
-    Raises: ConvergenceError where no step raises the bound.
+    Args: slack, nats by which a step may lower the bound beside the tolerance: of one that marginals do not belong to.
+    Raises: ConvergenceError where no step raises the bound, or steps do not settle.
     """
-    step, moved, kept, best = 1.0, math.inf, start, start.value
+    step, longest, moved, kept, best = 1.0, 1.0, [math.inf, math.inf], start, start.value
     for steps in range(1, settings.max_steps + 1):
         found = evaluate(_between(kept.sites, next_sites(likelihood, y, kept.at), step))
-        if found.value is not None and best is not None and not found.value >= best - tolerance:  # NaN too
+        if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
             step *= 0.5
             if step < settings.smallest_step:
                 break
             continue
-        moved, kept, best = found.at.divergence(kept.at), found, best if found.value is None else found.value
-        if moved < tolerance and step == 1.0:
-            return found, steps, moved
-        step = min(1.0, 2.0 * step)
+        moved.append(found.at.divergence(kept.at) / step**2)
+        kept, best = found, best if found.value is None else found.value
+        if moved[-1] < tolerance:
+            return found, steps, moved[-1]
+        if moved[-1] > settings.turning * moved[-3] and step == longest:
+            longest *= 0.5
+        elif moved[-1] < settings.falling * moved[-2]:
+            longest = min(1.0, 2.0 * longest)
+        step = min(longest, 2.0 * step)
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "
-        f"{moved:.2g} nats; scale the targets, or give the kernel a smaller variance",
-        iterations=steps, residual=moved, tolerance=tolerance,
+        f"{moved[-1]:.2g} nats; scale the targets, or give the kernel a smaller variance",
+        iterations=steps, residual=moved[-1], tolerance=tolerance,
     )  # fmt: skip
 
 
@@ -159,12 +176,15 @@ def _between(one: Sites, other: Sites, share: float) -> Sites:
 class IteratedSites:
     """Sites of a problem's rows, which an evaluation leaves to the next one.
 
-    Fields: held; settings; steps that each evaluation took, of all numbers of rows.
+    Fields: held; settings; steps that each evaluation took, of all numbers of rows; at, q(f) of the last one, and
+    moved, nats by which a whole step would move it.
     """
 
     held: HeldSites
     settings: SiteSettings
     steps: list[int] = field(default_factory=list)
+    at: Marginals | None = None
+    moved: float = math.inf
 
     @classmethod
     def of(cls, prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> "IteratedSites | None":
@@ -181,36 +201,36 @@ class IteratedSites:
 
     @torch.no_grad()
     def settle(
-        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], Slopes], tolerance: float | None = None
-    ) -> Found[None]:
+        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], tuple[float, Marginals]], tolerance: float,
+        slack: float,
+    ) -> Found[None]:  # fmt: skip
         """Steps (M-267) from the sites held, or from the prior where these say less; one more than is needed are held
         then, those of the next evaluation.
 
-        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, with its gradient by residual and noise.
+        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, and q(f) under them; slack, as of `settle`,
+            nats a row.
         Raises: ConvergenceError where no step raises the bound.
         """
-        held, likelihood, own = self.held, prior.likelihood, prior_variance(prior, x)
+        held, likelihood, rows = self.held, prior.likelihood, len(y)
 
         def found(sites: Sites) -> Found[None]:
             held.hold(sites)
-            value, slopes = evaluate()
-            assert value is not None
-            at = marginals_by_gradient(sites, slopes, own)
+            value, at = evaluate()
             return Found(sites, at, value + float(excess(likelihood, y, at, sites).sum()), None)
 
         warm, cold = found(Sites(held.targets, held.variance)), from_prior(prior, x, y)
         assert warm.value is not None
         assert cold.value is not None
         start = warm if warm.value >= cold.value else cold  # NaN too
-        tolerance = self.settings.search if tolerance is None else tolerance
-        last, steps, _ = settle(likelihood, y, start, found, tolerance, self.settings)
+        tolerance = self.settings.of_rows(tolerance, rows)
+        last, steps, self.moved = settle(likelihood, y, start, found, tolerance, self.settings, slack * rows)
         held.hold(next_sites(likelihood, y, last.at))
+        self.at = last.at
         self.steps.append(steps + 2)
         return last
 
-    def beyond(self, prior: Prior, x: Tensor, y: Tensor, slopes: Sequence[Tensor | None]) -> Tensor:
+    def beyond(self, prior: Prior, y: Tensor) -> Tensor:
         """The sum of `excess` at the sites held, differentiable in the likelihood's parameters, q(f) and sites held,
-        (M-271). Args: slopes, the gradient of the log density of targets by residual and noise."""
-        sites = Sites(self.held.targets, self.held.variance)
-        at = marginals_by_gradient(sites, slopes, prior_variance(prior, x))
-        return excess(prior.likelihood, y, at, sites).sum()
+        (M-271)."""
+        assert self.at is not None
+        return excess(prior.likelihood, y, self.at, Sites(self.held.targets, self.held.variance)).sum()

@@ -15,9 +15,11 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import approximate_plan, refuse_unfit
 from flashgp.inference.data import Data
+from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of
+from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
@@ -25,7 +27,10 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join, joined_event
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.planner.plan import Plan
+from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.training.objective import Problem
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import smallest
 from flashgp.processes.group import ALONE
@@ -69,6 +74,10 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
         rows_prior, points, targets = prior.with_likelihood(replicates.likelihood), replicates.x, replicates.y
     plan = planned_over(ranks, lambda one: _plan(prior, x, len(points), one, settings), asked)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
+    seed, inducing = settings.run.seed, asked.points_like(x)
+    if not prior.likelihood.has_sites:
+        rows_prior, inducing, said = found_sites(prior, x, y, sizes, seed, inducing)
+        prior, events = rows_prior, [*events, said]
     if (part := _of_part(Data(prior, x, y), asked, settings, plan)) is not None:
         part.report.events[:0] = [event for event in events if event not in part.report.events]
         return part
@@ -77,8 +86,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     check_extent(prior.kernel.form, rows, "x")
     check_residual(residual)
     theta = tuple(t.detach() for t in values)
-    seed = settings.run.seed
-    layout = layout_of(prior, points, noise, sizes, seed, asked.points_like(x), ranks)
+    layout = layout_of(prior, points, noise, sizes, seed, inducing, ranks)
     workspace = Workspace()
 
     def make(one: Layout) -> tuple[tuple[FullScaleFactor, Sums], float]:
@@ -108,6 +116,19 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     if ranks.size == 1:
         state.__dict__["basis"] = factor.basis  # which predictions ask for
     return state
+
+
+def found_sites(
+    prior: Prior, x: Tensor, y: Tensor, sizes: Sizes, seed: int, inducing: Tensor | None
+) -> tuple[Prior, Tensor, Event]:
+    """The prior with the sites that iteration finds in the model of these rows, its inducing points, and the event of a
+    report. Raises: ConvergenceError."""
+    sites = IteratedSites.of(prior, x, y, SiteSettings())
+    assert sites is not None
+    problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
+    layout = layout_of(prior, x, sites.held.variance, sizes.within(len(x)), seed, inducing)
+    found, event = FullScaleLogJoint(problem, layout).with_sites()
+    return found, layout.inducing, event
 
 
 def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan: Plan) -> FullScaleState | None:

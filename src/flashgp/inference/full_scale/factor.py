@@ -310,6 +310,25 @@ class FullScaleFactor:
         for part, _ in self.parts(taped=False):
             yield (part.weights @ part.basis).flatten(0, 1), part
 
+    def marginals(self, sums: Sums) -> tuple[Tensor, Tensor]:
+        """q(f) of every row given its block and that block's neighbours, eq. (M-272): what its mean is below the
+        target, and its variance, (n,) each. The latter is positive whatever the neighbours.
+
+        Args: sums, of the density; neighbours here are the nearest rows of all other blocks. Cost: a first pass.
+        """
+        below, variance = torch.zeros_like(self.noise_of_rows), torch.zeros_like(self.noise_of_rows)
+        for part, _ in self.parts(taped=False):
+            g, block = part.weights, part.weights.shape[1]
+            own, inside = g[..., -block:], part.white.known[:, -block:]
+            rows = part.index[:, -block:][inside]
+            noise = self.noise_of_rows[rows]
+            error = own.mT @ (g @ (part.residual - part.basis @ sums.weights))
+            among = (own.mT @ (g @ part.basis))[inside] * noise.unsqueeze(-1)
+            spread = torch.linalg.solve_triangular(sums.inner.mT, among, upper=True, left=False).square().sum(-1)
+            below[rows] = noise * error.squeeze(-1)[inside]
+            variance[rows] = noise * (1.0 - noise * own.square().sum(1)[inside]) + spread
+        return below, variance
+
     def parts(self, *, taped: bool) -> Iterator[tuple[Part, Callable[[Tensor], PairGradient] | None]]:
         """The blocks, so many at a time; with `taped` also what pulls a gradient by the covariances of the sets."""
         near, backend, index = self.near, TorchTiles(), self.near.index

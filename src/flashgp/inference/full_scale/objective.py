@@ -1,15 +1,21 @@
 """The log joint with the likelihood of the full-scale model in place of the exact one: linear in the rows."""
 
+import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.form import Rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
-from flashgp.inference.full_scale.layout import Layout
+from flashgp.inference.full_scale.layout import Layout, scaled_points
+from flashgp.inference.sites import Marginals, prior_variance, within
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.processes.group import ALONE, Group
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, nearest_earlier_rows
+from flashgp.solvers.settings import FullScaleSettings
 
 
 class FullScaleLogJoint(LogJoint):
@@ -19,8 +25,10 @@ class FullScaleLogJoint(LogJoint):
         problem: rows, prior and starts.
         layout: inducing points, blocks and neighbours, which stay.
         group: whose ranks share the blocks; seed, of their order.
-    Cost: two passes over the blocks (factor.py).
+    Cost: two passes over the blocks (factor.py); for each step of iterated sites two first ones.
     """
+
+    bound_slack: ClassVar[float] = 1e-2
 
     def __init__(self, problem: Problem, layout: Layout, group: Group = ALONE, seed: int = 0) -> None:
         super().__init__(problem)
@@ -39,6 +47,27 @@ class FullScaleLogJoint(LogJoint):
             return found.value
         residual, noise, rows, theta = self.likelihood_inputs()
         return self._factor(rows, theta, residual, noise).sums().log_likelihood(residual.shape[-2])
+
+    @cached_property
+    def _around(self) -> Neighbourhoods:
+        """The blocks with as many neighbours, of all other blocks."""
+        problem, sizes, blocks = self.problem, self.layout.sizes, self.layout.near.blocks
+        points = scaled_points(problem.prior, problem.prior.kernel.rows(problem.x), problem.x)
+        settings = FullScaleSettings(sizes.block, sizes.neighbours)
+        return Neighbourhoods(blocks, nearest_earlier_rows(points, blocks, settings, later=True))
+
+    @torch.no_grad()
+    def marginals(self) -> tuple[float, Marginals]:
+        """See `LogJoint.marginals`; by (M-272)."""
+        residual, noise, rows, theta = self.likelihood_inputs()
+        factor = self._factor(rows, theta, residual, noise)
+        sums = factor.sums()
+        below, variance = dataclasses.replace(factor, near=self._around).marginals(sums)
+        targets, own = (
+            self.problem.with_sites.sites(self.problem.y).targets,
+            prior_variance(self.problem.prior, self.problem.x),
+        )
+        return sums.log_likelihood(len(own)), Marginals(targets - below, within(variance, noise, own))
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """Inputs as of the exact likelihood, with the inducing points as rows behind the others."""

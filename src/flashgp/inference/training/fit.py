@@ -145,9 +145,7 @@ class EngineFit(ABC, Generic[S]):
             return prior, data
         last = objective()
         bound = last if isinstance(last, LogJoint) else LogJoint(last.problem)
-        found = bound.settled(self.options.settings.sites.posterior)
-        assert found is not None
-        prior = prior.with_likelihood(found.held_next(prior.likelihood, last.problem.y))
+        prior = prior.with_likelihood(bound.with_sites()[0].likelihood)
         return prior, Data(prior, data.x, data.y, data.promoted)
 
     def interrupt(self) -> None:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Gamma, LogNormal, Normal
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
@@ -27,7 +28,7 @@ from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.missing_cells import observed, of_observed, rows_of_output
 from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
-from flashgp.inference.sites import Found, IteratedSites
+from flashgp.inference.sites import Found, IteratedSites, Marginals, marginals_by_gradient, prior_variance
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import RoleStart
@@ -247,6 +248,8 @@ class LogJoint(Objective):
     Cost: n^3 flops and one n x n buffer per evaluation; with iterated sites 3 to 6 times as much.
     """
 
+    bound_slack: ClassVar[float] = 0.0  # nats a row by which its marginals may not belong to its likelihood
+
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         prior, direct = problem.with_sites, problem.direct
@@ -271,17 +274,31 @@ class LogJoint(Objective):
 
         Args: tolerance, nats by which the last step may move q(f); None for that of a search.
         """
-        problem = self.problem
-        if problem.sites is None:
+        problem, sites = self.problem, self.problem.sites
+        if sites is None:
             return None
-        return problem.sites.settle(problem.prior, problem.x, problem.y, self._by_sites, tolerance)
+        tolerance = sites.settings.search if tolerance is None else tolerance
+        return sites.settle(problem.prior, problem.x, problem.y, self.marginals, tolerance, self.bound_slack)
+
+    def with_sites(self) -> tuple[Prior, Event]:
+        """The prior with the sites of a posterior, and the event of a report. Raises: ConvergenceError."""
+        problem, sites = self.problem, self.problem.sites
+        assert sites is not None
+        found = self.settled(sites.settings.posterior)
+        assert found is not None
+        likelihood, steps = problem.prior.likelihood, sites.steps[-1]
+        event = Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=sites.moved)
+        return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), event
 
     @torch.no_grad()
-    def _by_sites(self) -> tuple[float | None, list[Tensor | None]]:
-        """The likelihood at the sites held now, with its gradient by residual and noise."""
+    def marginals(self) -> tuple[float, Marginals]:
+        """The likelihood at the sites held now, and q(f) under them, (M-270)."""
         residual, noise, rows, theta = self.likelihood_inputs()
         tensors = [residual, noise, *rows.tensors, *theta]
-        return self.likelihood(rows, tensors, [True, True, *[False] * (len(tensors) - 2)])
+        value, slopes = self.likelihood(rows, tensors, [True, True, *[False] * (len(tensors) - 2)])
+        assert value is not None
+        sites, own = self.problem.with_sites.sites(self.problem.y), prior_variance(self.problem.prior, self.problem.x)
+        return value, marginals_by_gradient(sites, slopes, own)
 
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
@@ -309,15 +326,11 @@ class LogJoint(Objective):
         with torch.enable_grad():
             residual, noise, rows, theta = self.likelihood_inputs()
             inputs = (residual, noise, *rows.tensors, *theta)
-            wanted = [t.requires_grad or self.problem.sites is not None for t in inputs]
-            value, slopes = self.likelihood(rows, [t.detach() for t in inputs], wanted)
-            total, gradient = self.pull(inputs, slopes, self._beyond_sites(slopes))
+            value, slopes = self.likelihood(rows, [t.detach() for t in inputs], [t.requires_grad for t in inputs])
+            problem, sites = self.problem, self.problem.sites
+            beyond = [] if sites is None else [sites.beyond(problem.prior, problem.y)]
+            total, gradient = self.pull(inputs, slopes, beyond)
         return None if value is None else total + value, gradient
-
-    def _beyond_sites(self, slopes: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """Terms of the bound beside the likelihood of iterated sites, given the gradient of that."""
-        problem, sites = self.problem, self.problem.sites
-        return [] if sites is None else [sites.beyond(problem.prior, problem.x, problem.y, slopes)]
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""

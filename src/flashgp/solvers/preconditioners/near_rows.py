@@ -109,12 +109,12 @@ def blocks_of_near_rows(points: Tensor, size: int, seed: int) -> Tensor:
 
 
 def nearest_earlier_rows(
-    points: Tensor, blocks: Tensor, settings: FullScaleSettings, of: Tensor | None = None
+    points: Tensor, blocks: Tensor, settings: FullScaleSettings, of: Tensor | None = None, *, later: bool = False
 ) -> Tensor:
-    """Rows of earlier blocks that are nearest to any row of a block, nearest first: (blocks, q), -1 where there are no
-    more.
+    """Rows of earlier blocks, or of all others with `later`, that are nearest to any row of a block, nearest first:
+    (blocks, q), -1 where there are no more.
 
-    Looked at are those of the earlier blocks whose centres are nearest, about `candidates` rows, so that no step takes
+    Looked at are those of the blocks whose centres are nearest, about `candidates` rows, so that no step takes
     all pairs of rows.
 
     Args: of: the blocks that are asked about, in their order; None for all.
@@ -132,11 +132,11 @@ def nearest_earlier_rows(
     centres = members.sum(1) / inside.sum(1, keepdim=True)
     place = 0
     for part in asked.split(_blocks_at_once(count, size, d, settings)):
-        stop = int(part.max()) + 1
-        between = torch.cdist(centres[part], centres[:stop])
-        later = torch.arange(stop, device=points.device) >= part.unsqueeze(-1)
+        stop = count if later else int(part.max()) + 1
+        between, place_of = torch.cdist(centres[part], centres[:stop]), torch.arange(stop, device=points.device)
+        apart = place_of == part.unsqueeze(-1) if later else place_of >= part.unsqueeze(-1)
         few = min(near, stop)
-        distance, nearest = between.masked_fill_(later, math.inf).topk(few, largest=False)
+        distance, nearest = between.masked_fill_(apart, math.inf).topk(few, largest=False)
         usable = distance.isfinite().unsqueeze(-1) & inside[nearest]
         # From the block's own centre: nothing cancels.
         own = (members[part] - centres[part].unsqueeze(1)).masked_fill(~inside[part].unsqueeze(-1), 0.0)
