@@ -95,8 +95,6 @@ def test_what_iterated_sites_do_not_go_with_is_refused() -> None:
             gp.condition(x, y, **{name: value})
     with pytest.raises(fgp.DomainError, match=r"`x` must be one table .* got a batch; call it for each"):
         gp.condition(x.expand(2, -1, -1), y)
-    with pytest.raises(fgp.DomainError, match=r"`x` must be rows that are held .* pass x and y"):
-        gp.condition([(x, y)])
     with pytest.raises(fgp.DomainError, match=r"`outputs` must be None for Counts.* got 2; fit a GP for each"):
         fgp.GP(fgp.kernels.Matern(), likelihood=Counts(), outputs=2)
     with pytest.raises(fgp.DomainError, match=r"must have sites that need no iteration.*gp.condition\(x, y\)"):

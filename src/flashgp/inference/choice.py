@@ -132,10 +132,10 @@ def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
     )
 
 
-def obstacle(prior: Prior, kind: str, *, batch: bool, training: bool = False) -> str:
+def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
     """Reason that a model has no approximation of a kind, and what to do; empty if it has one.
 
-    Args: batch, whether it is of several tables or models; training, whether it is to be fitted by it.
+    Args: batch, whether it is of several tables or models.
     """
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
@@ -150,17 +150,12 @@ def obstacle(prior: Prior, kind: str, *, batch: bool, training: bool = False) ->
             "by inducing points alone needs a likelihood that treats all rows alike but for known variances, got "
             'row_weight; leave it out, or pass approximation="full_scale" with neighbours'
         )
-    if kind == "sparse" and training and not likelihood.has_sites:
-        return (
-            "by inducing points alone fits a likelihood whose sites need no iteration, got "
-            f'{likelihood.name}; pass approximation="full_scale" with neighbours'
-        )
     return ""
 
 
-def refuse_unfit(prior: Prior, kind: str, *, batch: bool, training: bool = False) -> None:
+def refuse_unfit(prior: Prior, kind: str, *, batch: bool) -> None:
     """DomainError for models that the approximation is not made for."""
-    if why := obstacle(prior, kind, batch=batch, training=training):
+    if why := obstacle(prior, kind, batch=batch):
         raise DomainError(f"`approximation` {why}")
 
 
@@ -187,7 +182,7 @@ def _fitting(
     refusals: list[MemoryBudgetError] = []
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
     for one in kinds:
-        if rows.n and not obstacle(prior, one.kind, batch=batch, training=training):
+        if rows.n and not obstacle(prior, one.kind, batch=batch):
             try:
                 plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
             except MemoryBudgetError as error:

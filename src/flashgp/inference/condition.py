@@ -14,7 +14,7 @@ from flashgp.inference.exact.condition import condition as condition_exactly
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
 from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
-from flashgp.inference.posterior_by_sites import condition_by_sites, held_for_sites
+from flashgp.inference.posterior_by_sites import condition_by_sites, refuse_beside_sites
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.condition import condition as condition_streamed
@@ -47,16 +47,15 @@ def condition(
     if asked is not None:
         engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
 
-    def given(own: Prior) -> BaseState:
-        source = Data(own, rows.x, rows.y) if isinstance(rows, Data) else rows
-        return _shared(own, source, settings, asked, engine)
-
-    if not prior.likelihood.has_sites:
-        table = held_for_sites(prior, rows, group, settings.run.deadline.limit, differentiable=settings.differentiable)
-    if prior.likelihood.has_sites or (isinstance(rows, Data) and asked is not None):
+    refuse_beside_sites(prior, rows, group, settings.run.deadline.limit, differentiable=settings.differentiable)
+    if prior.likelihood.has_sites or asked is not None:
         state = _shared(prior, rows, settings, asked, engine)
     else:
-        state = condition_by_sites(prior, *table, given)
+        assert isinstance(rows, Data)
+        x, y = rows.x, rows.y
+        state = condition_by_sites(
+            prior, x, y, lambda own: _shared(own, Data(own, x, y), settings, asked, engine)
+        )  # fmt: skip
     if event is not None:
         state.report.events.insert(0, event)
     return state

@@ -29,7 +29,7 @@ from flashgp.inference.gp import GP
 from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.posterior_by_sites import held_for_sites
+from flashgp.inference.posterior_by_sites import refuse_beside_sites
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.fit import StreamedFit
@@ -139,8 +139,7 @@ def fit(
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
     Of a likelihood whose sites are found by iteration it maximises a lower bound on it, eqs. (M-267) and (M-271), for
-    one table that is held, exactly or by "full_scale", without a time_limit; an evaluation takes three to six times as
-    long.
+    one table that is held or read, without a time_limit; an evaluation takes three to six times as long.
 
     Args:
         gp: the model; `initial="given"` starts at its values.
@@ -283,8 +282,7 @@ def fit_as(
     Args: exact, for the exact posterior beside an approximation; by_part, as of `StreamedFit`. Raises: as `fit`.
     """
     event, group = None, options.run.group
-    if not gp.likelihood.has_sites:
-        held_for_sites(gp, rows, group, options.run.deadline.limit, exact_posterior=exact is not None)
+    refuse_beside_sites(gp, rows, group, options.run.deadline.limit, exact_posterior=exact is not None)
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)

@@ -1,4 +1,4 @@
-"""Conditioning under a likelihood whose sites are found by iteration, by any engine, eqs. (M-267) and (M-268)."""
+"""Exact conditioning under a likelihood whose sites are found by iteration, eqs. (M-267) and (M-268)."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,21 +20,21 @@ from flashgp.inference.sites import (
     excess,
     from_prior,
     prior_variance,
-    settle,
+    settle_rows,
     within,
 )
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.processes.group import Group
-from flashgp.sources.source import Held, RowSource
+from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
 
 
 def condition_by_sites(prior: Prior, x: Tensor, y: Tensor, condition: Callable[[Prior], S]) -> S:
-    """The state by an engine after steps from the prior; its log marginal likelihood is the bound (M-267).
+    """The state after steps from the prior; its log marginal likelihood is the bound (M-267).
 
-    Args: condition, the engine's state under a prior whose likelihood has sites.
+    Args: condition, the state under a prior whose likelihood has sites.
     Raises: ConvergenceError where no step raises the bound.
     Cost: some 5 to 20 conditionings.
     """
@@ -50,22 +50,24 @@ def condition_by_sites(prior: Prior, x: Tensor, y: Tensor, condition: Callable[[
         return Found(sites, at, value, state)
 
     with torch.no_grad():
-        found, steps, moved = settle(likelihood, y, from_prior(prior, x, y), evaluate, settings.posterior, settings)
+        found, steps, moved = settle_rows(
+            likelihood, y, from_prior(prior, x, y), evaluate, settings.posterior, settings
+        )
         state = condition(prior.with_likelihood(found.held_next(likelihood, y)))
     state.report.events.append(Event(EventKind.SITES, likelihood=likelihood.name, steps=steps + 1, moved=moved))
     return state
 
 
-def held_for_sites(
+def refuse_beside_sites(
     prior: Prior, rows: Data | RowSource, group: Group, limit: float | None, *, differentiable: bool = False,
     exact_posterior: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x and y of rows whose sites are found by iteration. Raises: DomainError for what that does not go with."""
-    table = rows if isinstance(rows, Data | Held) else None
-    batch = table is not None and prior.is_batch(table.x, table.y)
+) -> None:  # fmt: skip
+    """Raises: DomainError for what iteration of sites does not go with; nothing where they need none."""
+    if prior.likelihood.has_sites:
+        return
+    batch = isinstance(rows, Data) and rows.is_batch
     alone, left_out = "rows of one process", "leave it out"
     for name, refused, wanted, got, way in (
-        ("x", table is None, "rows that are held", "rows that are read", "pass x and y"),
         ("x", batch, "one table of one model", "a batch", "call it for each"),
         ("group", group.size > 1, alone, f"{group.size} ranks", "pass all rows in one process, without group"),
         ("time_limit", limit is not None, "None", f"{limit} s", left_out),
@@ -77,8 +79,6 @@ def held_for_sites(
                 f"`{name}` must be {wanted} where sites are found by iteration, as those of {prior.likelihood.name}, "
                 f"got {got}; {way}"
             )
-    assert table is not None
-    return table.x, table.y
 
 
 def marginals(posterior: Posterior, sites: Sites) -> Marginals:

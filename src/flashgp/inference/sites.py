@@ -9,7 +9,7 @@ objective, (M-270), and from the neighbours of each block by full scale, (M-272)
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -102,6 +102,12 @@ def next_sites(likelihood: Likelihood, y: Tensor, at: Marginals) -> Sites:
     return likelihood.sites_at(y, at.mean, at.variance, None)
 
 
+@torch.no_grad()
+def first_sites(prior: Prior, x: Tensor, y: Tensor) -> Sites:
+    """Sites of the first step from the prior."""
+    return next_sites(prior.likelihood, y, from_prior(prior, x, y).at)
+
+
 def excess(likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
     """Terms of the bound beside the log density of the targets of sites, of each row, (n,), nats, (M-267);
     differentiable in the likelihood's parameters."""
@@ -129,38 +135,98 @@ def within(variance: Tensor, of_site: Tensor, own: Tensor) -> Tensor:
     return variance.clamp(SMALLEST_SHARE * torch.minimum(of_site, own), own)
 
 
+class Valued(Protocol):
+    """An end of a step. Fields: value, of the bound, nats, None where it is not known."""
+
+    @property
+    def value(self) -> float | None: ...
+
+
+V = TypeVar("V", bound=Valued)
+
+
 def settle(
-    likelihood: Likelihood, y: Tensor, start: Found[A] | Found[None], evaluate: Callable[[Sites], Found[A]],
+    likelihood: Likelihood, start: V, step: Callable[[V, float], V], divergence: Callable[[V, V], float],
     tolerance: float, settings: SiteSettings, slack: float = 0.0,
-) -> tuple[Found[A], int, float]:  # fmt: skip
+) -> tuple[V, int, float]:  # fmt: skip
     """Steps (M-267) from a start until a whole one moves q(f) by less than a tolerance, in nats: what was found, how
     many, and how far that would move it.
 
-    Args: slack, nats by which a step may lower the bound beside the tolerance: of one that marginals do not belong to.
+    Args: step, of a size, from what is kept; divergence, of q after it from that before; slack, nats by which a step
+        may lower the bound beside the tolerance: of one that marginals do not belong to.
     Raises: ConvergenceError where no step raises the bound, or steps do not settle.
     """
-    step, longest, moved, kept, best = 1.0, 1.0, [math.inf, math.inf], start, start.value
+    size, longest, moved, kept = 1.0, 1.0, [math.inf, math.inf], start
     for steps in range(1, settings.max_steps + 1):
-        found = evaluate(_between(kept.sites, next_sites(likelihood, y, kept.at), step))
+        found, best = step(kept, size), kept.value
         if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
-            step *= 0.5
-            if step < settings.smallest_step:
+            size *= 0.5
+            if size < settings.smallest_step:
                 break
             continue
-        moved.append(found.at.divergence(kept.at) / step**2)
-        kept, best = found, best if found.value is None else found.value
+        moved.append(divergence(found, kept) / size**2)
+        kept = found
         if moved[-1] < tolerance:
             return found, steps, moved[-1]
-        if moved[-1] > settings.turning * moved[-3] and step == longest:
+        if moved[-1] > settings.turning * moved[-3] and size == longest:
             longest *= 0.5
         elif moved[-1] < settings.falling * moved[-2]:
             longest = min(1.0, 2.0 * longest)
-        step = min(longest, 2.0 * step)
+        size = min(longest, 2.0 * size)
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "
         f"{moved[-1]:.2g} nats; scale the targets, or give the kernel a smaller variance",
         iterations=steps, residual=moved[-1], tolerance=tolerance,
     )  # fmt: skip
+
+
+@torch.no_grad()
+def local_sites(
+    likelihood: Likelihood, y: Tensor, before: Marginals, settings: SiteSettings = SiteSettings()
+) -> tuple[Sites, Marginals]:
+    """Sites of new rows, each by itself, and q(f) with them, (M-275). Args: before, predictions of f."""
+    linear, precision, size = (torch.zeros_like(before.mean) for _ in range(3))
+    size += 1.0
+    at, sites = before, next_sites(likelihood, y, before)
+
+    def value(one: Marginals) -> Tensor:
+        ratio = one.variance / before.variance
+        squares = (one.mean - before.mean).square() / before.variance
+        return likelihood.expected_log_prob(y, one.mean, one.variance) - 0.5 * (ratio - ratio.log() + squares)
+
+    best = value(at)
+    for _ in range(settings.max_steps):
+        other = (
+            torch.lerp(linear, sites.targets / sites.variance, size),
+            torch.lerp(precision, 1.0 / sites.variance, size),
+        )
+        variance = 1.0 / (1.0 / before.variance + other[1])
+        found = Marginals(variance * (before.mean / before.variance + other[0]), variance)
+        new = value(found)
+        good = new >= best - torch.finfo(new.dtype).eps * best.abs()  # not NaN
+        moved = torch.where(good, new - best, 0.0).abs().amax() if len(y) else 0.0
+        linear, precision = torch.where(good, other[0], linear), torch.where(good, other[1], precision)
+        at = Marginals(torch.where(good, found.mean, at.mean), torch.where(good, found.variance, at.variance))
+        best, size = torch.where(good, new, best), torch.where(good, (2.0 * size).clamp(max=1.0), 0.5 * size)
+        sites = next_sites(likelihood, y, at)
+        if float(moved) < settings.posterior and bool(good.all()):
+            break
+    return sites, at
+
+
+def settle_rows(
+    likelihood: Likelihood, y: Tensor, start: Found[Any], evaluate: Callable[[Sites], Found[A]], tolerance: float,
+    settings: SiteSettings, slack: float = 0.0,
+) -> tuple[Found[A], int, float]:  # fmt: skip
+    """`settle` of sites that are kept for every row. Args: evaluate, what an engine answers for sites."""
+
+    def step(kept: Found[A], size: float) -> Found[A]:
+        return evaluate(_between(kept.sites, next_sites(likelihood, y, kept.at), size))
+
+    def divergence(one: Found[A], other: Found[A]) -> float:
+        return one.at.divergence(other.at)
+
+    return settle(likelihood, start, step, divergence, settings.of_rows(tolerance, len(y)), settings, slack)
 
 
 def _between(one: Sites, other: Sites, share: float) -> Sites:
@@ -192,8 +258,7 @@ class IteratedSites:
         likelihood = prior.likelihood
         if likelihood.has_sites:
             return None
-        with torch.no_grad():
-            return cls(HeldSites(likelihood, next_sites(likelihood, y, from_prior(prior, x, y).at)), settings)
+        return cls(HeldSites(likelihood, first_sites(prior, x, y)), settings)
 
     def rows(self, index: Tensor) -> "IteratedSites":
         """Sites of some of the rows."""
@@ -222,8 +287,7 @@ class IteratedSites:
         assert warm.value is not None
         assert cold.value is not None
         start = warm if warm.value >= cold.value else cold  # NaN too
-        tolerance = self.settings.of_rows(tolerance, rows)
-        last, steps, self.moved = settle(likelihood, y, start, found, tolerance, self.settings, slack * rows)
+        last, steps, self.moved = settle_rows(likelihood, y, start, found, tolerance, self.settings, slack * rows)
         held.hold(next_sites(likelihood, y, last.at))
         self.at = last.at
         self.steps.append(steps + 2)

@@ -17,7 +17,7 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
-from flashgp.inference.sites import Found, IteratedSites, Marginals, SiteSettings, excess, from_prior, settle
+from flashgp.inference.sites import Found, IteratedSites, Marginals, SiteSettings, excess, from_prior, settle_rows
 from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.fit import problem_of
 from flashgp.inference.training.history import Stage
@@ -103,7 +103,7 @@ def test_the_bound_has_the_gradient_by_parameters_of_the_likelihood() -> None:
     assert objective(theta).gradient[index] == pytest.approx((above - below) / (2.0 * step), rel=1e-2, abs=0.05)
 
 
-@pytest.mark.parametrize("engine", [{}, FULL_SCALE], ids=["a factor", "full scale"])
+@pytest.mark.parametrize("engine", [{}, FULL_SCALE, {"inducing": table(60)[0]}], ids=["dense", "full scale", "sparse"])
 def test_a_fit_finds_the_optimum_of_the_bound(engine: dict[str, Any]) -> None:
     x, y, at = table(60)
 
@@ -114,6 +114,7 @@ def test_a_fit_finds_the_optimum_of_the_bound(engine: dict[str, Any]) -> None:
         return -float(value.detach()), -slope.numpy()
 
     best = minimize(function, [math.log(0.6), math.log(1.5), 0.4], jac=True, method="L-BFGS-B", options={"ftol": 1e-12})
+    engine = {"approximation": "sparse", **engine} if engine else engine
     fit = fgp.fit(model(Counts()), x, y, priors="given", **engine)
     numpy.testing.assert_allclose(values_of(fit.gp), best.x, atol=1e-2)
     assert float(fit.posterior.log_marginal_likelihood()) == pytest.approx(-best.fun, abs=1e-2)
@@ -176,7 +177,7 @@ def test_the_bound_never_falls_from_step_to_step() -> None:
         bounds.append(float(density + excess(prior.likelihood, y, at, sites).sum()))
         return Found(sites, at, bounds[-1], None)
 
-    found, steps, moved = settle(prior.likelihood, y, start, evaluate, 1e-4, SiteSettings())
+    found, steps, moved = settle_rows(prior.likelihood, y, start, evaluate, 1e-4, SiteSettings())
     assert start.value is not None
     assert found.value == bounds[-1]
     assert moved < 1e-4
@@ -250,7 +251,5 @@ def test_what_a_fit_by_sites_does_not_go_with_is_refused() -> None:
         fgp.fit(gp, x, y, time_limit=60.0)
     with pytest.raises(DomainError, match=r"`exact_posterior` must be False .* call fit.gp.condition\(x, y\)"):
         fgp.fit(gp, x, y, approximation="full_scale", exact_posterior=True)
-    with pytest.raises(DomainError, match=r"`approximation` by inducing points alone .* got Counts; pass"):
-        fgp.fit(gp, x, y, approximation="sparse", inducing=x[:20])
     with pytest.raises(DomainError, match=r"`plan` must have training='exact' where sites .* got"):
         fgp.fit(gp, x, y, plan=dataclasses.replace(fgp.plan(gp, n=40, d=2), training="stored"))

@@ -62,7 +62,8 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
             for start in range(0, len(block.x), size):
                 yield block.part(start, start + size)
 
-    before, inputs = state.sums, inputs_of(prior, blocks(), state.inducing.device, state.count)
+    values = dataclasses.replace(state.values, new=True)
+    before, inputs = state.sums, inputs_of(prior, blocks(), state.inducing.device, state.count, values)
     sums = added(function, state.floor, inputs, before)
     assert sums is not None
     if sums is before:

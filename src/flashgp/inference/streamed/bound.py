@@ -137,6 +137,14 @@ class BoundSums:
         fit = self.squares - float((self.projected * self.weights).sum())
         return self.scale - 0.5 * (p * (self.count * LOG_2PI + self.logs + self._log_determinant) + fit)
 
+    def lower_at(self, values: "BoundSums") -> float:
+        """The bound at the q(u) of other sums, which sites and `scale` here are made from, nats, eq. (M-274)."""
+        weights, m = values.weights, len(values.gram)
+        fit = self.squares + float((weights * (self.gram @ weights - 2.0 * self.projected + weights)).sum())
+        spread = float(torch.cholesky_solve(self.gram, values.inner).trace() + values.covariance.trace()) - m
+        logs = self.count * LOG_2PI + self.logs + values._log_determinant
+        return self.scale - 0.5 * (logs + fit + spread)
+
     @property
     def upper(self) -> float:
         """An upper bound on log p(y), nats, eq. (M-161): where the data have to fit, the noise of every row grows by

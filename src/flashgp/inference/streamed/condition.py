@@ -23,6 +23,7 @@ from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import SiteSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of
 from flashgp.inference.streamed.rows import (
@@ -33,6 +34,7 @@ from flashgp.inference.streamed.rows import (
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.history import TimeUp
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.cpu.backend import CpuTiles
@@ -117,11 +119,20 @@ def _state(
     check_residual(prior.residual(x, survey.y.to(device)))
     workspace = Workspace(deadline=settings.run.deadline)
     bound = StreamedBound(prior, prior.kernel.rows(points.to(torch.float64)), survey.count, workspace, group)
-    if sums is None:
-        blocks = blocks_of(survey, len(points), settings.run.deadline)
-        sums = bound.sums(inputs_of(prior, blocks, device))
-    assert sums.inner is not None  # which may fail
     events = [EVENT] if settings.run.deterministic else []
+
+    def sums_at(values: InducingValues | None) -> BoundSums:
+        blocks = blocks_of(survey, len(points), settings.run.deadline)
+        return bound.sums(inputs_of(prior, blocks, device, values=values))
+
+    likelihood, site_settings = prior.likelihood, SiteSettings()
+    if sums is None and not likelihood.has_sites:
+        start = InducingValues.of_prior(bound.basis)
+        found = settled_pass(likelihood, start, sums_at, site_settings.posterior, site_settings)
+        events.append(Event(EventKind.SITES, likelihood=likelihood.name, steps=found.steps, moved=found.moved))
+        sums = found.sums
+    sums = sums_at(None) if sums is None else sums
+    assert sums.inner is not None  # which may fail
     events.append(Event(EventKind.STREAMED, rows=survey.count, inducing=len(points), read=read))
     if asked.chosen and len(points) < inducing:
         events.append(Event(EventKind.FEWER_POINTS, found=len(points), asked=inducing))

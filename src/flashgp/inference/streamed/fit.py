@@ -95,7 +95,7 @@ class StreamedFit(EngineFit[Any]):
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.by_part, self.searchers, self.interrupts = options, by_part, ALONE, []
         refuse_exact_fit(options)
-        refuse_unfit(prior, "sparse", batch=False, training=True)
+        refuse_unfit(prior, "sparse", batch=False)
         prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), fitting=True)
         clock = options.run.deadline.clock
         began = clock()
@@ -148,6 +148,7 @@ class StreamedFit(EngineFit[Any]):
     def search(self, recorder: Recorder) -> Trained:
         options, survey = self.options, self.survey
         choosing = options.run.deadline.limit is not None and self.asked.leaves_points and options.run.group.size == 1
+        choosing = choosing and self.prior.likelihood.has_sites
         self.stages = LinearStages(
             self.problem, survey.count, self._parts, self._objective, options, recorder, comparable=True,
             weighted=self.weighted is not None,
@@ -236,7 +237,7 @@ class StreamedFit(EngineFit[Any]):
         report_answer(report, recorder, state, self)
         report.events += unexplained
         limit = deadline.limit
-        if isinstance(state, StreamedState) and self.weighted is None:
+        if isinstance(state, StreamedState) and self.weighted is None and state.prior.likelihood.has_sites:
             report.events.append(state.bound.event)
         elif limit is not None:
             report.predicted_seconds = min(self.plan.fit_seconds, limit)

@@ -33,7 +33,7 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     """
     size, count = block_rows(state.function.rank), len(rows.x)
     blocks = [rows.part(start, start + size) for start in range(0, count, size)]
-    inputs = inputs_of(state.prior_of_rows, blocks, state.inducing.device)
+    inputs = inputs_of(state.prior_of_rows, blocks, state.inducing.device, values=state.values)
     parts = [_part(state, block, found) for block, found in zip(blocks, inputs, strict=True)]
     outputs = state.prior.outputs
     found = (torch.cat(columns) for columns in zip(*parts, strict=True))

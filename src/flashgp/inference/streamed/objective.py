@@ -1,6 +1,7 @@
 """The log joint with the collapsed bound in place of the likelihood: two passes over rows that are read."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy
@@ -11,6 +12,7 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluation_of_first
 from flashgp.inference.training.history import TimeUp
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
@@ -55,7 +57,7 @@ class StreamedLogJoint(LogJoint):
         points: inducing points (m, d), which stay.
         stand_for: rows that those of the survey are a random part of: each counts as often, (M-240); None for itself.
         deadline: of a pass; that of the group where its ranks go through the same rows.
-    Cost: two passes over the rows; (bound.py).
+    Cost: two passes over the rows (bound.py), and one for each step of iterated sites (steps.py).
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class StreamedLogJoint(LogJoint):
         self._deadline = deadline
         self._sums: BoundSums | None = None
         self._best: tuple[float, Array, BoundSums] | None = None
+        self._values: InducingValues | None = None  # that sites of the last evaluation are made from
 
     @property
     def cost_power(self) -> int:
@@ -99,16 +102,37 @@ class StreamedLogJoint(LogJoint):
             return None
         return self._best[2]
 
+    def settled(self, tolerance: float | None = None) -> None:
+        """None: a pass makes sites."""
+        return
+
     def bound(self) -> tuple[StreamedBound, BoundSums]:
-        """Bound and sums at the parameters that the prior has: the first pass."""
-        prior = self.problem.prior
+        """Bound and sums at the parameters that the prior has: the first pass, or as many as sites take."""
+        problem, survey = self.problem, self.survey
         with torch.no_grad():
-            points = prior.kernel.rows(self.points).detach()
-            survey, workspace = self.survey, self.problem.direct.workspace
+            points = problem.prior.kernel.rows(self.points).detach()
             times = self.rows / survey.count
-            bound = StreamedBound(prior, points, survey.count, workspace, survey.group, times=times)
-            sums = bound.sums(inputs_of(prior, self._blocks(), self.points.device))
-        return bound, sums
+            bound = StreamedBound(
+                problem.prior, points, survey.count, problem.direct.workspace, survey.group, times=times
+            )
+            if problem.sites is None:
+                return bound, self._sums_at(bound, None)
+            found = settled_pass(
+                problem.prior.likelihood, self._start(bound), lambda q: self._sums_at(bound, q),
+                problem.sites.settings.search, problem.sites.settings,
+            )  # fmt: skip
+            problem.sites.steps.append(found.steps)
+            self._values = found.before
+        return bound, found.sums
+
+    def _start(self, bound: StreamedBound) -> InducingValues:
+        """q(u) of the last evaluation, or of the prior."""
+        if self._values is None:
+            return InducingValues.of_prior(bound.basis)
+        return dataclasses.replace(self._values, basis=bound.basis)
+
+    def _sums_at(self, bound: StreamedBound, values: InducingValues | None) -> BoundSums:
+        return bound.sums(inputs_of(self.problem.prior, self._blocks(), self.points.device, values=values))
 
     def _by_autograd(self) -> tuple[float, Array]:
         prior = self.problem.prior
@@ -118,7 +142,7 @@ class StreamedLogJoint(LogJoint):
         taped: list[BlockInputs] = []
 
         def blocks() -> Iterator[BlockInputs]:
-            made = inputs_of(prior, self._blocks(), self.points.device)
+            made = inputs_of(prior, self._blocks(), self.points.device, values=self._values)
             while True:
                 with torch.enable_grad():
                     block = next(made, None)
@@ -133,7 +157,7 @@ class StreamedLogJoint(LogJoint):
                 pairs: list[tuple[Tensor, Tensor | None]] = [(residual, of_block.residual), (noise, of_block.noise)]
                 pairs += zip(rows.tensors, of_block.rows, strict=True)
                 if log_scale is not None:
-                    pairs.append((log_scale, torch.ones_like(log_scale)))
+                    pairs.append((log_scale, torch.full_like(log_scale, bound.times)))
                 followed = [(t, slope) for t, slope in pairs if t.requires_grad and slope is not None]
                 if followed:
                     total = total + self.parameters.flat(vector_jacobian(followed, tensors))

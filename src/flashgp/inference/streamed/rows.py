@@ -1,6 +1,7 @@
 """Rows of a source as inputs of a bound: residual, features, and noise variances with those known of single rows."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
+from flashgp.inference.sites import excess, first_sites
 from flashgp.inference.streamed.bound import BlockInputs
+from flashgp.inference.streamed.steps import InducingValues
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held, RowSource
@@ -29,15 +32,22 @@ def prior_of_rows(prior: Prior, rows: Block) -> Prior:
 
 def noise_of(prior: Prior, rows: Block) -> Tensor:
     """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; 1 where a likelihood knows rows
-    one by one, which these are not told apart for."""
+    one by one, which these are not told apart for; of iterated sites that of the first step from the prior."""
+    if not prior.likelihood.has_sites:
+        return first_sites(prior, rows.x, rows.y.double()).variance
     if rows.row_variance is None and not prior.likelihood.rows_alike:
         return torch.ones(1, dtype=torch.float64, device=rows.y.device)
     return prior_of_rows(prior, rows).sites(rows.y).variance
 
 
-def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first: int = 0) -> Iterator[BlockInputs]:
-    """Sites and features of blocks of rows, one after the other. Args: first, the number of their first row, for
-    likelihoods that know rows one by one."""
+def inputs_of(
+    prior: Prior, blocks: Iterable[Block], device: torch.device, first: int = 0, values: InducingValues | None = None
+) -> Iterator[BlockInputs]:
+    """Sites and features of blocks of rows, one after the other.
+
+    Args: first, the number of their first row, for likelihoods that know rows one by one; values, q(u) that sites are
+        made from where they need iteration.
+    """
     for block in blocks:
         rows = block.to(device)
         of_rows = prior_of_rows(prior, rows)
@@ -45,9 +55,15 @@ def inputs_of(prior: Prior, blocks: Iterable[Block], device: torch.device, first
             index = torch.arange(first, first + len(rows.x), device=device)
             of_rows = prior.with_likelihood(prior.likelihood.rows(index))
         first += len(rows.x)
-        sites = of_rows.sites(rows.y)
-        residual = prior.residual(rows.x, sites.targets)
-        yield BlockInputs(residual, prior.kernel.rows(rows.x), sites.variance, sites.log_scale)
+        features, likelihood = prior.kernel.rows(rows.x), of_rows.likelihood
+        if likelihood.has_sites:
+            sites = of_rows.sites(rows.y)
+        else:
+            assert values is not None
+            y = rows.y.double()
+            sites, at = values.sites(of_rows, rows.x, y, features.detach())
+            sites = replace(sites, log_scale=excess(likelihood, y, at, sites).sum())
+        yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale)
 
 
 def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:

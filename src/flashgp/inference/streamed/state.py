@@ -17,12 +17,17 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.bound import BoundSums, noise_floor
 from flashgp.inference.streamed.rows import noise_of, prior_of_rows
+from flashgp.inference.streamed.steps import InducingValues
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
 OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")  # what is of rows that are held
 ALIKE = {  # what needs rows that are told apart by their variances alone, and what to do elsewhere
     "importance": "condition exactly", "noise": "take post.gp.likelihood", "leave_out": "take post.leave_one_out()",
+}  # fmt: skip
+OBSERVED = {  # what is of sites that are observations, and what to do elsewhere
+    **dict.fromkeys(("bound", "bracket", "lost"), "take post.log_marginal_likelihood(), the lower bound"),
+    **dict.fromkeys(("noise", "residual"), "take post.gp.likelihood"), "importance": "condition exactly",
 }  # fmt: skip
 
 
@@ -112,6 +117,11 @@ class StreamedState(BaseState):
                 f"`{question}` of inducing points needs a likelihood that treats all rows alike but for known "
                 f"variances, got {self.prior.likelihood.name} with numbers of single rows; {ALIKE[question]}"
             )
+        if question in OBSERVED and not self.prior.likelihood.has_sites:
+            return (
+                f"`{question}` of inducing points needs sites that are observations, got those of "
+                f"{self.prior.likelihood.name}, found by iteration; {OBSERVED[question]}"
+            )
         return super().obstacle(question)
 
     @property
@@ -148,12 +158,17 @@ class StreamedState(BaseState):
         return noise_of(self.prior_of_rows, rows).clamp_min(self.floor).to(self.inducing.device)
 
     @property
+    def values(self) -> InducingValues:
+        """q(u)."""
+        return InducingValues(self.function, self.sums)
+
+    @property
     def distinct(self) -> int:
         return self.count
 
     @property
     def loss(self) -> str:
-        return str(self.bound)
+        return str(self.bound) if self.prior.likelihood.has_sites else ""
 
     def tensors(self) -> dict[str, Tensor]:
         sums, sample = self.sums, self.sample

@@ -1,0 +1,119 @@
+"""Sites of rows that pass by, made anew from q(u) in every pass, and the steps to the q(u) of its own sites.
+
+With w and M of q(u) = N(w, M^-1), whitened, and d_i what the inducing points leave of a row, eq. (M-273):
+
+    q(f_i) = N(m(x_i) + a_i^T w, a_i^T M^-1 a_i + d_i s_i / (s_i + d_i))
+
+The site s_i depends on that and it on the site, row by row. A step is one in A^T S^-1 A and A^T S^-1 r, so that nothing
+is kept of a row. Where sites need no iteration one pass says everything (bound.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.form import Rows
+from flashgp.inference.full_scale.factor import Basis
+from flashgp.inference.prior import Prior
+from flashgp.inference.sites import Marginals, SiteSettings, local_sites, next_sites, settle
+from flashgp.inference.streamed.bound import BoundSums, block
+from flashgp.likelihoods import Likelihood, Sites
+from flashgp.likelihoods.base import LEAST
+
+ROUNDS = 5  # of Aitken's extrapolation, each of which squares the error
+
+
+@dataclass(frozen=True, eq=False)
+class InducingValues:
+    """q(u). Fields: basis, A of rows; sums, whose w and M it has; new, whether rows are such that it has not seen."""
+
+    basis: Basis
+    sums: BoundSums
+    new: bool = False
+
+    @classmethod
+    def of_prior(cls, basis: Basis) -> "InducingValues":
+        m = basis.rank
+        zeros = basis.lower.new_zeros(m, m), basis.lower.new_zeros(m, 1)
+        return cls(basis, BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0))
+
+    def towards(self, sums: BoundSums, share: float) -> "InducingValues":
+        """q(u) after a part of the step to that of some sums."""
+        gram, projected = (
+            torch.lerp(one, other, share)
+            for one, other in ((self.sums.gram, sums.gram), (self.sums.projected, sums.projected))
+        )
+        return replace(self, sums=replace(sums, gram=gram, projected=projected))
+
+    def divergence(self, other: "InducingValues") -> float:
+        """KL(self || other), nats."""
+        own, its = self.sums.inner, other.sums.inner
+        spread = torch.linalg.solve_triangular(own, its, upper=False)
+        apart = its.mT @ (self.sums.weights - other.sums.weights)
+        logs = own.diagonal().log().sum() - its.diagonal().log().sum()
+        return float(0.5 * (spread.square().sum() - len(own) + apart.square().sum()) + logs)
+
+    @torch.no_grad()
+    def sites(self, prior: Prior, x: Tensor, y: Tensor, rows: Rows) -> tuple[Sites, Marginals]:
+        """Sites of some rows, and q(f) under them, (M-273).
+
+        Cost: 2 b m^2 flops of b rows, and some ten expectations under the likelihood for each.
+        """
+        a, left = block(self.basis, rows)
+        spread = torch.linalg.solve_triangular(self.sums.inner.mT, a, upper=True, left=False).square().sum(-1)
+        mean = (prior.mean_at(x) + a @ self.sums.weights).squeeze(-1)
+        if self.new:
+            return local_sites(prior.likelihood, y, Marginals(mean, spread + left))
+        least = LEAST * (spread + left)
+
+        def after(log_own: Tensor) -> Tensor:
+            precision = 1.0 / next_sites(prior.likelihood, y, Marginals(mean, spread + log_own.exp())).variance
+            return (left / (1.0 + left * precision)).maximum(least).log()
+
+        own = left.maximum(least).log()
+        for _ in range(ROUNDS):
+            one = after(own)
+            two = after(one)
+            bend = two - 2.0 * one + own
+            own = torch.where(bend == 0.0, two, own - (one - own).square() / bend.where(bend != 0.0, 1.0))
+        at = Marginals(mean, spread + own.exp())
+        return next_sites(prior.likelihood, y, at), at
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass over all rows. Fields: before, q(u) that sites are made from; sums, of those; value, the bound at that
+    q(u), (M-274); steps to it, and moved, nats by which a whole step would move q(u)."""
+
+    before: InducingValues
+    sums: BoundSums
+    value: float
+    steps: int = 1
+    moved: float = 0.0
+
+
+def settled_pass(
+    likelihood: Likelihood, start: InducingValues, sums_at: Callable[[InducingValues], BoundSums],
+    tolerance: float, settings: SiteSettings,
+) -> Pass:  # fmt: skip
+    """The pass whose sums are a whole step from a q(u) that has settled.
+
+    Args: start, unless its bound is below that of the prior, where steps begin then; sums_at, of a pass.
+    Raises: ConvergenceError where no step raises the bound, TimeUp.
+    """
+
+    def at(q: InducingValues) -> Pass:
+        sums = sums_at(q)
+        return Pass(q, sums, sums.lower_at(q.sums))
+
+    first = nothing = at(InducingValues.of_prior(start.basis))
+    if start.sums.count:
+        first = at(start)
+        first = first if first.value >= nothing.value else nothing  # NaN too
+    last, steps, moved = settle(
+        likelihood, first, lambda kept, share: at(kept.before.towards(kept.sums, share)),
+        lambda one, other: one.before.divergence(other.before), settings.of_rows(tolerance, first.sums.count), settings,
+    )  # fmt: skip
+    return replace(last, steps=steps + 1 + (start.sums.count > 0), moved=moved)
