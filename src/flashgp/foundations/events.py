@@ -170,6 +170,10 @@ class EventKind(Enum):
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
     SITES = "{likelihood}: sites after {steps:n step}, the last of which moved q(f) by {moved:.2g} nats."
+    SITES_CUT = (
+        "{likelihood}: the time limit of {limit:g} s ended the steps of sites after {steps:n step}, the last of which "
+        "moved q(f) by {moved:.2g} nats. Allow more time, or call gp.condition(x, y), for sites that have settled."
+    )
     FIT_SITES = (
         "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the bound on log p(y)."
     )

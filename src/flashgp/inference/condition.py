@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from flashgp.foundations.contexts import entered
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.base_state import BaseState
@@ -16,6 +17,7 @@ from flashgp.inference.gathered import agreed_report, compare_models, shared_eve
 from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
 from flashgp.inference.posterior_by_sites import condition_by_sites, refuse_beside_sites
 from flashgp.inference.prior import Prior
+from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.condition import condition as condition_streamed
 from flashgp.sources.source import RowSource
@@ -47,15 +49,15 @@ def condition(
     if asked is not None:
         engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
 
-    refuse_beside_sites(prior, rows, group, settings.run.deadline.limit, differentiable=settings.differentiable)
+    refuse_beside_sites(prior, rows, group, differentiable=settings.differentiable)
     if prior.likelihood.has_sites or asked is not None:
         state = _shared(prior, rows, settings, asked, engine)
     else:
         assert isinstance(rows, Data)
-        x, y = rows.x, rows.y
+        untimed = with_run(settings, deadline=NO_DEADLINE)  # steps ask the deadline between them
         state = condition_by_sites(
-            prior, x, y, lambda own: _shared(own, Data(own, x, y), settings, asked, engine)
-        )  # fmt: skip
+            rows, settings.run, settings.time, lambda data: _shared(data.prior, data, untimed, asked, engine)
+        )
     if event is not None:
         state.report.events.insert(0, event)
     return state

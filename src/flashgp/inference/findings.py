@@ -113,6 +113,7 @@ _ENDED = {
     EventKind.FIT_TIME_UP: Unfinished.TIME,
     EventKind.READ_IN_PART: Unfinished.TIME,
     EventKind.POSTERIOR_OF_PART: Unfinished.TIME,
+    EventKind.SITES_CUT: Unfinished.TIME,
     EventKind.SEARCH_UNFINISHED: Unfinished.SEARCH,
 }
 _LOSING = {EventKind.LOST: "nats", EventKind.BRACKET: "nats", EventKind.ROWS_LEARNED: "gap"}  # and the field of it

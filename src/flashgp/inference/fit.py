@@ -139,7 +139,7 @@ def fit(
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
 
     Of a likelihood whose sites are found by iteration it maximises a lower bound on it, eqs. (M-267) and (M-271), for
-    one table that is held or read, without a time_limit; an evaluation takes three to six times as long.
+    one table that is held or read; an evaluation takes three to six times as long.
 
     Args:
         gp: the model; `initial="given"` starts at its values.
@@ -282,7 +282,7 @@ def fit_as(
     Args: exact, for the exact posterior beside an approximation; by_part, as of `StreamedFit`. Raises: as `fit`.
     """
     event, group = None, options.run.group
-    refuse_beside_sites(gp, rows, group, options.run.deadline.limit, exact_posterior=exact is not None)
+    refuse_beside_sites(gp, rows, group, exact_posterior=exact is not None)
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)

@@ -4,15 +4,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.answers import ANSWERS
 from flashgp.inference.base_state import BaseState
+from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
+from flashgp.inference.plan import rows_on_time
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
+from flashgp.inference.run import Run
+from flashgp.inference.settings import TimeSettings
 from flashgp.inference.sites import (
     Found,
     Marginals,
@@ -21,6 +24,7 @@ from flashgp.inference.sites import (
     from_prior,
     prior_variance,
     settle_rows,
+    steps_event,
     within,
 )
 from flashgp.likelihoods import Sites
@@ -31,17 +35,29 @@ from flashgp.sources.source import RowSource
 S = TypeVar("S", bound=BaseState)
 
 
-def condition_by_sites(prior: Prior, x: Tensor, y: Tensor, condition: Callable[[Prior], S]) -> S:
+def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Callable[[Data], S]) -> S:
     """The state after steps from the prior; its log marginal likelihood is the bound (M-267).
 
-    Args: condition, the state under a prior whose likelihood has sites.
+    Where there is no time for those of all rows by the plan, it is of as many random rows as there is time for.
+
+    Args: condition, the state of data whose likelihood has sites.
     Raises: ConvergenceError where no step raises the bound.
     Cost: some 5 to 20 conditionings.
     """
-    likelihood, settings, y = prior.likelihood, SiteSettings(), y.to(torch.float64)
+    prior, settings, deadline, whole = data.prior, SiteSettings(), run.deadline, data
+    if deadline.limit is not None and data.count > time.min_rows:
+        plan = conditioning_plan(prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
+        steps = settings.conditionings
+        if deadline.passed(steps * plan.seconds):
+            part = rows_on_time(prior, plan, deadline, time, deterministic=run.deterministic, slowdown=steps)
+            data = data.random(part, run.seed)
+    x, y, likelihood = data.x, data.y.to(torch.float64), data.prior.likelihood
+
+    def under(held: HeldSites) -> Data:
+        return Data(prior.with_likelihood(held), x, data.y, data.promoted)
 
     def evaluate(sites: Sites) -> Found[S]:
-        state = condition(prior.with_likelihood(HeldSites(likelihood, sites)))
+        state = condition(under(HeldSites(likelihood, sites)))
         posterior = Posterior(state)
         at = marginals(posterior, sites)
         value = None
@@ -51,15 +67,19 @@ def condition_by_sites(prior: Prior, x: Tensor, y: Tensor, condition: Callable[[
 
     with torch.no_grad():
         found, steps, moved = settle_rows(
-            likelihood, y, from_prior(prior, x, y), evaluate, settings.posterior, settings
+            likelihood, y, from_prior(prior, x, y), evaluate, settings.posterior, settings, deadline=deadline
         )
-        state = condition(prior.with_likelihood(found.held_next(likelihood, y)))
-    state.report.events.append(Event(EventKind.SITES, likelihood=likelihood.name, steps=steps + 1, moved=moved))
+        state = condition(under(found.held_next(likelihood, y)))
+    tolerance, told = settings.of_rows(settings.posterior, len(y)), state.report.events
+    told.append(steps_event(likelihood, steps + 1, moved, tolerance, deadline))
+    if data.count < whole.count:
+        told.append(Event(EventKind.POSTERIOR_OF_PART, rows=data.count, of=whole.count, limit=deadline.limit))
+        warn(str(told[-1]))
     return state
 
 
 def refuse_beside_sites(
-    prior: Prior, rows: Data | RowSource, group: Group, limit: float | None, *, differentiable: bool = False,
+    prior: Prior, rows: Data | RowSource, group: Group, *, differentiable: bool = False,
     exact_posterior: bool = False,
 ) -> None:  # fmt: skip
     """Raises: DomainError for what iteration of sites does not go with; nothing where they need none."""
@@ -70,7 +90,6 @@ def refuse_beside_sites(
     for name, refused, wanted, got, way in (
         ("x", batch, "one table of one model", "a batch", "call it for each"),
         ("group", group.size > 1, alone, f"{group.size} ranks", "pass all rows in one process, without group"),
-        ("time_limit", limit is not None, "None", f"{limit} s", left_out),
         ("differentiable", differentiable, "False", "True", left_out),
         ("exact_posterior", exact_posterior, "False", "True", "call fit.gp.condition(x, y) after the fit"),
     ):

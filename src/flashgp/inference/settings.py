@@ -44,11 +44,12 @@ class TimeSettings:
     negligible_seconds: float = 0.1
     growth: float = 1.25
 
-    def reserved(self, plan: Plan, left: float) -> float:
-        """Seconds that a search leaves to the posterior of a plan."""
-        if plan.route in FACTORED and plan.seconds <= self.max_share * left:
-            return plan.seconds
-        return min(plan.seconds, self.part_share * max(0.0, left))
+    def reserved(self, plan: Plan, left: float, times: float = 1.0) -> float:
+        """Seconds that a search leaves to the posterior of a plan, which takes so many times as long."""
+        seconds = times * plan.seconds
+        if plan.route in FACTORED and seconds <= self.max_share * left:
+            return seconds
+        return min(seconds, self.part_share * max(0.0, left))
 
     def late(self, deadline: Deadline, seconds: float) -> bool:
         """True if work of so many seconds that begins now would end too long after the deadline.

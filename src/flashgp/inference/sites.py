@@ -14,9 +14,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import ConvergenceError
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.errors import ConvergenceError, warn
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.prior import Prior
+from flashgp.inference.training.history import TimeUp
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
@@ -37,6 +40,7 @@ class SiteSettings:
         max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
         turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where it is less than that of the last one.
+        likelihoods: that an evaluation of a fit is priced at; conditionings, that a posterior is.
     """
 
     search: float = 1e-2
@@ -46,6 +50,8 @@ class SiteSettings:
     smallest_step: float = 2.0**-30
     turning: float = 0.9
     falling: float = 0.25
+    likelihoods: float = 4.5
+    conditionings: int = 12
 
     def of_rows(self, tolerance: float, rows: int) -> float:
         """A tolerance of so many rows, nats."""
@@ -83,6 +89,15 @@ class Found(Generic[A]):
         """The sites of the next step. The bound is flat in q(f) at its optimum, so that these marginals serve it."""
         sites = next_sites(likelihood, y, self.at)
         return HeldSites(likelihood, sites, excess(likelihood, y, self.at, sites).detach())
+
+
+def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: float, deadline: Deadline) -> Event:
+    """Event of a report on steps, which the time limit ended if the last one moved q(f) by more than the tolerance."""
+    if moved < tolerance:
+        return Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved)
+    event = Event(EventKind.SITES_CUT, likelihood=likelihood.name, steps=steps, moved=moved, limit=deadline.limit)
+    warn(str(event))
+    return event
 
 
 def prior_variance(prior: Prior, x: Tensor) -> Tensor:
@@ -150,15 +165,20 @@ def settle(
     tolerance: float, settings: SiteSettings, slack: float = 0.0,
 ) -> tuple[V, int, float]:  # fmt: skip
     """Steps (M-267) from a start until a whole one moves q(f) by less than a tolerance, in nats: what was found, how
-    many, and how far that would move it.
+    many, and how far that would move it; also where there is no time for the next one.
 
     Args: step, of a size, from what is kept; divergence, of q after it from that before; slack, nats by which a step
         may lower the bound beside the tolerance: of one that marginals do not belong to.
-    Raises: ConvergenceError where no step raises the bound, or steps do not settle.
+    Raises: ConvergenceError where no step raises the bound, or steps do not settle; TimeUp without time for one.
     """
     size, longest, moved, kept = 1.0, 1.0, [math.inf, math.inf], start
     for steps in range(1, settings.max_steps + 1):
-        found, best = step(kept, size), kept.value
+        try:
+            found, best = step(kept, size), kept.value
+        except TimeUp:
+            if kept is start:
+                raise
+            return kept, steps - 1, moved[-1]
         if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
             size *= 0.5
             if size < settings.smallest_step:
@@ -216,11 +236,17 @@ def local_sites(
 
 def settle_rows(
     likelihood: Likelihood, y: Tensor, start: Found[Any], evaluate: Callable[[Sites], Found[A]], tolerance: float,
-    settings: SiteSettings, slack: float = 0.0,
+    settings: SiteSettings, slack: float = 0.0, deadline: Deadline = NO_DEADLINE,
 ) -> tuple[Found[A], int, float]:  # fmt: skip
-    """`settle` of sites that are kept for every row. Args: evaluate, what an engine answers for sites."""
+    """`settle` of sites that are kept for every row. Args: evaluate, what an engine answers for sites; deadline, which
+    a step is not expected to pass that takes as long as the last one; the first one does not ask it."""
+    began: float | None = None
 
     def step(kept: Found[A], size: float) -> Found[A]:
+        nonlocal began
+        before, began = began, deadline.clock()
+        if before is not None and deadline.passed(began - before):
+            raise TimeUp
         return evaluate(_between(kept.sites, next_sites(likelihood, y, kept.at), size))
 
     def divergence(one: Found[A], other: Found[A]) -> float:
@@ -267,7 +293,7 @@ class IteratedSites:
     @torch.no_grad()
     def settle(
         self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], tuple[float, Marginals]], tolerance: float,
-        slack: float,
+        slack: float, deadline: Deadline,
     ) -> Found[None]:  # fmt: skip
         """Steps (M-267) from the sites held, or from the prior where these say less; one more than is needed are held
         then, those of the next evaluation.
@@ -287,7 +313,9 @@ class IteratedSites:
         assert warm.value is not None
         assert cold.value is not None
         start = warm if warm.value >= cold.value else cold  # NaN too
-        last, steps, self.moved = settle_rows(likelihood, y, start, found, tolerance, self.settings, slack * rows)
+        last, steps, self.moved = settle_rows(
+            likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
+        )
         held.hold(next_sites(likelihood, y, last.at))
         self.at = last.at
         self.steps.append(steps + 2)

@@ -247,8 +247,6 @@ def test_starts_are_of_latent_values() -> None:
 def test_what_a_fit_by_sites_does_not_go_with_is_refused() -> None:
     x, y, _ = table()
     gp = model(Counts())
-    with pytest.raises(DomainError, match="`time_limit` must be None where sites are found by iteration"):
-        fgp.fit(gp, x, y, time_limit=60.0)
     with pytest.raises(DomainError, match=r"`exact_posterior` must be False .* call fit.gp.condition\(x, y\)"):
         fgp.fit(gp, x, y, approximation="full_scale", exact_posterior=True)
     with pytest.raises(DomainError, match=r"`plan` must have training='exact' where sites .* got"):

@@ -25,7 +25,7 @@ from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join, joined_event
-from flashgp.inference.run import with_run
+from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.training.objective import Problem
@@ -75,12 +75,12 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     plan = planned_over(ranks, lambda one: _plan(prior, x, len(points), one, settings), asked)
     asked, sizes = asked.resolved(plan.sizes), plan.sizes
     seed, inducing = settings.run.seed, asked.points_like(x)
-    if not prior.likelihood.has_sites:
-        rows_prior, inducing, said = found_sites(prior, x, y, sizes, seed, inducing)
-        prior, events = rows_prior, [*events, said]
     if (part := _of_part(Data(prior, x, y), asked, settings, plan)) is not None:
         part.report.events[:0] = [event for event in events if event not in part.report.events]
         return part
+    if not prior.likelihood.has_sites:
+        rows_prior, inducing, said = found_sites(prior, x, y, sizes, inducing, settings.run)
+        prior, events = rows_prior, [*events, said]
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
     check_rows(rows, "x")
     check_extent(prior.kernel.form, rows, "x")
@@ -119,15 +119,15 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
 
 
 def found_sites(
-    prior: Prior, x: Tensor, y: Tensor, sizes: Sizes, seed: int, inducing: Tensor | None
+    prior: Prior, x: Tensor, y: Tensor, sizes: Sizes, inducing: Tensor | None, run: Run
 ) -> tuple[Prior, Tensor, Event]:
     """The prior with the sites that iteration finds in the model of these rows, its inducing points, and the event of a
     report. Raises: ConvergenceError."""
     sites = IteratedSites.of(prior, x, y, SiteSettings())
     assert sites is not None
     problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
-    layout = layout_of(prior, x, sites.held.variance, sizes.within(len(x)), seed, inducing)
-    found, event = FullScaleLogJoint(problem, layout).with_sites()
+    layout = layout_of(prior, x, sites.held.variance, sizes.within(len(x)), run.seed, inducing)
+    found, event = FullScaleLogJoint(problem, layout, seed=run.seed).with_sites(run.deadline)
     return found, layout.inducing, event
 
 

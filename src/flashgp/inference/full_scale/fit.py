@@ -84,8 +84,9 @@ class FullScaleFit(EngineFit[FullScaleState]):
         return self.choices.events
 
     def expect(self, recorder: Recorder) -> None:
-        recorder.expect(exact_price(self.prior, self.counts, self.wanted), 3)
-        recorder.expect(power_law(self.plan.fit_step_seconds, self.problem.rows, 1), 1)
+        price, times = exact_price(self.prior, self.counts, self.wanted), self.likelihoods
+        recorder.expect(lambda rows: times * price(rows), 3)
+        recorder.expect(power_law(times * self.plan.fit_step_seconds, self.problem.rows, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
         rows, ratio = self.problem.rows, self.options.settings.stochastic.part_ratio
@@ -96,13 +97,13 @@ class FullScaleFit(EngineFit[FullScaleState]):
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.options.conditioning()
-        prior, data = self.with_sites(self.data, lambda: choices.last(trained.theta))
+        prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows))
         state, unexplained = beside_a_constant(
             self, trained, condition(choices.asked, prior, data, settings),
             lambda one: float(one.log_marginal_likelihood()), lambda: condition(choices.asked, prior, data, settings),
             self.data.y,
         )  # fmt: skip
-        state.report.events += self.chosen
+        state.report.events += [*cut, *self.chosen]
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
         state.report.plan = answer  # `lost` has its seconds from here
@@ -192,9 +193,9 @@ class _Choices:
         self.events.append(Event(EventKind.MORE_NEIGHBOURS_TAKEN, kept=kept, planned=planned, gain=added))
         return other
 
-    def last(self, theta: numpy.ndarray) -> FullScaleLogJoint:
-        """Objective of all rows at the optimum; points and neighbours are chosen there, as conditioning does."""
-        problem = self._at(self.problem.rows, theta)
+    def last(self, theta: numpy.ndarray, rows: int) -> FullScaleLogJoint:
+        """Objective of so many rows at the optimum; points and neighbours are chosen there, as conditioning does."""
+        problem = self._at(rows, theta)
         return self._made(problem, self._layout(problem, self.asked.sizes(problem.rows)))
 
     def _at(self, size: int, theta: numpy.ndarray) -> Problem:

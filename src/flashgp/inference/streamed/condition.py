@@ -23,7 +23,7 @@ from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.sites import SiteSettings
+from flashgp.inference.sites import SiteSettings, steps_event
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of
 from flashgp.inference.streamed.rows import (
@@ -129,7 +129,8 @@ def _state(
     if sums is None and not likelihood.has_sites:
         start = InducingValues.of_prior(bound.basis)
         found = settled_pass(likelihood, start, sums_at, site_settings.posterior, site_settings)
-        events.append(Event(EventKind.SITES, likelihood=likelihood.name, steps=found.steps, moved=found.moved))
+        tolerance = site_settings.of_rows(site_settings.posterior, survey.count)
+        events.append(steps_event(likelihood, found.steps, found.moved, tolerance, settings.run.deadline))
         sums = found.sums
     sums = sums_at(None) if sums is None else sums
     assert sums.inner is not None  # which may fail

@@ -142,8 +142,9 @@ class StreamedFit(EngineFit[Any]):
         return [] if self.weighted is None else [self.weighted]
 
     def expect(self, recorder: Recorder) -> None:
-        recorder.expect(self.price, 3)
-        recorder.expect(power_law(self.plan.fit_step_seconds, self.survey.count, 1), 1)
+        times = self.likelihoods
+        recorder.expect(lambda rows: times * self.price(rows), 3)
+        recorder.expect(power_law(times * self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
         options, survey = self.options, self.survey
@@ -212,9 +213,9 @@ class StreamedFit(EngineFit[Any]):
         held = self.rows if isinstance(self.rows, Held) else None
         if self.part:
             state = _of_part(self.prior, self.survey, self.part, settings)
-        elif self.weighted is None:
+        elif self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
             points = sums = None
-            if isinstance(best, StreamedLogJoint):
+            if isinstance(best, StreamedLogJoint) and self.weighted is None:
                 points, sums = best.points, best.sums_at(trained.theta)
             state = condition_on(self.prior, self.whole, self.asked, settings, points, sums)
             if held is not None:

@@ -102,7 +102,7 @@ class StreamedLogJoint(LogJoint):
             return None
         return self._best[2]
 
-    def settled(self, tolerance: float | None = None) -> None:
+    def settled(self, tolerance: float | None = None, deadline: Deadline = NO_DEADLINE) -> None:
         """None: a pass makes sites."""
         return
 

@@ -17,13 +17,14 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.plan import check_plan, planned_device
+from flashgp.inference.plan import check_plan, planned_device, rows_on_time
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.predict.plan import prices_event
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.training.fit import EngineFit, Fitted, beside_a_constant, fitted_by, problem_of, report_answer
 from flashgp.inference.training.history import Recorder, power_law
+from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.inference.training.train import Trained, train
@@ -64,7 +65,8 @@ class ExactFit(EngineFit[AnyState]):
 
     def expect(self, recorder: Recorder) -> None:
         power = 3 if self.plan.training == "exact" else 2
-        recorder.expect(power_law(self.plan.fit_step_seconds, self.problem.rows, power), power)
+        seconds = self.likelihoods * self.plan.fit_step_seconds
+        recorder.expect(power_law(seconds, self.problem.rows, power), power)
         for event in _offers(self.prior, self.plan, self.options):
             recorder.note(event)
 
@@ -78,13 +80,15 @@ class ExactFit(EngineFit[AnyState]):
         return train(self.problem, options, recorder, estimate)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState:
+        prior, data, cut = self.with_sites(self.data, self._objective)
+        whole = self.data.cells is None and data.count == self.data.count
         settings = self.options.conditioning(
-            plan=self.plan if self.data.cells is None else None, jitter=self.options.jitter,
+            plan=self.plan if whole else None, jitter=self.options.jitter,
             float32_factor=not trained.rough_factors,
             interrupted=self.interrupt, cores=recorder.free_cores,
         )  # fmt: skip
-        prior, data = self.with_sites(self.data, lambda: trained.objective)
         state = condition(prior, data, settings)
+        state.report.events[:0] = cut
         events: list[Event] = []
         if not data.is_batch and state.evidence_known:
             state, events = beside_a_constant(
@@ -96,6 +100,16 @@ class ExactFit(EngineFit[AnyState]):
         prices = prices_event(state) if self.options.run.group.size == 1 else None
         report.events += [*([] if prices is None else [prices]), *events]
         return state
+
+    def _objective(self, rows: int) -> LogJoint:
+        return LogJoint(self.problem if rows == self.problem.rows else self.problem.subset(rows, self.options.run.seed))
+
+    def rows_on_time(self) -> int:
+        run, settings = self.options.run, self.options.settings
+        return rows_on_time(
+            self.prior, self.plan, run.deadline, settings.time, deterministic=run.deterministic,
+            slowdown=settings.sites.conditionings,
+        )  # fmt: skip
 
 
 def fit_exact(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:

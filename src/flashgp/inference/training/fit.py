@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import entered
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.determinism import contiguous_copy
 from flashgp.foundations.errors import DomainError, FitInterrupted, NotPositiveDefiniteError, warn
 from flashgp.foundations.events import Event, EventKind, StopReason
@@ -45,7 +45,7 @@ from flashgp.inference.sites import IteratedSites
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
-from flashgp.inference.training.objective import LogJoint, Objective, Problem, priors_in_force
+from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.period_starts import PERIODIC_ROLES
 from flashgp.inference.training.train import Trained
@@ -135,18 +135,36 @@ class EngineFit(ABC, Generic[S]):
         """Events of choices of the search that differ from the plan."""
         return []
 
-    def with_sites(self, data: Data, objective: Callable[[], Objective]) -> tuple[Prior, Data]:
-        """The prior to condition under, and the rows: where sites take iteration, with those found at the optimum.
+    def with_sites(self, data: Data, objective: Callable[[int], LogJoint]) -> tuple[Prior, Data, list[Event]]:
+        """The prior to condition under, the rows, and events: where sites take iteration, with those found at the
+        optimum, of as many random rows as there is time for.
 
-        Args: objective, which is made where it is needed: of all rows, with the parameters there.
+        Args: objective, of so many rows, with the parameters there, which is made where it is needed.
         """
-        prior = self.result
+        prior, deadline, n = self.result, self.options.run.deadline, self.problem.rows
         if self.problem.sites is None:
-            return prior, data
-        last = objective()
-        bound = last if isinstance(last, LogJoint) else LogJoint(last.problem)
-        prior = prior.with_likelihood(bound.with_sites()[0].likelihood)
-        return prior, Data(prior, data.x, data.y, data.promoted)
+            return prior, data, []
+        rows = n if deadline.limit is None or n <= self.options.settings.time.min_rows else self.rows_on_time()
+        last = objective(rows)
+        found, event = last.with_sites(deadline if rows == n else NO_DEADLINE)
+        prior = prior.with_likelihood(found.likelihood)
+        events = [event] if event.kind is EventKind.SITES_CUT else []
+        if rows == n:
+            return prior, Data(prior, data.x, data.y, data.promoted), events
+        events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit))
+        warn(str(events[-1]))
+        return prior, Data(prior, last.problem.x, last.problem.y, data.promoted), events
+
+    @property
+    def likelihoods(self) -> float:
+        """Likelihoods that an evaluation takes."""
+        return 1.0 if self.problem.sites is None else self.options.settings.sites.likelihoods
+
+    def rows_on_time(self) -> int:
+        """Rows whose sites and posterior there is time for by the plan, of work that is linear in them."""
+        seconds = self.options.settings.sites.conditionings * self.plan.seconds / self.problem.rows
+        rows = self.options.run.deadline.left / seconds if seconds > 0.0 else self.problem.rows
+        return int(min(self.problem.rows, max(self.options.settings.time.min_rows, rows)))
 
     def interrupt(self) -> None:
         """Ctrl-C came in a solve of the posterior, which ends it with what it has."""
@@ -205,7 +223,8 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
     mark = "" if path is None else mark_of(problem, options, engine.mark)
     log = log_over(engine.searchers, path, mark, options.settings.seconds_between_writes)
     plan, deadline = engine.plan if exact is None else exact.plan, options.run.deadline
-    reserved = options.settings.time.reserved(plan, deadline.left)
+    times = 1.0 if problem.sites is None else options.settings.sites.conditionings
+    reserved = options.settings.time.reserved(plan, deadline.left, times)
     searching = engine.searching(log, deadline.before(reserved))
     recorder = Recorder(log, options.progress, searching, began=began, group=engine.searchers)
     engine.expect(recorder)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, LogNormal, Normal
 
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event
 from flashgp.foundations.form import Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
@@ -28,7 +29,14 @@ from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.missing_cells import observed, of_observed, rows_of_output
 from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
-from flashgp.inference.sites import Found, IteratedSites, Marginals, marginals_by_gradient, prior_variance
+from flashgp.inference.sites import (
+    Found,
+    IteratedSites,
+    Marginals,
+    marginals_by_gradient,
+    prior_variance,
+    steps_event,
+)
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving
 from flashgp.inference.training.initial import RoleStart
@@ -269,25 +277,25 @@ class LogJoint(Objective):
         self.parameters.assign(theta)
         self.settled()
 
-    def settled(self, tolerance: float | None = None) -> Found[None] | None:
+    def settled(self, tolerance: float | None = None, deadline: Deadline = NO_DEADLINE) -> Found[None] | None:
         """Sites that iteration finds at the parameters that the prior has now; None where sites need none.
 
-        Args: tolerance, nats by which the last step may move q(f); None for that of a search.
+        Args: tolerance, nats by which the last step may move q(f); None for that of a search; deadline, of steps.
         """
         problem, sites = self.problem, self.problem.sites
         if sites is None:
             return None
         tolerance = sites.settings.search if tolerance is None else tolerance
-        return sites.settle(problem.prior, problem.x, problem.y, self.marginals, tolerance, self.bound_slack)
+        return sites.settle(problem.prior, problem.x, problem.y, self.marginals, tolerance, self.bound_slack, deadline)
 
-    def with_sites(self) -> tuple[Prior, Event]:
+    def with_sites(self, deadline: Deadline) -> tuple[Prior, Event]:
         """The prior with the sites of a posterior, and the event of a report. Raises: ConvergenceError."""
         problem, sites = self.problem, self.problem.sites
         assert sites is not None
-        found = self.settled(sites.settings.posterior)
+        found = self.settled(sites.settings.posterior, deadline)
         assert found is not None
-        likelihood, steps = problem.prior.likelihood, sites.steps[-1]
-        event = Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=sites.moved)
+        likelihood, tolerance = problem.prior.likelihood, sites.settings.of_rows(sites.settings.posterior, self.rows)
+        event = steps_event(likelihood, sites.steps[-1], sites.moved, tolerance, deadline)
         return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), event
 
     @torch.no_grad()
