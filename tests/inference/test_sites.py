@@ -100,18 +100,6 @@ def test_what_iterated_sites_do_not_go_with_is_refused() -> None:
         gp.log_marginal_likelihood(x, y)
 
 
-@pytest.mark.parametrize("engine", ["a factor", "full scale", "inducing points"])
-def test_what_would_change_sites_is_refused(engine: str) -> None:
-    x, y, at = table()
-    post = conditioned(model(Counts()), x, y, engine)
-    for question in ("append", "slide"):
-        assert post.can(question) is not None
-    with pytest.raises(fgp.DomainError, match="`append` needs sites that other rows do not change"):
-        post.append(at, y[:7])
-    with pytest.raises(fgp.DomainError, match=r"`leave_one_out` needs sites .* of Counts.*; condition on the others"):
-        post.leave_one_out()  # its log densities would be those of targets of sites
-
-
 @pytest.mark.parametrize("scale", [30.0, 1e4])
 def test_steps_that_lower_the_bound_are_halved(scale: float) -> None:
     """Counts far above what the prior expects: a whole first step sends e^f beyond all numbers."""
@@ -139,7 +127,6 @@ def test_refining_moves_sites_and_parameters_of_the_likelihood() -> None:
     found = float(refined.gp.likelihood.noise_variance.value)
     assert found == pytest.approx(float(known.gp.likelihood.noise_variance.value), rel=0.03)
     assert float(refined.log_marginal_likelihood()) == pytest.approx(float(known.log_marginal_likelihood()), abs=2e-3)
-    assert refined.can("append") is not None
 
 
 def test_labels_settle_where_few_neighbours_know_little() -> None:

@@ -462,7 +462,8 @@ class EventKind(Enum):
     )
     UPDATED = (
         "{appended:n row} appended and {dropped:,} dropped since conditioning[, {refactorised:n refactorisation}]"
-        "[, hyperparameters refined {refined:n time}][; this update {iterations:n iteration}, {seconds:seconds}]"
+        "[, hyperparameters refined {refined:n time}][, which moved q(f) by {moved:.2g} nats from where its sites had "
+        "settled][; this update {iterations:n iteration}, {seconds:seconds}]"
         "[, the mean within {bound:.1e}]."
     )
 

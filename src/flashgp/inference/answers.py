@@ -21,11 +21,12 @@ from flashgp.inference.full_scale import predictor as full_scale
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize
+from flashgp.inference.online.new_sites import with_sites_to_come
 from flashgp.inference.online.refine import refined
-from flashgp.inference.output_states import OutputStates
+from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import importance
-from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out
+from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out, of_observations
 from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor
@@ -53,6 +54,35 @@ def _planned_seconds(state: Any, rows: int) -> float:
     points = torch.empty(rows, state.x.shape[-1], dtype=torch.float64, device=state.x.device)
     planners = planners_of(state, points, None, None, deterministic=False)
     return sum(planner(True).seconds for planner in planners if planner is not None)
+
+
+def _left_out(state: AnyState) -> LeaveOneOut:
+    """Leave-one-out of observations: where sites are not, from the cavities of these, (M-268)."""
+    left, likelihood = leave_one_out(state), state.prior.likelihood
+    if likelihood.underlying.has_sites:
+        return left
+    variance = (left.variance.double() - state.prior.sites(state.y).variance).clamp_min(0.0)
+    return of_observations(likelihood, left.mean.double(), variance, state.y)
+
+
+def _moments(state: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and variance of f at points."""
+    options: dict[str, Any] = {"plan": None, "memory": None, "deterministic": False, "waiting": Waiting()}
+    found = ANSWERS[type(state)]["predict"](state, x, variance="exact", **options)
+    return found.mean, found.variance
+
+
+def _with_rows(update: Callable[..., Any]) -> Callable[..., Any]:
+    """An update by rows that come, the first arguments after which are x and y, with sites of theirs."""
+
+    def updated(state: Any, x: Any, y: Any, *known: Any) -> Any:
+        return update(with_sites_to_come(state, x, y, _moments), x, y, *known)
+
+    return updated
+
+
+def _replaced(state: Any, indices: Any, x: Any, y: Any, *known: Any) -> Any:
+    return online.replace_rows(with_sites_to_come(state, x, y, _moments), indices, x, y, *known)
 
 
 # -- approximations ----------------------------------------------------------------------------------------------------
@@ -123,16 +153,17 @@ _ALL: Answers = {
     "importance": lambda state, groups, settings: importance(state.training_table, groups, settings),
 }
 _EXACT: Answers = {
-    **_ALL, "append": online.append, "drop": online.drop, "fantasize": fantasize, "leave_one_out": leave_one_out,
+    **_ALL, "append": _with_rows(online.append), "drop": online.drop, "fantasize": fantasize,
+    "leave_one_out": _left_out,
     "log_marginal_likelihood": _evidence, "paths": draw_paths_together, "predict": predict_together,
-    "predict_seconds": _planned_seconds, "refine": refined, "replace": online.replace_rows, "slide": online.slide,
+    "predict_seconds": _planned_seconds, "refine": refined, "replace": _replaced, "slide": _with_rows(online.slide),
 }  # fmt: skip
 _APPROXIMATE: Answers = {
     **_ALL, "inducing": lambda state: state.inducing.clone(), "predict_seconds": _seconds_as_conditioning,
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(),
 }  # fmt: skip
 _FULL_SCALE: Answers = {
-    **_APPROXIMATE, "append": full_scale_append.append, "leave_one_out": full_scale_left_out.leave_one_out,
+    **_APPROXIMATE, "append": _with_rows(full_scale_append.append), "leave_one_out": full_scale_left_out.leave_one_out,
     "lost": full_scale_left_out.lost, "paths": full_scale.draw_paths,
     "predict": _predicted_by(full_scale.FullScalePredictor),
 }  # fmt: skip
@@ -166,12 +197,6 @@ def refusal(state: BaseState, question: str) -> str | None:
     if question in _APART and question not in ANSWERS[type(state)]:
         of, way = _APART[question]
         return f"`{question}` is of {of}, got one by the route {state.report.route!r} of {state.count:,} rows; {way}"
-    likelihood = state.prior.likelihood
-    if question == "leave_one_out" and not likelihood.underlying.has_sites:
-        return (
-            f"`leave_one_out` needs sites that are observations, got those of {likelihood.name}, found by iteration; "
-            "condition on the others and predict the row"
-        )
     return state.obstacle(question)
 
 

@@ -28,7 +28,7 @@ class UpdateState:
     """Record of online updates of a state since it was conditioned.
 
     Fields: appended, dropped, refactorised, refined, how often; updates since the last check of the factor; turn, the
-    row that is checked next. Of solves:
+    row that is checked next; moved, nats by which new rows moved q(f) from where iterated sites settled. Of solves:
     usual_iterations, the most that one took, which began at zeros; last, the event fields of the last one.
     """
 
@@ -38,6 +38,7 @@ class UpdateState:
     refined: int = 0
     updates: int = 0
     turn: int = 0
+    moved: float = 0.0
     usual_iterations: int | None = None
     last: tuple[tuple[str, Any], ...] = ()
 
@@ -51,7 +52,7 @@ class UpdateState:
         return Event(
             EventKind.UPDATED,
             appended=self.appended, dropped=self.dropped, refactorised=self.refactorised or None,
-            refined=self.refined or None, stage=UPDATE, **dict(self.last),
+            refined=self.refined or None, moved=self.moved or None, stage=UPDATE, **dict(self.last),
         )  # fmt: skip
 
 
@@ -147,12 +148,6 @@ class BaseState:
             return f"`{question}` needs a posterior of one table, got a batch of shape {shape}; condition each alone"
         if question in UPDATES and self.differentiable:
             return f"`{question}` needs a detached posterior, got one with differentiable=True; condition without it"
-        likelihood = self.prior.likelihood
-        if question in UPDATES and question != "refine" and not likelihood.underlying.has_sites:
-            return (
-                f"`{question}` needs sites that other rows do not change, got those of {likelihood.name}, which are "
-                "found by iteration; condition again on the rows that count"
-            )
         if question in UPDATES and self.ranks > 1:
             return (
                 f"`{question}` learns rows in one process, got a posterior of {self.ranks} ranks, each of which would "

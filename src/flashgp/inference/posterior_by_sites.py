@@ -1,18 +1,19 @@
 """Exact conditioning under a likelihood whose sites are found by iteration, eqs. (M-267) and (M-268)."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.answers import ANSWERS
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import rows_on_time
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.predict.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
@@ -109,7 +110,7 @@ def marginals(posterior: Posterior, sites: Sites) -> Marginals:
     if state.obstacle("leave_one_out") is not None:
         found = posterior.predict(posterior.x, variance="exact")
         return Marginals(found.mean.double(), found.variance.double())
-    left = ANSWERS[type(state)]["leave_one_out"](state)  # of the targets of sites
+    left = leave_one_out(cast(AnyState, state))  # of the targets of sites
     mean, whole = left.mean.double(), left.variance.double()
     cavity = whole - sites.variance
     variance = within(cavity * sites.variance / whole, sites.variance, prior_variance(posterior.gp, posterior.x))

@@ -200,6 +200,12 @@ def settle(
     )  # fmt: skip
 
 
+def cavity(at: Marginals, sites: Sites, own: Tensor) -> Marginals:
+    """q(f) of each row without its own site, no wider than the prior. Args: own, the prior variance of each row."""
+    precision = (1.0 / at.variance - 1.0 / sites.variance).maximum(1.0 / own)
+    return Marginals((at.mean / at.variance - sites.targets / sites.variance) / precision, 1.0 / precision)
+
+
 @torch.no_grad()
 def local_sites(
     likelihood: Likelihood, y: Tensor, before: Marginals, settings: SiteSettings = SiteSettings()

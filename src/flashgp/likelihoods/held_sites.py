@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -33,6 +34,7 @@ class HeldSites(Likelihood):
         self.register_buffer("targets", sites.targets)
         self.register_buffer("variance", sites.variance)
         self.register_buffer("excess", excess)
+        self._to_come: tuple[HeldSites, ...] = ()
 
     targets: Tensor
     variance: Tensor
@@ -79,4 +81,23 @@ class HeldSites(Likelihood):
 
     def _of(self, likelihood: Likelihood, function: Callable[[Tensor], Tensor]) -> "HeldSites":
         excess = None if self.excess is None else function(self.excess)
-        return HeldSites(likelihood, Sites(function(self.targets), function(self.variance)), excess)
+        found = HeldSites(likelihood, Sites(function(self.targets), function(self.variance)), excess)
+        found._to_come = self._to_come
+        return found
+
+    def extended_by(self, to_come: "HeldSites") -> "HeldSites":
+        """These sites, which `extended` follows by others."""
+        found = self._of(self.likelihood, lambda numbers: numbers)
+        found._to_come = (to_come,)
+        return found
+
+    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "HeldSites":
+        likelihood = self.likelihood
+        if not (likelihood.rows_alike and row_variance is None and row_weight is None):
+            likelihood = likelihood.extended(n, more, row_variance, row_weight)
+        (others,) = self._to_come
+        targets, variance = torch.cat([self.targets, others.targets]), torch.cat([self.variance, others.variance])
+        excess = None
+        if self.excess is not None and others.excess is not None:
+            excess = torch.cat([self.excess, others.excess])
+        return HeldSites(likelihood, Sites(targets, variance), excess)

@@ -29,7 +29,7 @@ from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.solvers.group_space import GroupSpace
-from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, neighbourhoods
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, nearest_earlier_rows, neighbourhoods
 from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import FullScaleSettings, LowRankSettings
 
@@ -56,6 +56,11 @@ class Layout:
     def conditioned(self) -> Tensor:
         """The blocks of conditioning, alike in size."""
         return self.near.blocks[: len(self.near.blocks) - self.appended]
+
+    def around(self, points: Tensor) -> Neighbourhoods:
+        """The blocks with as many neighbours, of all other blocks. Args: points, where near ones are looked for."""
+        blocks, settings = self.near.blocks, FullScaleSettings(self.sizes.block, self.sizes.neighbours)
+        return Neighbourhoods(blocks, nearest_earlier_rows(points, blocks, settings, later=True))
 
     def with_fewer_points(self) -> "Layout | None":
         """The layout with an eighth of the inducing points, the first pivots; None if that is not fewer."""

@@ -14,8 +14,7 @@ from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.sites import Marginals, prior_variance, within
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.processes.group import ALONE, Group
-from flashgp.solvers.preconditioners.near_rows import Neighbourhoods, nearest_earlier_rows
-from flashgp.solvers.settings import FullScaleSettings
+from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 
 
 class FullScaleLogJoint(LogJoint):
@@ -50,11 +49,9 @@ class FullScaleLogJoint(LogJoint):
 
     @cached_property
     def _around(self) -> Neighbourhoods:
-        """The blocks with as many neighbours, of all other blocks."""
-        problem, sizes, blocks = self.problem, self.layout.sizes, self.layout.near.blocks
-        points = scaled_points(problem.prior, problem.prior.kernel.rows(problem.x), problem.x)
-        settings = FullScaleSettings(sizes.block, sizes.neighbours)
-        return Neighbourhoods(blocks, nearest_earlier_rows(points, blocks, settings, later=True))
+        """Neighbours as (M-272) has them, which stay."""
+        problem = self.problem
+        return self.layout.around(scaled_points(problem.prior, problem.prior.kernel.rows(problem.x), problem.x))
 
     @torch.no_grad()
     def marginals(self) -> tuple[float, Marginals]:

@@ -46,5 +46,5 @@ def refined(
         settings=FitSettings(time=TimeSettings(min_rows=data.count)),  # no row is lost, however short the time
     )  # fmt: skip
     fitted = fit_exact(prior, data, options)
-    before = [replace(part.online, refined=part.online.refined + 1) for part in state.parts]
+    before = [replace(part.online, refined=part.online.refined + 1, moved=0.0) for part in state.parts]
     return fitted.state.mapped(lambda part, j: continued(part, before[j]))

@@ -20,6 +20,7 @@ from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.variance_solves import SHARE, precisions, strips
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import State
+from flashgp.likelihoods import Likelihood
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.variances import CORRECTION_SECONDS
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -52,6 +53,12 @@ class LeaveOneOut:
             f"errors over their deviations {float(squares.mean().sqrt()):.3g} in root mean square, at most "
             f"{float(squares.max().sqrt()):.3g})"
         )
+
+
+def of_observations(likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor) -> LeaveOneOut:
+    """Leave-one-out of observations whose latent values are N(mean, variance) without them. Args: y, of that shape."""
+    found = likelihood.predictive(mean, variance)
+    return LeaveOneOut(found.mean, found.variance, found.log_prob(y))
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)

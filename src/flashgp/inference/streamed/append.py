@@ -74,6 +74,9 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     assert sums.inner is not None  # which may fail
     held = _joined(state.held, source)
     online, report = state.online.counted(sums.count - before.count, 0), state.report
+    if not prior.likelihood.has_sites:
+        after = dataclasses.replace(values, sums=sums)
+        online = dataclasses.replace(online, moved=online.moved + after.divergence(values))
     report = Report(
         route=report.route, backend=function.workspace.backend, device=report.device, dtype=report.dtype,
         peak_bytes=function.workspace.peak_bytes, seconds=time.perf_counter() - began,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
 from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.rows import inputs_of
@@ -33,10 +33,14 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     """
     size, count = block_rows(state.function.rank), len(rows.x)
     blocks = [rows.part(start, start + size) for start in range(0, count, size)]
-    inputs = inputs_of(state.prior_of_rows, blocks, state.inducing.device, values=state.values)
+    inputs = list(inputs_of(state.prior_of_rows, blocks, state.inducing.device, values=state.values))
     parts = [_part(state, block, found) for block, found in zip(blocks, inputs, strict=True)]
-    outputs = state.prior.outputs
-    found = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    outputs, likelihood = state.prior.outputs, state.prior.likelihood
+    found = [torch.cat(columns) for columns in zip(*parts, strict=True)]
+    if not likelihood.underlying.has_sites:
+        noise = torch.cat([part.noise.expand(len(part.residual)) for part in inputs])
+        mean, variance = (t.squeeze(-1) for t in found[:2])
+        return of_observations(likelihood, mean, variance - noise, rows.y.to(mean.device))
     return LeaveOneOut(*((t if outputs is not None else t.squeeze(-1)).to(state.result_dtype) for t in found))
 
 
