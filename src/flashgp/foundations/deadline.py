@@ -75,3 +75,7 @@ class Deadline:
 
 
 NO_DEADLINE = Deadline()
+
+
+class TimeUp(Exception):  # noqa: N818 - not an error
+    """There is no time for what would come next: the best so far is the answer."""

@@ -6,11 +6,11 @@ import torch
 
 import flashgp as fgp
 from clocks import Clock
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import Deadline, TimeUp
 from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.history import Progress, Recorder, SearchRun, Stage, TimeUp, power_law
+from flashgp.inference.training.history import Progress, Recorder, SearchRun, Stage, power_law
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import LogJoint, Problem

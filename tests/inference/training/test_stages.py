@@ -12,7 +12,7 @@ import torch
 
 import flashgp as fgp
 from clocks import Clock
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import Deadline, TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.workspace import Workspace
@@ -20,7 +20,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fisher_scoring import log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch
-from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage, TimeUp
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage
 from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.lbfgs import minimise
 from flashgp.inference.training.objective import Evaluation, LogJoint, Objective, Problem

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import Deadline, TimeUp
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import fisher_information
-from flashgp.inference.training.history import Solving, TimeUp
+from flashgp.inference.training.history import Solving
 from flashgp.inference.training.settings import EstimateSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 from flashgp.planner.exact import FACTOR_COLUMNS

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE
+from flashgp.foundations.deadline import NO_DEADLINE, TimeUp
 from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
@@ -35,7 +35,6 @@ from flashgp.inference.streamed.rows import (
 )
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
-from flashgp.inference.training.history import TimeUp
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.planner.problem import chosen_device

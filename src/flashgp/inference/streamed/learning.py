@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import Deadline, TimeUp
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.minibatch import InducingValues, minibatch_bound
 from flashgp.inference.streamed.objective import block_rows
-from flashgp.inference.training.history import TimeUp
 from flashgp.sources.shuffled import shuffled_blocks
 from flashgp.sources.survey import Moments, Survey
 

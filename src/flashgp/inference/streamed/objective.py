@@ -8,13 +8,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluation_of_first
-from flashgp.inference.training.history import TimeUp
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
 from flashgp.processes.agreement import late
 from flashgp.processes.gradient_shares import sum_together

@@ -8,10 +8,11 @@ import math
 import numpy
 import torch
 
+from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import Curvature, Descent, Gradient, descend
-from flashgp.inference.training.history import Measure, Recorder, Reset, SearchRun, Solving, TimeUp
+from flashgp.inference.training.history import Measure, Recorder, Reset, SearchRun, Solving
 from flashgp.inference.training.objective import Evaluation, Objective
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.processes.group import Group

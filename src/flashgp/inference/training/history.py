@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 import numpy
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.events import Event
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.foundations.workspace import Workspace
@@ -117,10 +117,6 @@ class Progress:
         text = f"{self.phase}: evaluation {self.evaluation}, {self.measure} {self.best:.2f}, "
         text += readable_seconds(self.seconds)
         return text if self.eta_seconds is None else f"{text}, about {readable_seconds(self.eta_seconds)} left"
-
-
-class TimeUp(Exception):  # noqa: N818 - not an error
-    """There is no time for what would come next: the best so far is the answer."""
 
 
 def power_law(seconds: float, rows: int, power: int) -> Callable[[int], float]:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 import numpy
 import torch
 
+from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
-from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage, TimeUp
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stages import ExactStages

@@ -34,7 +34,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE
+from flashgp.foundations.deadline import NO_DEADLINE, TimeUp
 from flashgp.foundations.determinism import is_deterministic
 from flashgp.foundations.errors import ConvergenceError, MemoryBudgetError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind, StopReason
@@ -43,7 +43,7 @@ from flashgp.inference.group_system import GroupRows
 from flashgp.inference.run import DEFAULT_RUN, Run
 from flashgp.inference.system import CovarianceSystem
 from flashgp.inference.threads import one_thread
-from flashgp.inference.training.history import Solving, TimeUp
+from flashgp.inference.training.history import Solving
 from flashgp.inference.training.objective import Estimate, Evaluation, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.operators.covariance import CovarianceOperator

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy
 import torch
 
+from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.quantities import counted
 from flashgp.inference.threads import quiet_openblas
-from flashgp.inference.training.history import Recorder, Stage, TimeUp, work
+from flashgp.inference.training.history import Recorder, Stage, work
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.period_starts import with_periods
