@@ -282,20 +282,21 @@ def fit_as(
     Args: exact, for the exact posterior beside an approximation; by_part, as of `StreamedFit`. Raises: as `fit`.
     """
     event, group = None, options.run.group
-    refuse_beside_sites(gp, rows, group, exact_posterior=exact is not None)
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.run.deadline.limit
         asked, _, event = choose_inference(group, gp, rows, asked, _wanted(options), limit, training=True)
     columns = None
+    passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
+    refuse_beside_sites(gp, passes, group, exact_posterior=exact is not None)
     if asked is None:
         assert isinstance(rows, Data)
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
     elif asked.kind == "sparse":
-        source = held(rows) if isinstance(rows, Data) else rows
-        columns, by_part = source.columns, by_part or event is not None
-        fitted = fitted_by(StreamedFit, gp, source, options, asked, exact=exact, by_part=by_part)
+        assert not isinstance(passes, Data)
+        columns, by_part = passes.columns, by_part or event is not None
+        fitted = fitted_by(StreamedFit, gp, passes, options, asked, exact=exact, by_part=by_part)
     else:
         fitted = fitted_by(FullScaleFit, gp, rows, options, asked, exact=exact)
     if event is not None:

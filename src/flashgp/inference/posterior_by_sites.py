@@ -83,14 +83,17 @@ def refuse_beside_sites(
     prior: Prior, rows: Data | RowSource, group: Group, *, differentiable: bool = False,
     exact_posterior: bool = False,
 ) -> None:  # fmt: skip
-    """Raises: DomainError for what iteration of sites does not go with; nothing where they need none."""
+    """Raises: DomainError for what iteration of sites does not go with; nothing where they need none.
+
+    Args: rows, those that an engine keeps as Data, or gives out in passes.
+    """
     if prior.likelihood.has_sites:
         return
     batch = isinstance(rows, Data) and rows.is_batch
-    alone, left_out = "rows of one process", "leave it out"
+    alone, left_out = isinstance(rows, Data) and group.size > 1, "leave it out"
     for name, refused, wanted, got, way in (
         ("x", batch, "one table of one model", "a batch", "call it for each"),
-        ("group", group.size > 1, alone, f"{group.size} ranks", "pass all rows in one process, without group"),
+        ("group", alone, "None", f"{group.size} ranks", 'pass approximation="sparse", or all rows in one process'),
         ("differentiable", differentiable, "False", "True", left_out),
         ("exact_posterior", exact_posterior, "False", "True", "call fit.gp.condition(x, y) after the fit"),
     ):

@@ -1,6 +1,7 @@
 """Conditioning on rows that are read: a pass that counts and samples them, and one that adds up what they say."""
 
 import contextlib
+import math
 import time
 from dataclasses import replace
 
@@ -127,7 +128,9 @@ def _state(
     likelihood, site_settings = prior.likelihood, SiteSettings()
     if sums is None and not likelihood.has_sites:
         start = InducingValues.of_prior(bound.basis)
-        found = settled_pass(likelihood, start, sums_at, site_settings.posterior, site_settings)
+        found = settled_pass(
+            likelihood, start, sums_at, -math.inf, site_settings.posterior, site_settings, group
+        )  # fmt: skip
         tolerance = site_settings.of_rows(site_settings.posterior, survey.count)
         events.append(steps_event(likelihood, found.steps, found.moved, tolerance, settings.run.deadline))
         sums = found.sums

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.transforms import vector_jacobian
+from flashgp.inference.sites import from_prior
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
@@ -117,8 +119,8 @@ class StreamedLogJoint(LogJoint):
             if problem.sites is None:
                 return bound, self._sums_at(bound, None)
             found = settled_pass(
-                problem.prior.likelihood, self._start(bound), lambda q: self._sums_at(bound, q),
-                problem.sites.settings.search, problem.sites.settings,
+                problem.prior.likelihood, self._start(bound), lambda q: self._sums_at(bound, q), self._of_prior(),
+                problem.sites.settings.search, problem.sites.settings, survey.group,
             )  # fmt: skip
             problem.sites.steps.append(found.steps)
             self._values = found.before
@@ -129,6 +131,15 @@ class StreamedLogJoint(LogJoint):
         if self._values is None:
             return InducingValues.of_prior(bound.basis)
         return dataclasses.replace(self._values, basis=bound.basis)
+
+    def _of_prior(self) -> float:
+        """The bound at the q(u) of the prior, estimated by the sample; less than any where steps start there."""
+        problem = self.problem
+        if self._values is None:
+            return -math.inf
+        found = from_prior(problem.prior, problem.x, problem.y.double()).value
+        assert found is not None
+        return self.survey.group.number_of_first(found * self.rows / problem.rows)
 
     def _sums_at(self, bound: StreamedBound, values: InducingValues | None) -> BoundSums:
         return bound.sums(inputs_of(self.problem.prior, self._blocks(), self.points.device, values=values))

@@ -21,6 +21,7 @@ from flashgp.inference.sites import Marginals, SiteSettings, local_sites, next_s
 from flashgp.inference.streamed.bound import BoundSums, block
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
+from flashgp.processes.group import Group
 
 ROUNDS = 5  # of Aitken's extrapolation, each of which squares the error
 
@@ -96,24 +97,27 @@ class Pass:
 
 def settled_pass(
     likelihood: Likelihood, start: InducingValues, sums_at: Callable[[InducingValues], BoundSums],
-    tolerance: float, settings: SiteSettings,
+    least: float, tolerance: float, settings: SiteSettings, group: Group,
 ) -> Pass:  # fmt: skip
     """The pass whose sums are a whole step from a q(u) that has settled.
 
-    Args: start, unless its bound is below that of the prior, where steps begin then; sums_at, of a pass.
+    Args: start; sums_at, of a pass; least, the bound of the prior or about, where steps begin if the start has a lower
+        one; group, whose ranks it is of, and whose rank 0 decides.
     Raises: ConvergenceError where no step raises the bound, TimeUp.
     """
 
     def at(q: InducingValues) -> Pass:
         sums = sums_at(q)
-        return Pass(q, sums, sums.lower_at(q.sums))
+        return Pass(q, sums, group.number_of_first(sums.lower_at(q.sums)))
 
-    first = nothing = at(InducingValues.of_prior(start.basis))
-    if start.sums.count:
-        first = at(start)
-        first = first if first.value >= nothing.value else nothing  # NaN too
+    def divergence(one: Pass, other: Pass) -> float:
+        return group.number_of_first(one.before.divergence(other.before))
+
+    first, passes = at(start), 1
+    if not first.value >= least:  # NaN too
+        first, passes = at(InducingValues.of_prior(start.basis)), 2
     last, steps, moved = settle(
         likelihood, first, lambda kept, share: at(kept.before.towards(kept.sums, share)),
-        lambda one, other: one.before.divergence(other.before), settings.of_rows(tolerance, first.sums.count), settings,
+        divergence, settings.of_rows(tolerance, first.sums.count), settings,
     )  # fmt: skip
-    return replace(last, steps=steps + 1 + (start.sums.count > 0), moved=moved)
+    return replace(last, steps=passes + steps, moved=moved)

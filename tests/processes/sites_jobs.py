@@ -1,0 +1,37 @@
+"""What ranks do in tests of sites that passes over rows make, against one process with all rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+import flashgp as fgp
+from flashgp.processes.shares import Shares
+from inference.iterated import Counts, model, table
+from processes.streamed_jobs import FEW, apart
+
+
+def answers(post: fgp.Posterior) -> list[Tensor]:
+    p = post.predict(table(40)[2])
+    return [p.mean, p.variance, post.log_marginal_likelihood().reshape(1)]
+
+
+def shared(group: Any, counts: tuple[int, ...]) -> tuple[float, float, float, str]:
+    """Differences from one process: of conditioning, of a fit and of its parameters; and a refusal."""
+    x, y, _ = table(sum(counts))
+    own, gp = Shares(counts).slice(dist.get_rank(group)), model(Counts())
+    how: dict[str, Any] = {"approximation": "sparse", "inducing": x[:9]}
+    alone, ours = gp.condition(x, y, **how), gp.condition(x[own], y[own], group=group, **how)
+    fit = how | {"settings": FEW, "starts": 1, "progress": False, "max_iterations": 6, "priors": "given"}
+    one, other = fgp.fit(gp, x, y, **fit), fgp.fit(gp, x[own], y[own], group=group, **fit)
+    values = [torch.stack([p.detach().sum() for p in found.gp.parameters()]) for found in (one, other)]
+    told = ""
+    try:
+        gp.condition(x[own], y[own], group=group)
+    except fgp.DomainError as error:
+        told = str(error)
+    return (
+        apart(answers(alone), answers(ours)), apart(answers(one.posterior), answers(other.posterior)),
+        apart(values[:1], values[1:]), told,
+    )  # fmt: skip
