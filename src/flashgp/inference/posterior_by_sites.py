@@ -45,14 +45,15 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
     Raises: ConvergenceError where no step raises the bound.
     Cost: some 5 to 20 conditionings.
     """
-    prior, settings, deadline, whole = data.prior, SiteSettings(), run.deadline, data
+    settings, deadline, whole = SiteSettings(), run.deadline, data
     if deadline.limit is not None and data.count > time.min_rows:
-        plan = conditioning_plan(prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
-        steps = settings.conditionings
-        if deadline.passed(steps * plan.seconds):
-            part = rows_on_time(prior, plan, deadline, time, deterministic=run.deterministic, slowdown=steps)
+        plan = conditioning_plan(data.prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
+        times = settings.conditionings
+        if deadline.passed(times * plan.seconds):
+            part = rows_on_time(data.prior, plan, deadline, time, deterministic=run.deterministic, slowdown=times)
             data = data.random(part, run.seed)
-    x, y, likelihood = data.x, data.y.to(torch.float64), data.prior.likelihood
+    prior, x, y = data.prior, data.x, data.y.to(torch.float64)
+    likelihood = prior.likelihood
 
     def under(held: HeldSites) -> Data:
         return Data(prior.with_likelihood(held), x, data.y, data.promoted)

@@ -39,7 +39,7 @@ class SiteSettings:
         max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
         turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where it is less than that of the last one.
-        likelihoods: that an evaluation of a fit is priced at; conditionings, that a posterior is.
+        likelihoods: that an evaluation of a fit is priced at; conditionings, that a posterior is, two a step.
     """
 
     search: float = 1e-2
@@ -50,7 +50,7 @@ class SiteSettings:
     turning: float = 0.9
     falling: float = 0.25
     likelihoods: float = 4.5
-    conditionings: int = 12
+    conditionings: int = 25
 
     def of_rows(self, tolerance: float, rows: int) -> float:
         """A tolerance of so many rows, nats."""

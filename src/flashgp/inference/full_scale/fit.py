@@ -96,7 +96,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         ).run()  # fmt: skip
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
-        choices, settings = self.choices, self.options.conditioning()
+        choices, settings = self.choices, self.conditioning()
         prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows))
         state, unexplained = beside_a_constant(
             self, trained, condition(choices.asked, prior, data, settings),

@@ -60,10 +60,8 @@ class FullScaleLogJoint(LogJoint):
         factor = self._factor(rows, theta, residual, noise)
         sums = factor.sums()
         below, variance = dataclasses.replace(factor, near=self._around).marginals(sums)
-        targets, own = (
-            self.problem.with_sites.sites(self.problem.y).targets,
-            prior_variance(self.problem.prior, self.problem.x),
-        )
+        problem = self.problem
+        targets, own = problem.with_sites.sites(problem.y).targets, prior_variance(problem.prior, problem.x)
         return sums.log_likelihood(len(own)), Marginals(targets - below, within(variance, noise, own))
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:

@@ -82,7 +82,7 @@ class ExactFit(EngineFit[AnyState]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState:
         prior, data, cut = self.with_sites(self.data, self._objective)
         whole = self.data.cells is None and data.count == self.data.count
-        settings = self.options.conditioning(
+        settings = self.conditioning(
             plan=self.plan if whole else None, jitter=self.options.jitter,
             float32_factor=not trained.rough_factors,
             interrupted=self.interrupt, cores=recorder.free_cores,

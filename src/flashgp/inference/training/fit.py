@@ -41,6 +41,8 @@ from flashgp.inference.gathered import (
 from flashgp.inference.over_ranks import asked_alike, gathered_for
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
+from flashgp.inference.run import with_run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.history import HistoryEntry, Recorder
@@ -144,9 +146,10 @@ class EngineFit(ABC, Generic[S]):
         prior, deadline, n = self.result, self.options.run.deadline, self.problem.rows
         if self.problem.sites is None:
             return prior, data, []
-        rows = n if deadline.limit is None or n <= self.options.settings.time.min_rows else self.rows_on_time()
+        few = self.options.settings.time.min_rows
+        rows = n if deadline.limit is None or n <= few else self.rows_on_time()
         last = objective(rows)
-        found, event = last.with_sites(deadline if rows == n else NO_DEADLINE)
+        found, event = last.with_sites(deadline if rows > few else NO_DEADLINE)
         prior = prior.with_likelihood(found.likelihood)
         events = [event] if event.kind is EventKind.SITES_CUT else []
         if rows == n:
@@ -154,6 +157,11 @@ class EngineFit(ABC, Generic[S]):
         events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit))
         warn(str(events[-1]))
         return prior, Data(prior, last.problem.x, last.problem.y, data.promoted), events
+
+    def conditioning(self, **more: Any) -> ConditionSettings:
+        """`FitOptions.conditioning`; without a deadline of its own where sites have had the time."""
+        settings = self.options.conditioning(**more)
+        return settings if self.problem.sites is None else with_run(settings, deadline=NO_DEADLINE)
 
     @property
     def likelihoods(self) -> float:
