@@ -1,7 +1,5 @@
 """A batch of models is a loop over models, bit for bit; one that fails is named and changes nothing in the others."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -60,51 +58,6 @@ def test_a_batch_is_a_loop(shared_x: bool, shared_y: bool) -> None:
             assert relative(g[i], w) < 1e-11
 
 
-def test_one_set_of_parameters_for_a_batch_of_data() -> None:
-    x, y = members()
-    gp = model(1)
-    value = gp.log_marginal_likelihood(x, y)
-    assert value.shape == (3,)
-    gradients = torch.autograd.grad(value.sum(), list(gp.parameters()))
-    singles = [gp.log_marginal_likelihood(x[i], y[i]) for i in range(3)]
-    assert relative(value, torch.stack(singles)) < 1e-13
-    for g, w in zip(gradients, torch.autograd.grad(sum(singles), list(gp.parameters())), strict=True):
-        assert relative(g, w) < 1e-12
-
-
-def test_two_batch_dimensions_and_test_points_of_their_own() -> None:
-    x, y = members()
-    x, y = x.expand(2, 3, 9, 2), torch.stack([y, y + 1.0])
-    gp = model()
-    x_test = torch.randn(2, 3, 4, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
-    found = gp.condition(x, y).predict(x_test)
-    assert found.mean.shape == (2, 3, 4)
-    for i in range(2):
-        for j in range(3):
-            wanted = model(j).condition(x[i, j], y[i, j]).predict(x_test[i, j])
-            assert relative(found.mean[i, j], wanted.mean) < 1e-13
-            assert relative(found.variance[i, j], wanted.variance) < 1e-13
-    with pytest.raises(fgp.ShapeError, match="does not broadcast"):
-        gp.condition(x, y).predict(torch.zeros(5, 4, 2, dtype=F64))
-
-
-def test_outputs_in_a_batch() -> None:
-    x, y = members()
-    noise = lik.Gaussian(NOISE, shared=True)
-    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), noise, outputs=2)
-    targets = torch.stack([y, -y], -1)
-    found = gp.condition(x, targets).predict(x[0])
-    assert found.mean.shape == found.variance.shape == found.observation_variance.shape == (3, 9, 2)
-    for i in range(3):
-        alone = fgp.GP(
-            VARIANCE[i] * k.Matern(2.5, LENGTHSCALE[i]), m.Constant(0.2, outputs=2),
-            lik.Gaussian(NOISE[i], shared=True), outputs=2,
-        )  # fmt: skip
-        wanted = alone.condition(x[i], targets[i]).predict(x[0])
-        assert relative(found.mean[i], wanted.mean) < 1e-13
-        assert relative(found.observation_variance[i], wanted.observation_variance) < 1e-13
-
-
 def noise_free() -> fgp.GP:
     return fgp.GP(k.RBF(torch.ones(3, 2)), m.Zero(), lik.Gaussian(0.0))
 
@@ -129,34 +82,6 @@ def test_only_the_member_that_fails_gets_a_jitter() -> None:
         assert torch.equal(found.log_marginal_likelihood()[i], good.log_marginal_likelihood()[i])
 
 
-def test_a_member_that_cannot_be_repaired_is_named() -> None:
-    x, y = members()
-    x[1, 1] = x[1, 0]  # a repeated row with another y, and no noise
-    for call in (noise_free().condition, noise_free().log_marginal_likelihood, noise_free().log_joint):
-        with pytest.raises(fgp.NotPositiveDefiniteError, match=r"batch member \(1,\)") as caught:
-            call(x, y)
-        assert caught.value.indices == ((1,),)
-        assert caught.value.jitters == ()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = noise_free().condition(x, y, jitter=1e-6)  # asked for: no warning, but in the report
-    assert found.report.jitter == pytest.approx([1e-6] * 3)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("shape", [(5, 2), (3, 5, 2), (4, 3, 5, 2)])
-def test_log_prob_of_outputs_in_a_batch(shape: tuple[int, ...], shared: bool) -> None:
-    x, y = data(9)
-    noise = lik.Gaussian(NOISE, shared=True)
-    if not shared:
-        noise = lik.Gaussian(torch.stack([NOISE, 2.0 * NOISE], dim=-1), outputs=2)
-    gp = fgp.GP(VARIANCE * k.Matern(2.5, LENGTHSCALE), m.Constant(0.2, outputs=2), noise, outputs=2)
-    found = gp.condition(x, torch.stack([y, -y], dim=-1)).predict(x[:5] + 0.1)
-    new = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=F64)
-    wanted = torch.distributions.Normal(found.mean, found.observation_variance.sqrt()).log_prob(new)
-    assert relative(found.log_prob(new), wanted) < 1e-12
-
-
 class Bowl(torch.nn.Module):
     """A mean by row, (*batch, n)."""
 
@@ -179,27 +104,17 @@ def test_a_mean_by_row_of_as_many_models_as_rows_is_not_one_by_output(mean: torc
         assert relative(together.log_marginal_likelihood()[member], evidence) < 1e-13
 
 
-def test_a_batch_of_targets_or_means_beside_one_matrix() -> None:
-    """Of the value and its gradient, where only y, only the mean or a chain of it has the batch."""
-    x, y = data(6)
-    targets = torch.stack([y, 2.0 * y, y - 1.0])
-    gp = with_mean(torch.tensor([0.0, 1.0, -2.0]))
-    alone = [with_mean(torch.tensor(value)) for value in (0.0, 1.0, -2.0)]
-    wanted = torch.stack([one.log_marginal_likelihood(x, y) for one in alone])
-    assert relative(gp.log_marginal_likelihood(x, y), wanted) < 1e-13
-    chains = alone[0].log_marginal_likelihood(x, y, theta={"mean.value.raw": gp.mean.value.raw.detach()})
-    assert relative(chains, wanted) < 1e-13
-    with torch.no_grad():
-        assert relative(gp.log_marginal_likelihood(x, y), wanted) < 1e-13
-    together = alone[0].log_marginal_likelihood(x, targets)
-    each = torch.stack([alone[0].log_marginal_likelihood(x, one) for one in targets])
-    assert relative(together, each) < 1e-13
-    parameters = list(alone[0].parameters())
-    for found, gradient in zip(
-        torch.autograd.grad(together.sum(), parameters), torch.autograd.grad(each.sum(), parameters), strict=True
-    ):
-        assert relative(found, gradient) < 1e-12
-
-
-def with_mean(value: torch.Tensor) -> fgp.GP:
-    return fgp.GP(fgp.kernels.Matern(), fgp.means.Constant(value), fgp.likelihoods.Gaussian(0.3))
+def test_two_batch_dimensions_and_test_points_of_their_own() -> None:
+    x, y = members()
+    x, y = x.expand(2, 3, 9, 2), torch.stack([y, y + 1.0])
+    gp = model()
+    x_test = torch.randn(2, 3, 4, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = gp.condition(x, y).predict(x_test)
+    assert found.mean.shape == (2, 3, 4)
+    for i in range(2):
+        for j in range(3):
+            wanted = model(j).condition(x[i, j], y[i, j]).predict(x_test[i, j])
+            assert relative(found.mean[i, j], wanted.mean) < 1e-13
+            assert relative(found.variance[i, j], wanted.variance) < 1e-13
+    with pytest.raises(fgp.ShapeError, match="does not broadcast"):
+        gp.condition(x, y).predict(torch.zeros(5, 4, 2, dtype=F64))

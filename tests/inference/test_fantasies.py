@@ -1,7 +1,5 @@
 """Fantasies equal conditioning on the rows and on each member's own; the base posterior is never written, M-114."""
 
-import gc
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
-from flashgp.inference.run import OnlineSettings
 from inference.plain_gp import data, model, relative
 
 F64 = torch.float64
@@ -72,27 +69,6 @@ def test_fantasies_equal_conditioning(shape: tuple[int, ...], outputs: int | Non
     check(gp, x, y, several, hypothetical(6, seed=8))
 
 
-def test_points_that_members_share_are_solved_for_once() -> None:
-    gp, x, y = table()
-    post, pool = gp.condition(x, y), hypothetical(5)
-    new = pool[torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 1], [0, 3]])]
-    found = post.fantasize(new, new.sum(-1))
-    assert found._half is not None
-    assert len(found._half) == 5
-    check(gp, x, y, found, hypothetical(6, seed=8))
-    check(gp, x, y, found, hypothetical(6, 4, seed=8))
-
-
-def test_strips_change_nothing() -> None:
-    gp, x, y = table()
-    state = gp.condition(x, y).state
-    run = replace(state.run, online=OnlineSettings(strip_bytes=8 * 150))
-    post = fgp.Posterior(replace(state, run=run))
-    found = post.fantasize(hypothetical(5, 2), hypothetical(5, 2).sum(-1))
-    check(gp, x, y, found, hypothetical(7, seed=8))
-    check(gp, x, y, found, hypothetical(5, 4, seed=8))
-
-
 def test_no_rows_and_repeated_rows() -> None:
     gp, x, y = table()
     new = hypothetical(2, 3)
@@ -141,46 +117,6 @@ def test_gradients_by_points_and_targets() -> None:
     assert slope.isfinite().all()
 
 
-def test_nothing_is_kept_for_a_graph_that_nobody_wants() -> None:
-    gp, x, y = table()
-    post = gp.condition(x, y)
-    found = post.fantasize(hypothetical(2, 2), hypothetical(2, 2).sum(-1))
-    p = found.predict(hypothetical(3))
-    assert not any(t.requires_grad for t in (found.y, p.mean, p.variance))
-    with torch.no_grad():
-        p = post.fantasize(hypothetical(2, 2).requires_grad_(), samples=1).predict(hypothetical(3))
-    assert not p.mean.requires_grad
-
-
-def test_the_base_is_never_written() -> None:
-    gp, x, y = table()
-    post = gp.condition(x[:30], y[:30])
-    for i in range(30, 40):
-        post = post.append(x[i : i + 1], y[i : i + 1])
-    before, at = post.factor.lower.clone(), hypothetical(4)
-    mean = post.predict(at).mean
-    found = post.fantasize(hypothetical(3, 2).requires_grad_(), samples=2, seed=0)
-    found.predict(at).mean.sum().backward()
-    child = post.append(x[:1] + 0.5, y[:1])
-    assert torch.equal(post.factor.lower, before)
-    assert torch.equal(post.predict(at).mean, mean)
-    assert child.count == 41
-
-
-def test_members_cost_their_rows_only() -> None:
-    """Not a factor for each: what is alive is n numbers for each row of each member, and less than two strips."""
-    gp, x, y = table(400)
-    post = gp.condition(x, y)
-    new = hypothetical(64, 4)
-    gc.collect()
-    found = post.fantasize(new, new.sum(-1))
-    held = [found._half, found._lower, found._scores, found._place, found._whitened]
-    numbers = sum(t.numel() for t in held if t is not None)
-    assert numbers < 64 * 4 * 400 * 1.05
-    assert found._half is not None
-    assert found._half.shape == (256, 400)
-
-
 def test_bad_fantasies() -> None:
     gp, x, y = table()
     post, new = gp.condition(x, y), hypothetical(2, 3)
@@ -205,14 +141,3 @@ def test_bad_fantasies() -> None:
     twice = torch.cat([new, x[None, :1].expand(2, 1, 3)], dim=1)
     with pytest.raises(NotPositiveDefiniteError, match="member 0 has a row"):
         free.condition(x, y).fantasize(twice, samples=1)
-
-
-def test_fantasies_are_of_the_rows_that_were_given() -> None:
-    gp, x, y = table()
-    new, targets, at = hypothetical(3, 2), torch.randn(3, 2, dtype=F64), x[:4] + 0.1
-    given = new.numpy().copy(), targets.numpy().copy()
-    found, wanted = gp.condition(x, y).fantasize(*given), gp.condition(x, y).fantasize(new, targets)
-    for array in given:
-        array[:] = 0.0  # the caller's buffers, used again
-    assert torch.equal(found.y, wanted.y)
-    assert torch.equal(found.predict(at).mean, wanted.predict(at).mean)

@@ -1,6 +1,5 @@
 """Posterior functions of kernels without random features have the posterior's law, eqs. (M-255) and (M-256)."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -121,47 +120,6 @@ def test_slopes_are_those_of_the_functions() -> None:
     assert ((slopes[..., 0].var(0) / variance - 1.0).abs() < 4.0 * (2.0 / 200) ** 0.5).all()
 
 
-def test_functions_without_slopes_are_functions_still() -> None:
-    f, points = posterior(brownian(), 20, 1, 0.01).paths(3, seed=1), table(5, 1, seed=5)
-    assert torch.isfinite(torch.autograd.grad(f(points.requires_grad_()).sum(), points)[0]).all()
-
-
-def test_known_points_draw_nothing() -> None:
-    """A smooth kernel is known everywhere after few points; a point asked for again is no new one."""
-    x = table(2000, 1)
-    gp = fgp.GP(smooth(1))
-    draws = GrowingDraws(gp, x, torch.Size(), 2, torch.Generator().manual_seed(0), 2**30)
-    values = draws(x)
-    drawn = draws.drawn
-    assert drawn < 300
-    assert torch.equal(draws(x), values)
-    draws(table(500, 1, seed=3).clamp(x.min(), x.max()))
-    assert draws.drawn - drawn < 10
-
-
-def test_the_same_seed_and_a_copy_draw_the_same() -> None:
-    post, points = posterior(brownian(), 20, 1, 0.01), table(6, 1, seed=5)
-    f, g = post.paths(3, seed=7), post.paths(3, seed=7)
-    assert torch.equal(f(points), g(points))
-    assert torch.equal(copy.deepcopy(f)(points + 0.5), g(points + 0.5))
-    assert not torch.equal(post.paths(3, seed=8)(points), g(points))
-
-
-def test_the_order_of_rows_does_not_matter_and_that_of_calls_does() -> None:
-    post, points = posterior(brownian(), 20, 1, 0.01), table(6, 1, seed=5)
-    f, g, h = (post.paths(3, seed=7) for _ in range(3))
-    order = torch.tensor([4, 0, 5, 1, 3, 2])
-    torch.testing.assert_close(g(points[order]), f(points)[:, order], rtol=1e-12, atol=1e-12)
-    h(points[3:])
-    assert not torch.allclose(h(points), f(points))
-    assert f(points[:0]).shape == (3, 0)
-    slopes = []
-    for rows in (torch.arange(6), order):
-        asked = points[rows].requires_grad_()
-        slopes.append(torch.autograd.grad(post.paths(3, seed=7)(asked).sum(), asked)[0][rows.argsort()])
-    torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-9)
-
-
 def test_differentiable_in_parameters() -> None:
     gp = fgp.GP(K.Custom(lambda a, b, s: torch.exp(-s * (a - b).abs().sum()), columns=1, s=0.7))
     x, points, raw = table(6, 1), table(3, 1, seed=5), next(gp.kernel.parameters())
@@ -176,26 +134,6 @@ def test_differentiable_in_parameters() -> None:
         raw.sub_(2e-5)
         below = value()
     assert float(gradient) == pytest.approx(float(above - below) / 2e-5, rel=1e-5)
-
-
-def test_batches_of_models_and_of_points() -> None:
-    x = torch.stack([table(7, 1), table(7, 1, seed=1)])
-    post = fgp.GP(brownian(), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.01)).condition(x, x.sin().squeeze(-1))
-    f, points = post.paths(COUNT, seed=0), table(3, 1, seed=5)
-    values = f(points)
-    assert values.shape == (COUNT, 2, 3)
-    assert ((values.var(0) / post.predict(points).variance - 1.0).abs() < 4.0 * (2.0 / COUNT) ** 0.5).all()
-    more = f(points.expand(5, 1, 3, 1))
-    assert more.shape == (COUNT, 5, 2, 3)
-    torch.testing.assert_close(more, values.unsqueeze(1).expand_as(more), rtol=1e-9, atol=1e-9)
-
-
-def test_without_data_they_are_draws_of_the_prior() -> None:
-    x = torch.zeros(0, 1, dtype=F64)
-    f = fgp.GP(brownian(), fgp.means.Zero()).condition(x, x[:, 0]).paths(COUNT, seed=0)
-    points = table(4, 1, seed=5)
-    assert ((f(points).var(0) / points[:, 0] - 1.0).abs() < 4.0 * (2.0 / COUNT) ** 0.5).all()
-    assert "drawn exactly at the points" in str(f.report)
 
 
 def test_inside_a_transform_nothing_is_drawn() -> None:

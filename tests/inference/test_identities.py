@@ -11,34 +11,6 @@ import flashgp as fgp
 from inference.plain_gp import F64, data, model, relative
 
 k, m, lik = fgp.kernels, fgp.means, fgp.likelihoods
-EPS = torch.finfo(F64).eps
-
-
-@pytest.mark.parametrize("outputs", [None, 3])
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_a_posterior_without_data_is_the_prior(outputs: int | None, batch: tuple[int, ...]) -> None:
-    gp = fgp.GP(1.7 * k.Matern(1.5), m.Constant(0.4, outputs=outputs), lik.Gaussian(0.2), outputs=outputs)
-    tail = () if outputs is None else (outputs,)
-    posterior = gp.condition(torch.zeros(*batch, 0, 2, dtype=F64), torch.zeros(*batch, 0, *tail, dtype=F64))
-    x_test, _ = data(5)
-    found = posterior.predict(x_test)
-    assert torch.equal(found.mean, torch.full((*batch, 5, *tail), 0.4, dtype=F64))
-    assert torch.allclose(found.variance, torch.full((*batch, 5, *tail), 1.7, dtype=F64), rtol=4 * EPS)
-    assert relative(found.covariance(), gp.kernel(x_test).to_dense().expand(*batch, *tail, 5, 5)) < 4 * EPS
-    assert found.sample(3, seed=0).shape == (3, *batch, 5, *tail)
-    assert torch.equal(posterior.log_marginal_likelihood(), torch.zeros(batch, dtype=F64))
-    assert posterior.leave_one_out().mean.shape == (*batch, 0, *tail)
-    assert gp.log_marginal_likelihood(x_test[:0], torch.zeros(0, *tail, dtype=F64)) == 0.0
-
-
-def test_no_data_has_no_gradient_but_that_of_the_prior() -> None:
-    x, y = data(0)
-    gp = model()
-    gradients = torch.autograd.grad(gp.log_marginal_likelihood(x, y), list(gp.parameters()), allow_unused=True)
-    assert all(g is None or not g.any() for g in gradients)
-    x_test = data(3)[0].requires_grad_()
-    prior = fgp.GP(k.Linear(1.0)).condition(x, y).predict(x_test)
-    assert relative(torch.autograd.grad(prior.variance.sum(), x_test)[0], 2 * x_test) < 4 * EPS
 
 
 @pytest.mark.parametrize("outputs", [None, 2])
@@ -73,24 +45,6 @@ def test_an_empty_batch(kernel: k.Kernel | None) -> None:
     assert gp.kernel(torch.zeros(0, 5, 2, dtype=F64)).diagonal().shape == (0, 5)
 
 
-def test_one_row_by_hand() -> None:
-    """With one row, s = k + noise: mean m + k* (y - m) / s, variance k** - k*^2 / s, and a normal density."""
-    x, y = data(1)
-    x_test, _ = data(3, seed=3)
-    gp = model()
-    posterior = gp.condition(x, y)
-    v, noise, m0 = 1.7, 0.07, 0.3
-    cross = gp.kernel(x_test, x).to_dense().detach()[:, 0]
-    found = posterior.predict(x_test)
-    assert relative(found.mean, m0 + cross * (y - m0) / (v + noise)) < 10 * EPS
-    assert relative(found.variance, v - cross**2 / (v + noise)) < 10 * EPS
-    density = -0.5 * ((y - m0) ** 2 / (v + noise) + math.log(v + noise) + math.log(2 * math.pi))
-    assert relative(posterior.log_marginal_likelihood(), density.squeeze()) < 10 * EPS
-    loo = posterior.leave_one_out()
-    assert relative(loo.mean, torch.tensor([m0], dtype=F64)) < 10 * EPS
-    assert relative(loo.variance, torch.tensor([v + noise], dtype=F64)) < 10 * EPS
-
-
 @pytest.mark.parametrize("noise", [0.3, None])
 def test_a_row_of_weight_two_is_two_rows(noise: float | None) -> None:
     """Two observations a, b at one x, each of variance s, say what their mean says with variance s / 2, eq. (M-28).
@@ -122,18 +76,7 @@ def test_a_row_of_weight_two_is_two_rows(noise: float | None) -> None:
     assert relative(two.predict(x_test).covariance(), one.predict(x_test).covariance()) < 1e-12
 
 
-def test_a_thousand_copies_of_one_point() -> None:
-    """CONTRACTS' case 1: the mean is the shrunken average v / (v + noise / n) of y."""
-    y = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=F64)
-    x = torch.full((1000, 2), 0.7, dtype=F64)
-    posterior = fgp.GP(2.0 * k.RBF(), m.Zero(), lik.Gaussian(0.1)).condition(x, y)
-    assert posterior.report.jitter is None
-    found = posterior.predict(x[:1])
-    assert relative(found.mean, y.mean()[None] * 2.0 / (2.0 + 1e-4)) < 1e-9
-    assert relative(found.variance, torch.tensor([2.0 * 1e-4 / (2.0 + 1e-4)], dtype=F64)) < 1e-9
-
-
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31), order=st.permutations(range(7)))
 def test_the_order_of_rows_does_not_matter(seed: int, order: list[int]) -> None:
     x, y = data(7, seed=seed)
@@ -148,7 +91,7 @@ def test_the_order_of_rows_does_not_matter(seed: int, order: list[int]) -> None:
     assert relative(two.leave_one_out().mean, one.leave_one_out().mean[order]) < 1e-12
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31), keep=st.integers(0, 9))
 def test_more_data_never_raise_a_variance(seed: int, keep: int) -> None:
     x, y = data(10, seed=seed)
@@ -159,7 +102,7 @@ def test_more_data_never_raise_a_variance(seed: int, keep: int) -> None:
     assert bool((more <= few * (1 + 1e-12)).all())
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31), a=st.floats(-3, 3), b=st.floats(-3, 3))
 def test_the_mean_is_linear_in_y(seed: int, a: float, b: float) -> None:
     x, y = data(8, seed=seed)
@@ -188,48 +131,3 @@ def test_y_moved_and_scaled() -> None:
         assert relative(found.variance / c**2, wanted.variance) < 1e-10
         shift = -10 * math.log(c)
         assert relative(moved.log_marginal_likelihood() - shift, plain.log_marginal_likelihood()) < 1e-6
-
-
-def test_columns_of_every_scale() -> None:
-    x, y = data(10, 3)
-    x_test, _ = data(4, 3, seed=8)
-    scales = torch.tensor([1e-8, 1.0, 1e8], dtype=F64)
-    plain = fgp.GP(k.Matern(2.5, torch.ones(3)), None, lik.Gaussian(0.1)).condition(x, y).predict(x_test)
-    moved = fgp.GP(k.Matern(2.5, scales), None, lik.Gaussian(0.1)).condition(x * scales, y).predict(x_test * scales)
-    assert relative(moved.mean, plain.mean) < 1e-12
-    assert relative(moved.variance, plain.variance) < 1e-12
-
-
-def test_several_outputs_are_separate_fits_with_one_factor() -> None:
-    x, y = data(9)
-    targets = torch.stack([y, y.square(), -y], -1)
-    x_test, y_test = data(4, seed=3)
-    means = torch.tensor([0.1, 0.5, -0.2])
-    kernel, noise = 1.3 * k.RBF(0.9), lik.Gaussian(0.1, shared=True)
-    together = fgp.GP(kernel, m.Constant(means, outputs=3), noise, outputs=3)
-    posterior = together.condition(x, targets)
-    found = posterior.predict(x_test)
-    loo = posterior.leave_one_out()
-    alone = [fgp.GP(kernel, m.Constant(mean), noise).condition(x, targets[:, i]) for i, mean in enumerate(means)]
-    joint = torch.zeros((), dtype=F64)
-    for i, one in enumerate(alone):
-        prediction = one.predict(x_test)
-        assert relative(found.mean[:, i], prediction.mean) < 1e-13
-        assert relative(found.variance[:, i], prediction.variance) < 1e-13
-        assert relative(found.log_prob(y_test[:, None].expand(4, 3))[:, i], prediction.log_prob(y_test)) < 1e-12
-        assert relative(loo.mean[:, i], one.leave_one_out().mean) < 1e-12
-        assert relative(loo.variance[:, i], one.leave_one_out().variance) < 1e-12
-        assert relative(loo.log_prob[:, i], one.leave_one_out().log_prob) < 1e-12
-        joint = joint + prediction.joint_log_prob(y_test)
-    assert relative(found.joint_log_prob(y_test[:, None].expand(4, 3)), joint) < 1e-12
-    total = sum(one.log_marginal_likelihood() for one in alone)
-    assert relative(posterior.log_marginal_likelihood(), total) < 1e-13
-    value = together.log_marginal_likelihood(x, targets)
-    assert relative(value, total) < 1e-13
-    gradient = torch.autograd.grad(value, [together.kernel.variance.raw])[0]
-    single = [
-        fgp.GP(kernel, m.Constant(mean), noise).log_marginal_likelihood(x, targets[:, i])
-        for i, mean in enumerate(means)
-    ]
-    wanted = torch.autograd.grad(sum(single), [kernel.variance.raw])[0]
-    assert relative(gradient, wanted) < 1e-12

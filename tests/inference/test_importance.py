@@ -66,12 +66,6 @@ def test_equals_a_plain_reference_that_leaves_rows_out() -> None:
     assert (found.rows, found.others, found.permutations) == (n, n - 1, n - 1)
 
 
-def test_the_order_is_that_of_the_rmse() -> None:
-    found = posterior().importance()
-    assert [found.names[j] for j in found.order] == ["x1", "x2", "x3"]
-    assert found.rmse[found.order].tolist() == sorted(found.rmse.tolist(), reverse=True)
-
-
 def test_standard_errors_are_the_spread_over_rows_and_permutations() -> None:
     """Eq. (M-153): other rows held out, other permutations; the spread of the importance is its standard error."""
     post = posterior(400)
@@ -85,71 +79,6 @@ def test_standard_errors_are_the_spread_over_rows_and_permutations() -> None:
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------
-def test_a_column_that_the_kernel_ignores_has_none_at_all() -> None:
-    x = points(300)
-    kernel = 1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(2), active_dims=[0, 2])
-    found = fgp.GP(kernel).condition(x, torch.sin(5.0 * x[:, 0])).importance()
-    for name in ("log_density", "log_density_error", "rmse", "rmse_error"):
-        values = getattr(found, name).tolist()
-        assert values[1] == 0.0, name
-        assert values[0] > 0.0, name
-
-
-def test_the_same_seed_gives_the_same_and_another_does_not() -> None:
-    post = posterior(300)
-    first, again, other = (post.importance(seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(first.log_density, again.log_density)
-    assert torch.equal(first.rmse_error, again.rmse_error)
-    assert not torch.equal(first.log_density, other.log_density)
-    before = torch.random.get_rng_state()
-    post.importance()
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_the_order_of_outputs_columns_and_names_is_followed() -> None:
-    post = posterior()
-    turned = fgp.GP(1.0 * fgp.kernels.RBF(torch.tensor([2.0, 0.5, 2.0])), likelihood=fgp.likelihoods.Gaussian(0.01))
-    found = turned.condition(post.x[:, [2, 0, 1]], post.y).importance()
-    torch.testing.assert_close(found.log_density, post.importance().log_density[[2, 0, 1]], rtol=1e-6, atol=1e-9)
-
-
-def test_several_outputs_have_an_importance_each() -> None:
-    both = posterior(outputs=2).importance()
-    assert both.log_density.shape == both.rmse_error.shape == (3, 2)
-    alone = posterior().importance()
-    torch.testing.assert_close(both.log_density[:, 0], alone.log_density, rtol=1e-6, atol=1e-9)
-    assert int(both.rmse[:, 1].argmax()) == 2
-    shared = posterior(outputs=2, shared=True).importance()
-    torch.testing.assert_close(both.rmse, shared.rmse, rtol=1e-6, atol=1e-9)
-
-
-def test_noise_of_rows_belongs_to_the_rows() -> None:
-    x = points(80)
-    y, rows = torch.sin(5.0 * x[:, 0]), torch.full((80,), 0.04, dtype=F64)
-    kernel = 1.0 * fgp.kernels.RBF(torch.tensor([0.5, 2.0, 2.0]))
-    of_rows = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(None, row_variance=rows)).condition(x, y)
-    one = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.04)).condition(x, y)
-    torch.testing.assert_close(of_rows.importance().log_density, one.importance().log_density, rtol=1e-9, atol=1e-12)
-
-
-def test_rows_of_equal_x_are_held_out_together() -> None:
-    """Else a copy of the row behind would answer for it, and exchanged values would look far worse than they are."""
-    x = points(60)
-    y = torch.sin(5.0 * x[:, 0]) + 0.1 * noise(60)
-    gp = fgp.GP(1.0 * fgp.kernels.RBF(torch.tensor([0.05, 0.05, 0.05])), likelihood=fgp.likelihoods.Gaussian(1e-4))
-    twice = gp.condition(torch.cat([x, x]), torch.cat([y, y])).importance(rows=120)
-    assert float(twice.rmse.abs().max()) < 0.1, "nothing is known of a row but by its copy"
-
-
-def test_columns_that_are_permuted_together() -> None:
-    post = posterior()
-    found = post.importance({"both": [0, 1], "third": 2})
-    assert found.names == ("both", "third")
-    apart = post.importance()
-    assert found.rmse[0] > apart.rmse[:2].max()
-    torch.testing.assert_close(found.rmse[1], apart.rmse[2], rtol=0.5, atol=0.01)
-
-
 # -- known answers ----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def concrete(shared_data: Path) -> dict[str, numpy.ndarray]:
@@ -171,21 +100,6 @@ def test_cement_comes_first_and_a_coin_last(concrete: dict[str, numpy.ndarray]) 
     assert ranked[-1] == "coin", ranked
     low, _ = found.interval()
     assert bool(low[found.order[0]] > 0.0)
-
-
-def test_intervals_of_a_column_that_says_nothing_hold_0() -> None:
-    """Of 20 tables with a column of coins, at parameters that read it, the 95 % intervals of 16 at least."""
-    held = 0
-    for seed in range(20):
-        x, coin = points(150, seed=seed), noise(150, seed + 100).sign()
-        x[:, 2] = coin
-        y = torch.sin(5.0 * x[:, 0]) + 0.3 * noise(150, seed + 200)
-        gp = fgp.GP(1.0 * fgp.kernels.RBF(torch.tensor([0.5, 3.0, 3.0])), likelihood=fgp.likelihoods.Gaussian(0.09))
-        found = gp.condition(x, y).importance(rows=75)
-        low, high = found.interval()
-        held += bool(low[2] <= 0.0 <= high[2])
-        assert low[0] > 0.0, "and the column that says all is found"
-    assert held >= 16
 
 
 # -- tables and estimators --------------------------------------------------------------------------------------------
@@ -251,10 +165,3 @@ def test_what_it_is_not_of() -> None:
         post.importance(rows=1)
     with pytest.raises(DomainError, match="`seed`"):
         post.importance(seed=0.5)  # type: ignore[arg-type]
-
-
-def test_two_rows_are_enough() -> None:
-    x = points(2)
-    found = fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0]).importance()
-    assert (found.rows, found.others, found.permutations) == (2, 1, 1)
-    assert bool(found.rmse.isfinite().all())

@@ -8,7 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mpmath
@@ -17,11 +17,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.events import EventKind, StopReason, of_kind
-from flashgp.inference.predict.leave_one_out import leave_one_out
-from flashgp.inference.predict.variance_solves import precisions
-from flashgp.inference.solves import Solves
-from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Solution
+from flashgp.foundations.events import EventKind
 
 F64 = torch.float64
 N, M, NOISE = 18, 4, 0.1
@@ -66,9 +62,9 @@ def product_of_sums(scale: float) -> tuple[fgp.kernels.Kernel, Pair]:
 
 # Kernels, and the magnitude of the inputs.
 CASES = {
-    **{f"polynomial {p}, inputs of {size}": (polynomial, p, size) for p in (1, 3, 4, 5) for size in (1, 10, 30, 100)},
-    **{f"Matern of {v:g}": (scaled_matern, v, 10) for v in (1.0, 1e6, 1e12, 1e15)},
-    **{f"product of sums, slope {v:g}": (product_of_sums, v, 10) for v in (1.0, 1e4, 1e8)},
+    **{f"polynomial {p}, inputs of {size}": (polynomial, p, size) for p in (1, 4, 5) for size in (1, 30)},
+    **{f"Matern of {v:g}": (scaled_matern, v, 10) for v in (1.0, 1e12)},
+    **{f"product of sums, slope {v:g}": (product_of_sums, v, 10) for v in (1e8,)},
 }
 
 
@@ -180,62 +176,3 @@ def test_answers_are_within_their_tolerance_or_an_event_says_otherwise(
     assert not wrong or said, wrong
     if wrong:
         assert any(issubclass(w.category, fgp.FlashGPWarning) for w in caught), "an event of that weight is a warning"
-
-
-def test_where_solves_take_long_some_rows_are_compared() -> None:
-    x = torch.linspace(0.0, 5.0, 40, dtype=F64)[:, None]
-    for degree, off in ((1, False), (3, True)):
-        gp = fgp.GP(fgp.kernels.Polynomial(degree), likelihood=fgp.likelihoods.Gaussian(NOISE))
-        posterior = gp.condition(x, x[:, 0].sin(), dtype=torch.float32)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            left_out = leave_one_out(posterior.state, correction_seconds=0.0)
-        (event,) = of_kind(posterior.report.events, EventKind.LEFT_OUT)
-        assert event.fields["rows"] == 16
-        assert (event.fields["share"] > SHARE) == off == bool(caught)
-        wanted = gp.condition(x, x[:, 0].sin()).leave_one_out()
-        if not off:
-            assert within(left_out.variance, wanted.variance, SHARE * wanted.variance)
-        corrected = posterior.leave_one_out()
-        assert within(corrected.variance, wanted.variance, SHARE * wanted.variance)
-
-
-class FewColumns:
-    """Solves that rounding ends at once, as a float32 factor may, where there are more columns than that."""
-
-    def __init__(self, solves: Solves, most: int) -> None:
-        self.solves, self.system, self.most = solves, solves.system, most
-
-    def solve(self, rhs: Tensor, goal: Goal, *, start: Tensor | None = None, limits: Limits = NO_LIMITS) -> Solution:
-        found = self.solves.solve(rhs, goal, start=start, limits=limits)
-        if rhs.shape[1] <= self.most:
-            return found
-        lost = torch.full_like(found.energy_bound, torch.inf)
-        return replace(found, value=torch.zeros_like(rhs), energy_bound=lost, stopped=StopReason.DIVERGED)
-
-
-@pytest.mark.parametrize("most", [40, 7, 1, 0])
-def test_what_a_wide_solve_loses_narrower_ones_find(most: int) -> None:
-    x = torch.linspace(0.0, 5.0, 40, dtype=F64)[:, None]
-    gp = fgp.GP(fgp.kernels.Polynomial(3), likelihood=fgp.likelihoods.Gaussian(NOISE))
-    wanted = 1.0 / gp.condition(x, x[:, 0].sin()).leave_one_out().variance
-    solves = gp.condition(x, x[:, 0].sin(), dtype=torch.float32).state.solves
-    assert solves is not None
-    found = precisions(FewColumns(solves, most), torch.arange(40), wanted)  # type: ignore[arg-type]
-    assert bool((found.error <= SHARE * wanted).all()) == (most > 0)
-    if most:
-        assert within(found.value, wanted, SHARE * wanted)
-
-
-def test_usual_magnitudes_are_met_without_a_word() -> None:
-    """No event of rounding where covariances are a million times the noise."""
-    x = torch.linspace(0.0, 5.0, 100)[:, None]
-    y = (2.0 * x[:, 0]).sin()
-    for kernel in (fgp.kernels.RBF(), 100.0 * fgp.kernels.Matern(2.5) + fgp.kernels.Linear()):
-        gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(1e-4))
-        for dtype in (torch.float64, torch.float32):
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", fgp.FlashGPWarning)
-                posterior = gp.condition(x, y, dtype=dtype)
-                posterior.leave_one_out()
-            assert not {event.kind for event in posterior.report.events} & SAID

@@ -63,22 +63,6 @@ def test_outputs_are_those_of_their_own_rows(weighted: bool) -> None:
     assert torch.equal(post.y.isnan(), y.isnan())
 
 
-def test_the_long_format_says_the_same() -> None:
-    """A row for each cell, with the number of its output: Coregionalization of outputs that share nothing."""
-    x, y = table()
-    long = torch.cat([torch.cat([x, torch.full((30, 1), float(j), dtype=F64)], -1)[~y[:, j].isnan()] for j in range(2)])
-    noise = torch.cat([torch.full((int((~y[:, j].isnan()).sum()),), s, dtype=F64) for j, s in enumerate((0.05, 0.2))])
-    separate = fgp.kernels.Coregionalization(
-        2, factor=torch.zeros(2, 1, dtype=F64), diagonal=torch.ones(2, dtype=F64), active_dims=[2]
-    )
-    kernel = 1.3 * fgp.kernels.Matern(1.5, active_dims=[0, 1]) * separate
-    likelihood = fgp.likelihoods.Gaussian(None, row_variance=noise)
-    post = fgp.GP(kernel, fgp.means.Zero(), likelihood).condition(long, y.T[~y.T.isnan()])
-    wanted = post.predict(torch.cat([x + 0.1, torch.ones(30, 1, dtype=F64)], -1)).mean
-    found = prior().condition(x, y).predict(x + 0.1).mean
-    torch.testing.assert_close(found[:, 1], wanted, rtol=1e-9, atol=1e-12)
-
-
 def test_rows_come_and_go() -> None:
     x, y = table()
     at, kept = x + 0.1, [i for i in range(30) if i not in (0, 5, 7, 29)]
@@ -95,24 +79,6 @@ def test_rows_come_and_go() -> None:
     slid = post.slide(x[:2], y[:2])
     assert slid.count == 26
     assert slid.refine(1).count == 26
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_the_objective_is_the_sum_over_outputs(small: bool) -> None:
-    """Its gradient too, whatever computes it: small models, and the general path (a kernel with a network)."""
-    x, y = table()
-    torch.manual_seed(0)
-    kernel = 1.3 * fgp.kernels.Matern(1.5)
-    if not small:
-        kernel = kernel + fgp.kernels.Warped(torch.nn.Linear(2, 1).double(), fgp.kernels.RBF())
-    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.1), outputs=2)
-    fit = fgp.fit(gp, x, y, starts=1, initial="given", priors="given", max_iterations=60)
-    value = fit.gp.log_marginal_likelihood(x, y)
-    torch.testing.assert_close(value.detach(), fit.posterior.log_marginal_likelihood(), rtol=1e-8, atol=0)
-    assert float(value.detach()) > float(gp.log_marginal_likelihood(x, y).detach()) + 5.0
-    if small:  # at an optimum
-        slopes = torch.autograd.grad(value, list(fit.gp.parameters()))
-        assert max(float(slope.abs().max()) for slope in slopes) < 0.5
 
 
 def test_what_needs_common_rows_names_the_way_out(tmp_path: Path) -> None:
@@ -192,3 +158,21 @@ def test_gpregressor_keeps_rows_that_miss_a_column() -> None:
         fgp.GPRegressor().fit(np.delete(x, 4, 0), np.delete(y, 4, 0), counts)
     halved = fgp.GPRegressor(optimise=False).fit(np.delete(x, 4, 0), np.delete(y, 4, 0), counts / 2)  # the way out
     assert np.isfinite(halved.predict(x)).all()
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_objective_is_the_sum_over_outputs(small: bool) -> None:
+    """Its gradient too, whatever computes it: small models, and the general path (a kernel with a network)."""
+    x, y = table()
+    torch.manual_seed(0)
+    kernel = 1.3 * fgp.kernels.Matern(1.5)
+    if not small:
+        kernel = kernel + fgp.kernels.Warped(torch.nn.Linear(2, 1).double(), fgp.kernels.RBF())
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.1), outputs=2)
+    fit = fgp.fit(gp, x, y, starts=1, initial="given", priors="given", max_iterations=60)
+    value = fit.gp.log_marginal_likelihood(x, y)
+    torch.testing.assert_close(value.detach(), fit.posterior.log_marginal_likelihood(), rtol=1e-8, atol=0)
+    assert float(value.detach()) > float(gp.log_marginal_likelihood(x, y).detach()) + 5.0
+    if small:  # at an optimum
+        slopes = torch.autograd.grad(value, list(fit.gp.parameters()))
+        assert max(float(slope.abs().max()) for slope in slopes) < 0.5

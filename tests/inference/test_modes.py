@@ -1,7 +1,6 @@
 """CONTRACTS' case 18: whatever torch modes the user has on, results are the same, and the modes are left alone."""
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -112,29 +111,6 @@ def test_fit(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> Non
     assert not any(p.is_inference() for p in found.gp.parameters())
 
 
-def test_gradients(mode: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-    """Where the mode allows gradients at all."""
-    x, y = data(20)
-    gp = model()
-
-    def gradient(dtype: torch.dtype) -> torch.Tensor:
-        value = gp.log_marginal_likelihood(x.to(dtype), y.to(dtype), dtype=dtype)
-        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(gp.parameters()))])
-
-    def operator_gradient() -> torch.Tensor:
-        total = (gp.kernel.operator(x.float()) @ torch.ones(20, 3, dtype=torch.float32)).square().sum()
-        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(total, list(gp.kernel.parameters()))])
-
-    wanted = gradient(F64), gradient(torch.float32), operator_gradient()
-    with mode():
-        if not torch.is_grad_enabled():
-            pytest.skip("no gradients in this mode")
-        found = gradient(F64), gradient(torch.float32), operator_gradient()
-    assert relative(found[0], wanted[0]) == 0.0
-    assert relative(found[1], wanted[1]) < 1e-6
-    assert relative(found[2], wanted[2]) < 1e-6
-
-
 class Recording(torch.nn.Module):
     """A network that says in which dtype its products came out."""
 
@@ -177,45 +153,3 @@ def test_networks_run_under_the_callers_autocast_and_nothing_else_does() -> None
         fitted = fgp.fit(gp, x, y, max_iterations=2)
         assert said not in model(3).condition(x, y).report.events
     assert fitted.report.events.count(said) == 1
-
-
-def test_what_was_made_in_inference_mode_lasts() -> None:
-    """A posterior made there, and data made there, carry gradients later."""
-    x, y = data(12)
-    gp = model()
-    with torch.inference_mode():
-        posterior = gp.condition(x, y)
-        x_inside, y_inside = data(12)
-    x_test = data(4, seed=3)[0].requires_grad_()
-
-    def slope(p: fgp.Posterior) -> torch.Tensor:
-        found = p.predict(x_test)
-        return torch.autograd.grad(found.mean.sum() + found.variance.sum(), x_test)[0]
-
-    wanted = slope(gp.condition(x, y))
-    assert torch.equal(slope(posterior), wanted)
-    assert torch.equal(slope(gp.condition(x_inside, y_inside)), wanted)
-    gp.log_marginal_likelihood(x_inside, y_inside).backward()
-    assert all(p.grad is not None for p in gp.parameters())
-    assert fgp.fit(gp, x_inside, y_inside, max_iterations=2).history
-
-
-def test_a_fit_by_autograd_goes_through_in_inference_mode() -> None:
-    """More rows than NumPy evaluates: copies of x and y that autograd saves are made outside the mode."""
-    x, y = data(420)
-    expected = fgp.fit(fgp.GP(fgp.kernels.Matern()), x, y, max_iterations=1)
-    with torch.inference_mode():
-        fit = fgp.fit(fgp.GP(fgp.kernels.Matern()), x.clone(), y.clone(), max_iterations=1)
-    assert torch.equal(fit.posterior.predict(x[:3]).mean, expected.posterior.predict(x[:3]).mean)
-
-
-def test_a_copy_that_was_made_in_inference_mode_learns_on() -> None:
-    x, y = data(6)
-    likelihood = fgp.likelihoods.Gaussian(0.1, row_weight=torch.ones(6))
-    post = fgp.GP(fgp.kernels.Matern(), likelihood=likelihood).condition(x, y)
-    with torch.inference_mode():
-        copied = copy.deepcopy(post)
-    noise = post.gp.likelihood.noise_variance.raw.clone()
-    wanted = post.drop([0]).predict(x).mean
-    assert torch.equal(copied.drop([0]).predict(x).mean, wanted)
-    assert torch.equal(post.gp.likelihood.noise_variance.raw, noise)

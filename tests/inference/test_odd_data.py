@@ -47,13 +47,6 @@ def test_a_value_so_far_out_that_its_column_is_lost(value: float, tmp_path: Path
     assert (named.fields["column"], named.fields["row"]) == ("height", 8)  # of a file, from 1 on
 
 
-def test_a_target_far_out_and_rows_as_the_caller_counts_them() -> None:
-    x, y = table()
-    y[7], x[2, 0] = 1e9, torch.nan
-    with pytest.warns(fgp.FlashGPWarning, match="of the target lie .* at row 7 is"):
-        fgp.GPRegressor(starts=1, max_iterations=5, missing="drop", target_transform="none").fit(x.numpy(), y.numpy())
-
-
 def test_columns_that_are_not_odd() -> None:
     x, y = table()
     x[:, 1] = torch.where(torch.arange(40) == 3, 1.0, 0.0)  # an indicator of one row

@@ -1,4 +1,4 @@
-"""Paths are functions, and have the posterior's distribution, eq. (M-94)."""
+"""Paths are functions of the posterior's distribution, eq. (M-94); samples too, which take one number each."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
+from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.inference.predict import paths, prior_draws
 from inference.allocations import Allocations
-from inference.plain_gp import F64, PlainGP, data
+from inference.plain_gp import F64, PlainGP, data, model
 
 K = fgp.kernels
 CASES = {
@@ -64,22 +64,6 @@ def test_a_path_is_one_function() -> None:
     assert f(points[:0]).shape == (3, 0)
 
 
-def test_tiles_change_nothing() -> None:
-    """Points are taken tile by tile, with gradients and without."""
-    x, _ = data(9)
-    gp = gp_of(CASES["random features"]())
-    f = prior_draws.prior_draws(gp, x, torch.Size([]), 3, 64, torch.Generator().manual_seed(1))
-    assert isinstance(f, prior_draws.FeatureDraws)
-    points = data(20, seed=3)[0].requires_grad_()
-    whole = f(points)
-    (gradient,) = torch.autograd.grad(whole.square().sum(), points)
-    f = prior_draws.FeatureDraws(f.features, f.weights, tile_bytes=8 * 64 * 6)
-    tiled = f(points)
-    torch.testing.assert_close(tiled, whole)
-    torch.testing.assert_close(torch.autograd.grad(tiled.square().sum(), points)[0], gradient)
-    torch.testing.assert_close(f(points.detach()), whole.detach())
-
-
 @pytest.mark.parametrize("name", ["random features", "finite rank", "product of sums"])
 def test_differentiable_in_points(name: str) -> None:
     x, y = data(7)
@@ -87,95 +71,6 @@ def test_differentiable_in_points(name: str) -> None:
     points = data(3, seed=3)[0].requires_grad_()
     assert torch.autograd.gradcheck(f, (points,))
     assert not f(points.detach()).requires_grad
-
-
-def test_differentiable_in_parameters() -> None:
-    """From `condition(differentiable=True)`: by finite differences of the same seed."""
-    x, y = data(7)
-    points = data(3, seed=3)[0]
-    gp = gp_of(CASES["random features"]())
-    raw = gp.kernel.kernel.lengthscale.raw
-
-    def value() -> torch.Tensor:
-        return gp.condition(x, y, differentiable=True).paths(2, features=16, seed=1)(points).square().sum()
-
-    (gradient,) = torch.autograd.grad(value(), raw)
-    step = 1e-5
-    with torch.no_grad():
-        for k in range(2):
-            raw[k] += step
-            above = value()
-            raw[k] -= 2 * step
-            below = value()
-            raw[k] += step
-            assert float(gradient[k]) == pytest.approx(float(above - below) / (2 * step), rel=1e-5)
-
-
-def test_noise_free_paths_pass_through_the_data() -> None:
-    x, y = data(9)
-    post = gp_of(CASES["random features"](), noise=0.0).condition(x, y)
-    f = post.paths(4, features=128, seed=0)
-    torch.testing.assert_close(f(x), y.expand(4, -1), rtol=1e-7, atol=1e-7)
-    assert f.report.error_bound is None
-    assert f.report.relative_residual < 1e-10
-
-
-def test_rows_have_their_own_noise() -> None:
-    """A row with next to no variance is met, one with much is not."""
-    x, y = data(9)
-    likelihood = fgp.likelihoods.Gaussian(None, row_variance=torch.tensor([1e-10] + [4.0] * 8, dtype=F64))
-    f = fgp.GP(CASES["random features"](), likelihood=likelihood).condition(x, y).paths(50, seed=0)
-    spread = f(x).std(0)
-    assert float(spread[0]) < 1e-4
-    assert float(spread[1:].min()) > 0.1
-
-
-def test_without_data_a_path_is_a_draw_of_the_prior() -> None:
-    gp = gp_of(CASES["random features"]())
-    post = gp.condition(torch.zeros(0, 2, dtype=F64), torch.zeros(0, dtype=F64))
-    points = data(4, seed=3)[0]
-    found, errors = moments(post, points, seeds=30, count=60)
-    wanted = torch.cat([torch.full((4,), 0.4, dtype=F64), gp.kernel(points).to_dense().detach().flatten()])
-    assert bool(((found - wanted).abs() <= 4.5 * errors).all())
-    f = post.paths(2, seed=0)
-    f(points)
-    assert f.prior_error is not None
-    assert "2,048 random features: prior error" in str(f.report)
-
-
-def test_outputs_and_batches_are_independent() -> None:
-    x, y = data(8)
-    gp = fgp.GP(torch.ones(2) * K.RBF(), fgp.means.Zero(), outputs=2)
-    post = gp.condition(x, torch.stack([y, -y], -1))
-    points = data(3, seed=3)[0]
-    f = post.paths(2000, features=256, seed=1)
-    values = f(points)
-    assert values.shape == (2000, 2, 3, 2)
-    mean = post.predict(points).mean
-    error = values.std(0) / 2000**0.5
-    assert bool(((values.mean(0) - mean).abs() < 4.5 * error + 1e-9).all())
-    correlation = torch.corrcoef(values[:, :, 0, :].reshape(2000, 4).mT) - torch.eye(4, dtype=F64)
-    assert float(correlation.abs().max()) < 4 / 2000**0.5
-    batched = f(points.expand(2, 3, 2))
-    torch.testing.assert_close(batched, values)
-    with pytest.raises(ShapeError, match="`x` has batch shape"):
-        f(points.expand(3, 3, 2))
-
-
-def test_float32() -> None:
-    """Points and values in float32; a float32 factor is corrected until the answer is that of float64."""
-    x, y = data(40)
-    gp = gp_of(CASES["random features"](), noise=1e-4)
-    points = data(6, seed=3)[0]
-    exact = gp.condition(x, y).paths(5, seed=2)
-    single = gp.condition(x.float(), y.float(), dtype=torch.float32).paths(5, seed=2)
-    values = single(points.float())
-    assert values.dtype == torch.float32
-    allowed = 1e-2 * 1e-4**0.5 + 1e-3  # tolerance, and float32 inputs
-    assert float((values - exact(points)).abs().max()) < allowed
-    rough = gp.condition(x, y, dtype=torch.float32).paths(5, seed=2)
-    assert float((rough(points) - exact(points)).abs().max()) < 1e-3 * 1e-4**0.5
-    assert rough.report.error_bound is not None
 
 
 def test_the_report() -> None:
@@ -211,43 +106,7 @@ def test_what_pivots_leave() -> None:
     assert residual == pytest.approx(float(left / 30), rel=1e-9)
 
 
-def test_pivots_stop_where_nothing_is_left() -> None:
-    x = torch.linspace(0.0, 1.0, 30, dtype=F64).unsqueeze(-1)
-    pivots, _, residual = prior_draws.pivots_of(gp_of(K.Linear() + 1.0), x, 30, torch.Generator().manual_seed(4))
-    assert pivots.numel() == 2
-    assert residual < 1e-12
-
-
-def test_seeds() -> None:
-    x, y = data(9)
-    post = gp_of(CASES["random features"]()).condition(x, y)
-    points = data(4, seed=3)[0]
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    assert torch.equal(post.paths(2, seed=9)(points), post.paths(2, seed=9)(points))
-    assert not torch.equal(post.paths(2, seed=9)(points), post.paths(2, seed=8)(points))
-    assert torch.equal(torch.get_rng_state(), before)
-    first = post.paths(2)(points)
-    after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    assert int(torch.randint(2**63 - 1, ())) >= 0
-    assert torch.equal(torch.get_rng_state(), after), "one integer is drawn"
-    torch.manual_seed(3)
-    assert torch.equal(post.paths(2)(points), first)
-
-
-def test_counts() -> None:
-    x, y = data(9)
-    post = gp_of(CASES["random features"]()).condition(x, y)
-    assert post.paths(0, seed=0)(x).shape == (0, 9)
-    for count in (-1, 1.5, True):
-        with pytest.raises(DomainError, match="`count` must be a whole number, 0 or more"):
-            post.paths(count)
-    with pytest.raises(DomainError, match="`count` must be a whole number, 2 or more"):
-        post.paths(2, features=1)
-
-
-@pytest.mark.parametrize("options", [{}, {"solver": "cg"}], ids=str)
+@pytest.mark.parametrize("options", [{"solver": "cg"}], ids=str)
 def test_memory_is_announced_and_what_does_not_fit_refused(
     options: dict[str, object], set_free_memory: Callable[..., int]
 ) -> None:
@@ -265,20 +124,65 @@ def test_memory_is_announced_and_what_does_not_fit_refused(
     assert paths.draw_paths(post.state, 256, 1024, 0, unchecked_bytes=0).count == 256
 
 
-def test_what_fits_is_counted_in_functions_of_all_outputs(set_free_memory: Callable[..., int]) -> None:
-    x, y = data(30)
-    post = fgp.GP(K.RBF(0.7), outputs=2).condition(x, torch.stack([y, -y], dim=-1))
-    needed = post.paths(64, seed=0).report.predicted_bytes
-    set_free_memory(needed // 4 + 1024)
-    with pytest.raises(MemoryBudgetError, match="draw at most 16 at a time"):
-        paths.draw_paths(post.state, 64, 1024, 0, unchecked_bytes=0)
-    assert paths.draw_paths(post.state, 16, 1024, 0, unchecked_bytes=0).count == 16
-    set_free_memory(needed // 100)
-    with pytest.raises(MemoryBudgetError, match="free; free some memory"):
-        paths.draw_paths(post.state, 64, 1024, 0, unchecked_bytes=0)
+def test_tiles_change_nothing() -> None:
+    """Points are taken tile by tile, with gradients and without."""
+    x, _ = data(9)
+    gp = gp_of(CASES["random features"]())
+    f = prior_draws.prior_draws(gp, x, torch.Size([]), 3, 64, torch.Generator().manual_seed(1))
+    assert isinstance(f, prior_draws.FeatureDraws)
+    points = data(20, seed=3)[0].requires_grad_()
+    whole = f(points)
+    (gradient,) = torch.autograd.grad(whole.square().sum(), points)
+    f = prior_draws.FeatureDraws(f.features, f.weights, tile_bytes=8 * 64 * 6)
+    tiled = f(points)
+    torch.testing.assert_close(tiled, whole)
+    torch.testing.assert_close(torch.autograd.grad(tiled.square().sum(), points)[0], gradient)
+    torch.testing.assert_close(f(points.detach()), whole.detach())
 
 
-@pytest.mark.parametrize("kernel", [K.Matern(), K.Custom(lambda x, z: torch.minimum(x.exp(), z.exp()).sum())])
-def test_a_batch_of_no_models_has_paths(kernel: K.Kernel) -> None:
-    post = gp_of(kernel).condition(torch.zeros(0, 4, 1, dtype=F64), torch.zeros(0, 4, dtype=F64))
-    assert post.paths(3, features=8, seed=0)(torch.zeros(0, 2, 1, dtype=F64)).shape == (3, 0, 2)
+COUNT = 4000
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_moments_within_four_standard_errors(observed: bool) -> None:
+    x, y = data(8)
+    x_test, _ = data(5, seed=3)
+    found = model().condition(x, y).predict(x_test)
+    samples = found.sample(COUNT, observed=observed, seed=11)
+    covariance = found.covariance(observed=observed)
+    variance = covariance.diagonal()
+    assert samples.shape == (COUNT, 5)
+    assert bool(((samples.mean(0) - found.mean).abs() <= 4 * (variance / COUNT).sqrt()).all())
+    centred = samples - found.mean
+    measured = centred.mT @ centred / COUNT
+    error = ((variance[:, None] * variance + covariance**2) / COUNT).sqrt()
+    assert bool(((measured - covariance).abs() <= 4 * error).all())
+    assert bool((measured - covariance).abs().max() > 0.1 * error.min()), "the test must be able to see an error"
+
+
+def test_without_a_seed_one_integer_is_drawn() -> None:
+    x, y = data(6)
+    found = model().condition(x, y).predict(x)
+    torch.manual_seed(3)
+    samples = found.sample(3)
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    drawn = int(torch.randint(2**63 - 1, ()).item())
+    assert torch.equal(torch.get_rng_state(), after)
+    assert torch.equal(samples, found.sample(3, seed=drawn))
+    assert not torch.equal(samples, found.sample(3))
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_samples_of_what_is_certain_are_the_mean(outputs: int | None) -> None:
+    """A line through 0 has no variance there; beside it, in a batch, points that have one are sampled as always."""
+    x, y = data(4, 1)
+    y = y if outputs is None else torch.stack([y, -y], -1)
+    posterior = fgp.GP(2.0 * fgp.kernels.Linear(), fgp.means.Constant(0.5), outputs=outputs).condition(x, y)
+    nothing = posterior.predict(torch.zeros(3, 1, dtype=F64))
+    assert torch.equal(nothing.sample(2, seed=1), nothing.mean.expand(2, *nothing.mean.shape))
+    assert bool((nothing.sample(2, observed=True, seed=1) != nothing.mean).all())
+    both = torch.stack([torch.zeros(1, 1, dtype=F64), torch.ones(1, 1, dtype=F64)])
+    samples = posterior.predict(both).sample(2, seed=1)
+    assert torch.equal(samples[:, 0], posterior.predict(both).mean[0].expand(2, *samples.shape[2:]))
+    assert bool((samples[:, 1] != posterior.predict(both).mean[1]).all())

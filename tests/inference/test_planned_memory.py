@@ -13,7 +13,7 @@ MIB = 2**20
 FACTOR, SMALL = 1.1, 64 * MIB  # the promise of docs/design.md, memory
 
 CHILD = """
-import json, sys, torch
+import json, sys, types, torch
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.operators.covariance import CovarianceOperator
@@ -40,6 +40,12 @@ def condition(n, dtype, gp=gp):
 def planned(kernel, left, right, dtype, plan):
     made = kernel.operator(left, right)
     return CovarianceOperator(made.problem, dtype, options=OperatorOptions(plan))
+
+def step(n):
+    # Of `fit`: what LAPACK takes for itself counts too.
+    x = points(n)
+    plan = types.SimpleNamespace(peak_bytes=fgp.plan(gp, n=n, d=3).training_bytes)
+    return plan, lambda: gp.log_marginal_likelihood(x, x.sum(-1)).backward()
 
 def product(n, m, d, t, dtype, route, backend="torch", kernel=kernel):
     left, right = points(n, d), None if m is None else points(m, d)
@@ -68,20 +74,14 @@ def predict(n, n_test, backend="torch"):
     return plan, run
 
 WORK = {
-    "compiled product of few bytes, compiling": lambda: product(5000, None, 3, 2, F64, "recomputed", "cpu"),
     "compiled product": lambda: product(30, 700_000, 26, 1, F64, "recomputed", "cpu"),
-    "compiled product, another form": lambda: product(40, 700_000, 8, 4, F32, "recomputed", "cpu"),
     "compiled product of many right-hand sides": lambda: product(1_000_000, 64, 3, 16, F32, "recomputed", "cpu"),
     "compiled gradient": lambda: gradient(20, 700_000, 26, 1, F64),
-    "compiled gradient of many columns": lambda: gradient(180_000, 20, 90, 1, F64),
-    "compiled gradient, float32": lambda: gradient(500_000, 20, 26, 16, F32),
     "compiled prediction": lambda: predict(20, 1_400_000, "cpu"),
-    "product of a Python function": lambda: product(30, 200_000, 26, 1, F64, "recomputed", "torch", tiled),
     "condition a Python function": lambda: condition(5800, F64, fgp.GP(tiled)),
-    "condition few rows": lambda: condition(1500, F64),
     "condition": lambda: condition(5800, F64),
+    "likelihood and gradient": lambda: step(4000),
     "dense product": lambda: product(5800, None, 3, 4, F64, "dense"),
-    "dense rectangular product, float32": lambda: product(7000, 10_000, 3, 4, F32, "dense"),
     "recomputed product": lambda: product(30, 700_000, 26, 1, F64, "recomputed"),
     "prediction": lambda: predict(20, 1_400_000),
 }
@@ -103,16 +103,12 @@ def measured() -> list[tuple[str, int, int]]:
     return [tuple(json.loads(line)) for line in run.stdout.splitlines()]
 
 
-def test_peaks_stay_within_the_plan(measured: list[tuple[str, int, int]]) -> None:
-    """Eqs. (M-35), (M-55), (M-56) and (M-59) against the operating system."""
-    assert len(measured) == 16
+def test_peaks_stay_within_the_plan_and_plans_near_the_peaks(measured: list[tuple[str, int, int]]) -> None:
+    """Eqs. (M-35), (M-55), (M-56) and (M-59) against the operating system; a plan that is far too large would refuse
+    what fits."""
+    assert len(measured) == 10
     for name, predicted, peak in measured:
         allowed = FACTOR * predicted if predicted >= 256 * MIB else predicted + SMALL
         assert peak <= allowed, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
-    assert sum(predicted >= 256 * MIB for _, predicted, _ in measured) >= 8, "most are large"
-
-
-def test_plans_do_not_ask_for_much_more_than_is_used(measured: list[tuple[str, int, int]]) -> None:
-    """A prediction that is safe because it is far too large would refuse what fits."""
-    for name, predicted, peak in measured:
         assert predicted <= 2 * peak + SMALL, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
+    assert sum(predicted >= 256 * MIB for _, predicted, _ in measured) >= 5, "most are large"

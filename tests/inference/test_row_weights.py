@@ -77,35 +77,6 @@ def test_appended_rows_bring_weights_in_the_unit_of_those_before(scale: float, t
     assert more.row_weight.tolist() == [1.0] * 20 + [4.0] * 4
 
 
-def test_outputs_with_noise_of_their_own_share_the_weights() -> None:
-    x, y, weight = table()
-    both = given(1e4 * weight, outputs=2).condition(x, torch.stack([y, -3.0 * y], -1)).predict(x + 0.1)
-    one = given(weight).condition(x, y).predict(x + 0.1)
-    torch.testing.assert_close(both.mean[:, 0], one.mean, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(both.variance[:, 0], one.variance, rtol=1e-9, atol=0)
-
-
-def test_a_fit_finds_the_noise_of_a_typical_row() -> None:
-    x, y, weight = table(40)
-    fits = [fgp.fit(given(w), x, y, starts=1) for w in (weight, 1e5 * weight)]
-    noise = [fit.gp.likelihood.noise_variance.value.item() for fit in fits]
-    assert noise[0] == pytest.approx(noise[1], rel=1e-6)
-    assert 1e-3 < noise[0] < 0.1
-
-
-def test_rows_of_ranks_are_weighed_together() -> None:
-    """What a function of gathering makes of two ranks' weights is what one process has of all rows."""
-    _, _, weight = table()
-    here, there = (lik.Gaussian(0.1, row_weight=part) for part in (weight[:5], weight[5:]))
-    gathered = here.by_rows(lambda _: weight)
-    other = there.by_rows(lambda _: weight)
-    whole = lik.Gaussian(0.1, row_weight=weight)
-    for found in (gathered, other):
-        torch.testing.assert_close(found.row_weight, whole.row_weight, rtol=1e-13, atol=0)
-    part = gathered.rows(torch.arange(5))  # a rank's own rows, as a posterior of all has them
-    torch.testing.assert_close(part.row_weight * part.weight_unit, weight[:5], rtol=1e-13, atol=0)
-
-
 @pytest.mark.parametrize("decades", [6, 40])
 def test_weights_over_many_decades(decades: int) -> None:
     x, y, _ = table()

@@ -1,14 +1,17 @@
-"""Data and parameters of extreme scale: the answer of ordinary data where float64 can hold it, else one sentence."""
+"""Data and parameters of extreme scale, or no numbers at all: the answer of ordinary data, or one sentence."""
 
 import itertools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import flashgp as fgp
-from flashgp.inference.extent import check_answer
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import EventKind, of_kind
 from inference.plain_gp import F64, relative
 
 k, lik = fgp.kernels, fgp.likelihoods
@@ -54,14 +57,6 @@ def test_a_fit_of_targets_whose_variance_is_no_number_is_refused(scale: float) -
         fgp.fit(fgp.GP(k.Matern()), x, y * scale, starts=1)
 
 
-@pytest.mark.parametrize("scale", [1e160, 1e300, 1e-160, 1e-300])
-def test_a_fit_of_inputs_whose_squares_are_no_numbers(scale: float) -> None:
-    x, y = table()
-    wanted = fgp.fit(fgp.GP(1.0 * k.Matern()), x, y, starts=1).posterior.predict(x[:5]).mean
-    found = fgp.fit(fgp.GP(1.0 * k.Matern()), x * scale, y, starts=1).posterior.predict(x[:5] * scale).mean
-    assert relative(found, wanted) < 1e-3
-
-
 @pytest.mark.parametrize("name", ["regressor", "x"])
 @pytest.mark.parametrize("scale", [1e160, 1e300, 1e-160, 1e-300])
 def test_an_estimator_takes_every_scale(name: str, scale: float) -> None:
@@ -102,31 +97,112 @@ def test_a_covariance_that_overflows_is_refused() -> None:
             post.predict(x * 1e150).variance  # noqa: B018 - computed when asked for
 
 
-def test_answers_whose_sum_alone_overflows_are_given() -> None:
-    answers = torch.full((2, 3, 1), 1e308, dtype=F64)
-    check_answer(answers, "x_test")
-    answers[1, 2] = torch.inf
-    with pytest.raises(fgp.DomainError, match="without mean or variance at row 2"):
-        check_answer(answers, "x_test")
-    check_answer(answers[:0], "x_test")
-
-
 # -- parameters that leave float64 --------------------------------------------------------------------------------
-@pytest.mark.parametrize("given", [1e-300, 1e300])
-def test_a_fit_of_few_rows_that_say_nothing(given: float) -> None:
-    """Steps to lengthscales of 0 and variances of 1e300 are rejected points of the search, not errors of Python."""
-    generator = torch.Generator().manual_seed(445)
-    codes, more = torch.randint(0, 2, (7, 2), generator=generator), torch.rand(7, 1, generator=generator, dtype=F64)
-    x, y = torch.cat([codes, more], dim=1), torch.randn(7, generator=generator, dtype=F64)
-    for kernel, likelihood in (
-        (k.Coregionalization(3, active_dims=[0]) * k.Categorical(active_dims=[1]), lik.Gaussian(1e-308)),
-        (k.Categorical(active_dims=[1]) * k.Constant(given), lik.Gaussian(None, row_variance=torch.full((7,), 0.1))),
-        (given * k.RationalQuadratic(active_dims=[2]) * k.Matern(nu=0.5), lik.Gaussian(0.1)),
-    ):
-        for rows, initial in ((x, "data"), (x * 1e300, "given")):
-            gp = fgp.GP(kernel, likelihood=likelihood)
-            try:
-                fit = fgp.fit(gp, rows.clamp(max=1e300), y, starts=2, initial=initial, priors="given", max_iterations=8)
-            except (fgp.NotPositiveDefiniteError, fgp.DomainError):
-                continue
-            assert bool(fit.posterior.predict(rows).mean.isfinite().all())
+
+
+X = torch.rand(30, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+Y = torch.sin(3 * X[:, 0])
+
+
+class NanAt(nn.Module):
+    """Columns, or the first one, with nan at row 7."""
+
+    def __init__(self, *, mean: bool) -> None:
+        super().__init__()
+        self.mean = mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.where(torch.arange(len(x))[:, None] == 7, math.nan, x)
+        return x[:, 0] if self.mean else x
+
+
+def in_the_kernel() -> fgp.GP:
+    return fgp.GP(1.0 * fgp.kernels.Warped(NanAt(mean=False), fgp.kernels.RBF()))
+
+
+def in_the_mean() -> fgp.GP:
+    return fgp.GP(1.0 * fgp.kernels.RBF(), mean=NanAt(mean=True))
+
+
+DOORS: dict[str, Callable[[fgp.GP], Any]] = {
+    "condition": lambda gp: gp.condition(X, Y),
+    "full scale": lambda gp: gp.condition(X, Y, approximation="full_scale"),
+    "sparse": lambda gp: gp.condition(X, Y, approximation="sparse", inducing=10),
+    "log_marginal_likelihood": lambda gp: gp.log_marginal_likelihood(X, Y),
+    "log_joint": lambda gp: gp.log_joint(X, Y),
+    "collapsed_bound": lambda gp: gp.collapsed_bound(X, Y, inducing=X[:5]),
+    "minibatch_bound": lambda gp: gp.minibatch_bound(X, Y, count=100, inducing=X[:5]),
+    "fit": lambda gp: fgp.fit(gp, X, Y, starts=1, max_iterations=1),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(("build", "names"), [(in_the_kernel, "`x`"), (in_the_mean, "`mean`")])
+def test_a_module_that_returns_nan_is_refused_with_its_row(build: Callable[[], fgp.GP], names: str, door: str) -> None:
+    with pytest.raises(DomainError, match=rf"{names} must .*row 7"):
+        DOORS[door](build())
+
+
+@pytest.mark.parametrize("raw", [1e4, -1e4, math.nan])
+@pytest.mark.parametrize("name", ["kernel.variance", "kernel.kernel.lengthscale", "likelihood.noise_variance"])
+@pytest.mark.parametrize("door", [name for name in DOORS if name != "fit"])
+def test_a_parameter_that_overflows_is_named(door: str, name: str, raw: float) -> None:
+    gp = fgp.GP(1.0 * fgp.kernels.RBF(torch.ones(2)))
+    gp.get_submodule(name).raw.data.fill_(raw)
+    with pytest.raises(DomainError, match=f"`{name}` must be finite and positive"):
+        DOORS[door](gp)
+    if name.startswith("kernel"):
+        with pytest.raises(DomainError, match=f"`{name.removeprefix('kernel.')}` must be finite"):
+            gp.kernel(X)
+        chains = {f"{name}.raw": torch.zeros(3, *gp.get_submodule(name).raw.shape, dtype=F64) + raw}
+        with pytest.raises(DomainError, match="must be finite"):
+            gp.log_marginal_likelihood(X, Y, theta=chains)
+
+
+@pytest.mark.parametrize(
+    ("domain", "start", "bound"),
+    [
+        (torch.distributions.constraints.interval(1.9, 2.1), 2.0, 1.9),
+        (torch.distributions.constraints.interval(0.01, 0.1), 0.05, 0.1),
+        (torch.distributions.constraints.greater_than(3.0), 4.0, 3.0),
+        (torch.distributions.constraints.interval(0.1, 30.0), 1.0, None),
+    ],
+)
+def test_a_bound_of_the_user_that_a_fit_reaches_is_an_event(domain: Any, start: float, bound: float | None) -> None:
+    x = torch.linspace(0, 6, 40, dtype=F64)[:, None]
+    y = torch.sin(x[:, 0]) + 0.1 * torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=F64)
+    found = fgp.fit(fgp.GP(1.0 * fgp.kernels.RBF(fgp.Parameter(start, domain))), x, y, starts=1)
+    events = [e for e in of_kind(found.report.events, EventKind.ON_BOUND) if "bound" in e.fields]
+    wanted = [] if bound is None else [("kernel.kernel.lengthscale", bound)]
+    assert [(e.fields["parameter"], e.fields["bound"]) for e in events] == wanted
+    if bound is not None:
+        assert f"{bound:g}" in str(events[0])
+
+
+def test_fewer_inducing_points_than_asked_for_are_said() -> None:
+    gp = fgp.GP(fgp.kernels.RBF())
+    with pytest.warns(fgp.FlashGPWarning, match="inducing points of the 30 asked for"):
+        assert len(gp.inducing_points(X, 30)) < 30
+
+
+def test_transforms_of_torch_func_are_refused_and_the_ways_out_work() -> None:
+    gp = fgp.GP(1.0 * fgp.kernels.RBF())
+    many = torch.stack([Y, 2 * Y, Y**2])
+    post = gp.condition(X, Y)
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda y: gp.condition(X, y).predict(X[:2]).mean,
+        lambda y: gp.condition(y[:, None] * X, Y).predict(X[:2]).mean,
+        lambda y: fgp.fit(gp, X, y).posterior.predict(X[:2]).mean,
+        lambda y: post.append(X[:1] + 3.0, y[:1]).predict(X[:2]).mean,
+        lambda y: post.slide(X[:1] + 3.0, y[:1]).predict(X[:2]).mean,
+    ]
+    for call in calls:
+        with pytest.raises(DomainError, match="outside of transforms"):
+            torch.func.vmap(call)(many)
+    with pytest.raises(DomainError, match="outside of transforms"):
+        torch.func.grad(lambda y: gp.condition(X, y).predict(X[:2]).mean.sum())(Y)
+    assert torch.allclose(gp.condition(X, many).predict(X[:2]).mean[0], post.predict(X[:2]).mean)
+    fantasies = post.fantasize(X[:1] + 3.0, many[:, :1])
+    assert torch.allclose(fantasies.predict(X[:2]).mean[0], post.append(X[:1] + 3.0, Y[:1]).predict(X[:2]).mean)
+    slopes = torch.func.jacrev(lambda y: gp.condition(X, y, differentiable=True).predict(X[:2]).mean)(Y)
+    assert slopes.shape == (2, len(Y))

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
@@ -170,13 +169,6 @@ def test_sites_that_are_given_row_by_row(solver: str) -> None:
     close(fewer.predict(x[:4] + 0.03).mean, dense(gp, x[kept], targets[kept], variance[kept], x[:4] + 0.03)[0])
 
 
-def test_equal_rows_of_a_likelihood_that_cannot_join_them_stay() -> None:
-    x, y = table()
-    post = prior(Multiplicative()).condition(torch.cat([x, x]), torch.cat([y, y]))
-    assert post.replicates is None
-    assert post.distinct == 60
-
-
 class Table(Predictor):
     """A posterior that is written down: values at points 0, 1, 2, ... of one column."""
 
@@ -236,25 +228,3 @@ def test_a_subclass_of_gp_keeps_its_type_with_rows_of_its_own() -> None:
     longer = Model(0.5).condition(x, y).append(x[:1] + 0.5, y[:1], row_weight=torch.tensor([2.0]))
     assert isinstance(longer.gp, Model)
     assert not longer.gp.likelihood.rows_alike
-
-
-class Noisy(Multiplicative):
-    """The same for its logarithm: new observations have noise added to f, but the sites are not y."""
-
-    def additive_noise(self, device: torch.device) -> Tensor:
-        return self.noise_variance.value.to(device)
-
-
-def test_one_row_more_is_conditioned_on_its_site() -> None:
-    x, y = table()
-    gp = prior(Noisy())
-    close(
-        gp.condition(x[:-1], y[:-1]).append(x[-1:], y[-1:]).predict(x[:4]).mean, gp.condition(x, y).predict(x[:4]).mean
-    )
-
-
-def test_hypothetical_rows_whose_sites_are_not_their_targets_are_refused() -> None:
-    x, y = table()
-    post = prior(Noisy()).condition(x[:-1], y[:-1])
-    with pytest.raises(DomainError, match="must add noise to f"):
-        post.fantasize(x[-1:], y[-1:])

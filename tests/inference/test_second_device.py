@@ -20,7 +20,6 @@ from second_device import DEVICE, SecondDevice, held
 
 KINDS = {
     "full scale": {"approximation": "full_scale", "inducing": 20, "neighbours": 24},
-    "open": {"approximation": "full_scale"},
     "vecchia": {"approximation": "full_scale", "inducing": 0, "neighbours": 24},
     "sparse": {"approximation": "sparse", "inducing": 20},
 }

@@ -1,6 +1,5 @@
 """The small model in NumPy against the general path, for every kernel that states small features: (M-33), (M-34)."""
 
-import numpy
 import pytest
 import torch
 
@@ -59,42 +58,3 @@ def test_equals_the_general_path(name: str, kernel: Kernel, case: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
     for a, b in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11 * float(expected.detach().abs()))
-
-
-def test_what_it_does_not_serve_takes_the_general_path() -> None:
-    x, y = rows(9)
-    y = y[:, 0]
-    gp = fgp.GP(fgp.kernels.RBF())
-    assert SmallModel.of(gp, x, y) is not None
-    batch = fgp.GP(fgp.kernels.RBF(torch.tensor([[0.5], [0.7]])))
-    others = [
-        (fgp.GP(fgp.kernels.SpectralMixture([1.0], torch.ones(1, D), torch.ones(1, D))), x, y),
-        (fgp.GP(fgp.kernels.RBF(), fgp.means.Linear(torch.zeros(D))), x, y),
-        (batch, x, y),
-        (gp, x.clone().requires_grad_(), y),
-        (gp, x.expand(2, 9, D), y),
-        (gp, x[:0], y[:0]),
-    ]
-    for model, points, targets in others:
-        assert SmallModel.of(model, points, targets) is None
-
-
-def test_backward_scales_with_and_without_a_graph() -> None:
-    x, y = rows(9)
-    gp = fgp.GP(fgp.kernels.RBF())
-    value = gp.log_marginal_likelihood(x, y[:, 0])
-    once = torch.autograd.grad(value, list(gp.parameters()), retain_graph=True)
-    thrice = torch.autograd.grad(-3.0 * value, list(gp.parameters()), create_graph=True)
-    for a, b in zip(once, thrice, strict=True):
-        torch.testing.assert_close(-3.0 * a, b)
-
-
-def test_replicated_rows_reach_the_fit() -> None:
-    """What equal rows say about the noise is part of the objective of `fit`; seen red when that left it out."""
-    generator = numpy.random.default_rng(0)
-    x = numpy.repeat(generator.uniform(0, 6, (12, 1)), 8, axis=0)
-    y = numpy.sin(x[:, 0]) + 0.3 * generator.standard_normal(len(x))
-    model = fgp.GPRegressor(starts=1).fit(x, y)
-    noise = model.gp_.likelihood.noise_variance.value.item() * y.var()
-    assert 0.05 < noise < 0.15
-    assert abs(model.log_marginal_likelihood_value_ - model.log_marginal_likelihood()) < 1e-6

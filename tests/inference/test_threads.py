@@ -1,7 +1,6 @@
 """Small evaluations run on one thread, and nobody else's count of threads changes."""
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ import flashgp as fgp
 from flashgp.foundations.contention import OtherLoad
 from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.profile_store import machine_key
-from flashgp.foundations.threads import counts_are_own, single_thread, usual_threads
+from flashgp.foundations.threads import counts_are_own, single_thread
 from flashgp.inference import threads
-from flashgp.inference.threads import ONE_THREAD_ROWS, FreeCores, one_thread, quiet_openblas, side_by_side
+from flashgp.inference.threads import ONE_THREAD_ROWS, FreeCores, one_thread, side_by_side
 
 
 @pytest.fixture(autouse=True)
@@ -75,74 +73,6 @@ def test_evaluations_of_small_matrices_run_on_one_thread(n: int, threads: int) -
     assert torch.get_num_threads() == 2
 
 
-def test_fit_leaves_the_threads_as_they_were() -> None:
-    x = torch.linspace(0.0, 5.0, 20, dtype=torch.float64)[:, None]
-    mean = Listening()
-    found = fgp.fit(fgp.GP(fgp.kernels.RBF(), mean, fgp.likelihoods.Gaussian(0.1)), x, torch.sin(x[:, 0]), starts=1)
-    listened = found.gp.mean
-    assert isinstance(listened, Listening)
-    assert 1 in listened.seen
-    assert torch.get_num_threads() == elsewhere() == 2
-
-
-def test_alone_a_thread_keeps_the_profile_of_all() -> None:
-    """Small problems run on one thread for a moment; what was measured with all of them is what plans go by still."""
-    before, key = torch.get_num_threads(), machine_key()
-    assert key[2] == usual_threads() == before
-    with single_thread():
-        with single_thread():
-            assert torch.get_num_threads() == 1
-            assert usual_threads() == before
-        assert machine_key() == key
-    with pytest.raises(ValueError, match="inside"), single_thread():
-        raise ValueError("inside")
-    torch.set_num_threads(before + 1)
-    try:
-        assert usual_threads() == machine_key()[2] == before + 1
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_of_a_fork_limits_openblas_and_gives_back_what_another_thread_of_its_parent_took() -> None:
-    libraries = threads._openblas()
-    before = [library.get() for library in libraries]
-    for library in libraries:
-        library.set(2)
-    try:
-        entered, leave = threading.Event(), threading.Event()
-
-        def work() -> None:
-            with quiet_openblas():
-                entered.set()
-                leave.wait()
-
-        other = threading.Thread(target=work)
-        other.start()
-        entered.wait()
-        with threads._lock:  # held by another thread when the fork happens
-            child = os.fork()
-            if not child:
-                try:
-                    if not threads._lock.acquire(timeout=5):
-                        os._exit(1)
-                    threads._lock.release()
-                    with quiet_openblas():
-                        inside = [library.get() for library in libraries]
-                    after = [library.get() for library in libraries]
-                    os._exit(0 if inside == [1] * len(libraries) and after == [2] * len(libraries) else 2)
-                finally:
-                    os._exit(3)
-        leave.set()
-        other.join()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert [library.get() for library in libraries] == [2] * len(libraries)
-    finally:
-        for library, count in zip(libraries, before, strict=True):
-            library.set(count)
-
-
 class Taken(OtherLoad):
     """Others keep all cores but one busy."""
 
@@ -160,15 +90,6 @@ def test_a_fit_beside_others_takes_the_cores_that_are_free() -> None:
         assert torch.get_num_threads() == 2
     assert events == [Event(EventKind.CORES_TAKEN, threads=1, usual=2)]
     assert "1 thread instead of 2" in str(events[0])
-
-
-def test_a_deterministic_fit_asks_for_no_load() -> None:
-    class Unasked(OtherLoad):
-        def free_cores(self) -> int:
-            raise AssertionError
-
-    with deterministically(True), FreeCores(print, Unasked()).block(5000):
-        pass
 
 
 CPU = torch.device("cpu")

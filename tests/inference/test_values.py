@@ -12,7 +12,6 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
-from flashgp.means import evaluate_mean
 from inference.plain_gp import F64, PlainGP, condition_number, data, model, relative
 
 EPS = torch.finfo(F64).eps
@@ -164,28 +163,6 @@ def test_densities_and_quantiles_by_scipy() -> None:
     numpy.testing.assert_allclose(high, each.ppf(0.95), rtol=1e-11)
 
 
-@pytest.mark.parametrize(
-    "q",
-    [0.0, 1.0, -0.1, math.nan, "0.5", None, 10**400, torch.Tensor, torch.tensor([0.1, 0.9]), numpy.array([0.1, 0.9]),
-     torch.ones(1)],
-)  # fmt: skip
-def test_a_quantile_that_is_none(q: Any) -> None:
-    x, y = data(3)
-    found = model().condition(x, y).predict(x)
-    for quantile in (found.quantile, lik.Gaussian().predictive(y, y.square()).quantile):
-        with pytest.raises(fgp.DomainError, match=r"`q` must be one number between 0 and 1"):
-            quantile(q)
-    with pytest.raises(fgp.DomainError, match=r"`level` must be one number between 0 and 1"):
-        found.interval(q)
-
-
-def test_the_number_of_a_quantile_may_be_an_array_without_axes() -> None:
-    x, y = data(3)
-    found = model().condition(x, y).predict(x)
-    for q in (torch.tensor(0.9, dtype=torch.float64), numpy.float64(0.9), numpy.array(0.9)):
-        assert torch.equal(found.quantile(q), found.quantile(0.9))
-
-
 def test_likelihood_densities() -> None:
     """Eqs. (M-28) and (M-29): the expectation is that of Gauss-Hermite quadrature."""
     likelihood = lik.Gaussian(0.3)
@@ -203,28 +180,6 @@ def test_likelihood_densities() -> None:
     numpy.testing.assert_allclose(total.detach(), variance + 0.3, rtol=1e-15)
 
 
-def test_a_likelihood_of_some_rows() -> None:
-    whole = lik.Gaussian(0.3, row_variance=rows(), row_weight=rows(12, 6))
-    index = torch.tensor([7, 0, 3])
-    part = whole.rows(index)
-    device = torch.device("cpu")
-    assert torch.equal(part.diagonal(3, device), whole.diagonal(12, device)[index])
-    assert part.noise_variance is whole.noise_variance
-
-
-def test_mean_functions() -> None:
-    """Eq. (M-27), with one output and with several."""
-    x, _ = data(4, 2)
-    slope = torch.tensor([2.0, -1.0], dtype=F64)
-    assert torch.equal(evaluate_mean(m.Zero(), x, None), torch.zeros(4, dtype=F64))
-    assert torch.equal(evaluate_mean(m.Constant(1.5), x, None), torch.full((4,), 1.5, dtype=F64))
-    assert relative(evaluate_mean(m.Linear(slope, 0.5), x, None), x @ slope + 0.5) < 4 * EPS
-    assert torch.equal(
-        evaluate_mean(m.Constant(torch.tensor([1.0, 2.0]), outputs=2), x, 2)[1], torch.tensor([1.0, 2.0], dtype=F64)
-    )
-    assert evaluate_mean(m.Linear(slope), x, 3).shape == (4, 1)
-
-
 # -- scikit-learn ----------------------------------------------------------------------------------------------------
 def peers(d: int, noise: Tensor) -> tuple[fgp.GP, object]:
     from sklearn.gaussian_process import GaussianProcessRegressor
@@ -235,58 +190,6 @@ def peers(d: int, noise: Tensor) -> tuple[fgp.GP, object]:
     )
     theirs = ConstantKernel() * RBF(numpy.ones(d)) + ConstantKernel() * Matern(numpy.ones(d), nu=1.5) + WhiteKernel()
     return ours, GaussianProcessRegressor(theirs, alpha=noise.numpy(), optimizer=None)
-
-
-@pytest.mark.usefixtures("route")
-def test_value_and_gradient_of_scikit_learn() -> None:
-    """Twenty random parameter vectors with condition at most 1e8: relative 1e-8 in value and gradient."""
-    x, y = data(30, 3)
-    ours, theirs = peers(3, 1e-3 * rows(30))
-    theirs.fit(x.numpy(), y.numpy())
-    generator = numpy.random.default_rng(2)
-    parameters = list(ours.parameters())
-    accepted = 0
-    while accepted < 20:
-        theta = generator.normal(0.0, 1.5, sum(p.numel() for p in parameters))
-        with torch.no_grad():
-            for p, part in zip(parameters, torch.from_numpy(theta).split([p.numel() for p in parameters]), strict=True):
-                p.copy_(part.view(p.shape))
-        # scikit-learn orders a kernel's parameters as they are written: variance, lengthscale, ..., noise. So do we.
-        if condition_number(PlainGP(ours, x, y).K) > 1e8:
-            continue
-        accepted += 1
-        value, gradient = theirs.log_marginal_likelihood(theta, eval_gradient=True, clone_kernel=False)
-        found = ours.log_marginal_likelihood(x, y)
-        slopes = torch.cat([g.reshape(-1) for g in torch.autograd.grad(found, parameters)]).numpy()
-        assert float(found) == pytest.approx(value, rel=1e-8)
-        assert numpy.linalg.norm(slopes - gradient) <= 1e-8 * numpy.linalg.norm(gradient)
-        assert numpy.linalg.norm(slopes) == pytest.approx(numpy.linalg.norm(gradient), rel=1e-8)
-
-
-def test_predictions_of_scikit_learn() -> None:
-    x, y = data(30, 3)
-    x_test, _ = data(11, 3, seed=9)
-    ours, theirs = peers(3, 0.05 * rows(30))
-    theirs.fit(x.numpy(), y.numpy())
-    mean, covariance = theirs.predict(x_test.numpy(), return_cov=True)
-    found = ours.condition(x, y).predict(x_test)
-    numpy.testing.assert_allclose(found.mean, mean, rtol=1e-10, atol=1e-12)
-    numpy.testing.assert_allclose(found.covariance(observed=True), covariance, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("differentiable", [False, True])
-@pytest.mark.parametrize("kernel", [k.RBF(0.7), k.Custom(lambda a, b: (-((a - b) ** 2).sum(-1)).exp())])
-def test_a_posterior_is_of_the_rows_that_were_given(kernel: k.Kernel, differentiable: bool) -> None:
-    x, y = data(30, 2)
-    gp = fgp.GP(kernel, likelihood=lik.Gaussian(0.1))
-    given = x.numpy().copy(), y.numpy().copy()
-    found, wanted = (gp.condition(*rows, differentiable=differentiable) for rows in (given, (x, y)))
-    for array in given:
-        array[:] = 1.0  # the caller's buffers, used again
-    at = x[:4] + 0.1
-    assert torch.equal(found.x, wanted.x)
-    assert torch.equal(found.y, wanted.y)
-    assert torch.equal(found.predict(at).mean, wanted.predict(at).mean)
 
 
 @pytest.mark.parametrize("online", [False, True])
@@ -313,19 +216,6 @@ def test_functions_of_a_posterior_take_the_transforms_of_torch(online: bool) -> 
     assert relative(slopes, wanted) < 1e-9
 
 
-def test_sparse_rows_are_refused() -> None:
-    x, y = data(10, 2)
-    with pytest.raises(fgp.DomainError, match="dense"):
-        model(2).condition(x.to_sparse(), y)
-
-
-def test_leave_one_out_of_no_rows_has_the_dtype_of_x() -> None:
-    x, y = data(4)
-    for few in (0, 3):
-        post = fgp.GP(fgp.kernels.Matern()).condition(x[:few].float(), y[:few])
-        assert {part.dtype for part in vars(post.leave_one_out()).values()} == {torch.float32}
-
-
 def test_a_prediction_shows_its_first_numbers() -> None:
     x, y = data(20)
     p = fgp.GP(fgp.kernels.Matern(), mean=m.Zero()).condition(x, y).predict(x[:9])
@@ -336,3 +226,18 @@ def test_a_prediction_shows_its_first_numbers() -> None:
     text = repr(p)
     assert f"std       {p.std[0]:.4g}" in text
     assert text.count("...") == 2
+
+
+@pytest.mark.parametrize(
+    "q",
+    [0.0, 1.0, -0.1, math.nan, "0.5", None, 10**400, torch.Tensor, torch.tensor([0.1, 0.9]), numpy.array([0.1, 0.9]),
+     torch.ones(1)],
+)  # fmt: skip
+def test_a_quantile_that_is_none(q: Any) -> None:
+    x, y = data(3)
+    found = model().condition(x, y).predict(x)
+    for quantile in (found.quantile, lik.Gaussian().predictive(y, y.square()).quantile):
+        with pytest.raises(fgp.DomainError, match=r"`q` must be one number between 0 and 1"):
+            quantile(q)
+    with pytest.raises(fgp.DomainError, match=r"`level` must be one number between 0 and 1"):
+        found.interval(q)

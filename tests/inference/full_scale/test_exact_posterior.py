@@ -39,16 +39,6 @@ def test_the_posterior_is_that_of_conditioning_on_all_rows(kind: str) -> None:
     assert fit.report.route == wanted.report.route
 
 
-def test_the_parameters_are_those_of_the_approximation() -> None:
-    x, y = rows()
-    exact = fitted(x, y, approximation="full_scale", inducing=20, neighbours=12, exact_posterior=True)
-    approximate = fitted(x, y, approximation="full_scale", inducing=20, neighbours=12)
-    for (_, one), (_, two) in zip(exact.gp.named_parameters(), approximate.gp.named_parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert len(exact.history) == len(approximate.history)
-    assert exact.posterior.log_marginal_likelihood() != approximate.posterior.log_marginal_likelihood()
-
-
 def test_a_fit_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     x, y = rows()
     path = tmp_path / "fit.checkpoint"
@@ -58,20 +48,8 @@ def test_a_fit_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(first.posterior.predict(x[:5]).mean, second.posterior.predict(x[:5]).mean)
 
 
-def test_what_the_search_chose_is_told() -> None:
-    x, y = rows(700)
-    kinds = [event.kind for event in fitted(x, y, approximation="full_scale", exact_posterior=True).report.events]
-    assert EventKind.FEWER_POINTS_SUFFICE in kinds, kinds
-
-
 def test_it_is_of_rows_that_are_held() -> None:
     with pytest.raises(fgp.DomainError, match="`exact_posterior` needs rows that are held"):
         fgp.fit(fgp.GP(fgp.kernels.RBF()), [rows()], exact_posterior=True)
     with pytest.raises(fgp.DomainError, match="`exact_posterior` must be True or False"):
         fgp.fit(fgp.GP(fgp.kernels.RBF()), *rows(), exact_posterior="no")
-
-
-def test_alone_it_changes_nothing() -> None:
-    x, y = rows(60)
-    one, two = fitted(x, y), fitted(x, y, exact_posterior=True)
-    assert torch.equal(one.posterior.predict(x).mean, two.posterior.predict(x).mean)

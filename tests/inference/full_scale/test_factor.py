@@ -1,7 +1,5 @@
 """The full-scale likelihood, eq. (M-148): its ends, its gradient (M-149, M-150), and layouts that are hard."""
 
-import dataclasses
-
 import numpy
 import pytest
 import torch
@@ -13,7 +11,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
 from flashgp.inference.full_scale.layout import Layout, layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
-from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Sizes
 from inference.plain_gp import F64, data, model
@@ -76,29 +74,6 @@ def test_the_likelihood_is_that_of_its_covariance(inducing: int, block: int, nei
     assert found == pytest.approx(wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize(("inducing", "neighbours", "off"), [(0, 60, 1e-12), (10, 60, 1e-12), (60, 0, 1e-6)])
-def test_with_every_row_it_is_exact(inducing: int, neighbours: int, off: float) -> None:
-    """As neighbours to rounding; as inducing points to their floor of 1e-8."""
-    gp, (x, y) = model(), data(60)
-    made = layout(gp, x, inducing, 8, neighbours)
-    if inducing == 60:
-        made = dataclasses.replace(made, inducing=x)
-    with torch.no_grad():
-        wanted = float(gp.log_marginal_likelihood(x, y))
-    assert factor(gp, x, y, made).sums().log_likelihood(60) == pytest.approx(wanted, rel=off)
-
-
-def test_several_outputs_that_share_their_noise_are_as_many_densities() -> None:
-    x, y = data(40)
-    several = torch.stack([y, y.square(), -y], 1)
-    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=3)
-    one = fgp.GP(gp.kernel, likelihood=lik.Gaussian(0.07))
-    made = layout(one, x, 8, 5, 7)
-    found = factor(gp, x, several, made).sums().log_likelihood(40)
-    each = [factor(one, x, several[:, j], made).sums().log_likelihood(40) for j in range(3)]
-    assert found == pytest.approx(sum(each), rel=1e-10)
-
-
 def differences(of: FullScaleLogJoint, theta: numpy.ndarray, step: float = 1e-4) -> numpy.ndarray:
     """Central differences of the value, of fourth order."""
     slopes = []
@@ -133,34 +108,3 @@ def test_gradients_of_its_ends_and_of_noise_in_rows_and_outputs(inducing: int, b
         theta = of.parameters.values()
         wanted = differences(of, theta)
         assert numpy.abs(of(theta).gradient - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
-
-
-def test_with_every_row_as_neighbour_the_gradient_is_the_exact_one() -> None:
-    gp, (x, y) = model(), data(40)
-    of = objective(gp, x, y, layout(gp, x, 10, 6, 40))
-    exact = LogJoint(Problem(gp.released(), x, y, DirectSettings(TorchTiles())))
-    theta = of.parameters.values()
-    assert of(theta).gradient == pytest.approx(exact(theta).gradient, rel=1e-8)
-
-
-@pytest.mark.parametrize("noise", [0.1, 0.0])
-def test_a_column_of_constants_and_rows_that_repeat_break_nothing(noise: float) -> None:
-    gp, (x, y) = model(3), data(40, 3)
-    x[:, 1] = 4.0
-    x[20:] = x[:20]
-    y[20:] = y[:20]
-    gp.likelihood = lik.Gaussian(noise) if noise else lik.Gaussian(None, row_variance=torch.zeros(40))
-    of = objective(gp, x, y, layout(gp, x, 10, 6, 12))
-    found = of(of.parameters.values())
-    assert numpy.isfinite(found.value)
-    assert numpy.isfinite(found.gradient).all()
-
-
-def test_blocks_in_another_order_say_the_same() -> None:
-    gp, (x, y) = model(), data(50)
-    made = layout(gp, x, 8, 6, 9)
-    whole = factor(gp, x, y, made)
-    order = torch.randperm(len(made.near.blocks), generator=torch.Generator().manual_seed(3))
-    near = dataclasses.replace(made.near, blocks=made.near.blocks[order], neighbours=made.near.neighbours[order])
-    other = dataclasses.replace(whole, near=near)
-    assert other.sums().log_likelihood(50) == pytest.approx(whole.sums().log_likelihood(50), rel=1e-10)

@@ -1,5 +1,7 @@
-"""Full-scale posteriors: with every row as neighbour the exact one, and else one consistent Gaussian process."""
+"""Full-scale posteriors as one consistent Gaussian process, and rows that join them, eq. (M-176)."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
 from inference.plain_gp import F64, data, model
 
 k, lik = fgp.kernels, fgp.likelihoods
@@ -31,61 +35,6 @@ def table(n: int = 120) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, data(9, seed=5)[0]
 
 
-def with_repeats() -> tuple[Tensor, Tensor]:
-    x, y = data(60)
-    x[40:] = x[:20]
-    return x, y
-
-
-@pytest.mark.parametrize("inducing", [0, 15])
-def test_with_every_row_as_neighbour_every_answer_is_the_exact_one(inducing: int) -> None:
-    """(M-154)"""
-    x, y, z = table(60)
-    exact, found = model().condition(x, y), approximate(model(), x, y, inducing, 60)
-    p, q = exact.predict(z), found.predict(z)
-    assert close(q.mean, p.mean)
-    assert close(q.variance, p.variance)
-    assert close(q.covariance(), p.covariance())
-    assert close(q.log_prob(z[:, 0]), p.log_prob(z[:, 0]))
-    assert close(found.log_marginal_likelihood(), exact.log_marginal_likelihood())
-    for name in ("mean", "variance", "log_prob"):
-        assert close(getattr(found.leave_one_out(), name), getattr(exact.leave_one_out(), name))
-    assert close(found.representer_weights, exact.representer_weights)
-    assert found.lost.nats == 0.0
-
-
-def test_rows_that_repeat_are_joined_as_in_exact_posteriors() -> None:
-    (x, y), z = with_repeats(), data(9, seed=5)[0]
-    exact, found = model().condition(x, y), approximate(model(), x, y, 5, 40)
-    assert (found.count, found.distinct) == (60, 40)
-    assert close(found.predict(z).mean, exact.predict(z).mean)
-    assert close(found.leave_one_out().mean, exact.leave_one_out().mean)
-    assert close(found.log_marginal_likelihood(), exact.log_marginal_likelihood())
-
-
-def test_several_outputs_that_share_their_noise() -> None:
-    x, y, z = table(50)
-    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
-    targets = torch.stack([y, y.exp()], 1)
-    exact, found = gp.condition(x, targets), approximate(gp, x, targets, 5, 50)
-    assert close(found.predict(z).mean, exact.predict(z).mean)
-    assert close(found.predict(z).variance, exact.predict(z).variance)
-    assert close(found.leave_one_out().log_prob, exact.leave_one_out().log_prob)
-    assert found.paths(3, seed=0)(z).shape == (3, 9, 2)
-
-
-def test_an_answer_is_of_its_point_alone_and_moments_agree_with_each_other() -> None:
-    x, y, z = table()
-    found = approximate(model(), x, y)
-    whole, few = found.predict(z), found.predict(z[:4])
-    assert close(few.mean, whole.mean[:4], 1e-12)
-    assert close(few.variance, whole.variance[:4], 1e-12)
-    joint = whole.covariance()
-    assert close(few.covariance(), joint[:4, :4], 1e-10)
-    assert close(joint.diagonal(), whole.variance, 1e-12)
-    assert float(torch.linalg.eigvalsh(joint)[0]) > -1e-12
-
-
 def test_many_rows_are_looked_up_by_their_blocks() -> None:
     """Beyond so many rows a point's neighbours are those of near blocks, which change no answer of an easy table."""
     from flashgp.solvers.preconditioners.near_rows import blocks_of_near_rows, nearest_rows
@@ -98,20 +47,6 @@ def test_many_rows_are_looked_up_by_their_blocks() -> None:
     assert torch.equal(brute, one_by_one)
 
 
-def test_paths_have_the_moments_of_predictions() -> None:
-    """(M-155); 4,000 draws, within five standard errors and the error of random features."""
-    x, y, z = table()
-    found = approximate(fgp.GP(k.SquaredExponential(1.1), likelihood=lik.Gaussian(0.07)), x, y)
-    f, p = found.paths(4000, seed=1), found.predict(z)
-    values = f(z)
-    assert close(values[:, :3], f(z[:3]), 1e-12)
-    off = (values.mean(0) - p.mean).abs() / (p.variance / 4000).sqrt()
-    assert float(off.max()) < 5.0
-    joint = p.covariance()
-    scale = joint.diagonal().sqrt()
-    assert float(((torch.cov(values.mT) - joint) / scale / scale.unsqueeze(-1)).abs().max()) < 0.12
-
-
 @pytest.mark.parametrize("approximation", ["full_scale", "sparse"])
 def test_what_is_all_but_certain_is_drawn_too(approximation: str) -> None:
     """Where a joint covariance is rounding of the prior's, which a jitter relative to itself does not reach."""
@@ -119,21 +54,6 @@ def test_what_is_all_but_certain_is_drawn_too(approximation: str) -> None:
     gp = fgp.GP(k.SquaredExponential(2.0), likelihood=lik.Gaussian(1e-14))
     p = gp.condition(x, torch.ones(40, dtype=F64), approximation=approximation).predict(x[:20] + 0.01)
     assert bool((p.sample(3, seed=0) - 1.0).abs().max() < 1e-3)  # ten times the floor of inducing values
-
-
-def test_predictions_are_differentiable_in_the_points() -> None:
-    x, y, z = table()
-    found = approximate(model(), x, y)
-    z = z.requires_grad_()
-    p = found.predict(z)
-    for answer in (lambda q: q.mean, lambda q: q.variance):
-        (slope,) = torch.autograd.grad(answer(p).sum(), z, retain_graph=True)
-        step = 1e-6 * torch.ones_like(z)
-        with torch.no_grad():
-            ahead, behind = answer(found.predict(z + step)), answer(found.predict(z - step))
-        assert close(slope.sum(-1), (ahead - behind) / 2e-6, 1e-5)
-    (slope,) = torch.autograd.grad(found.paths(2, seed=0)(z).sum(), z)
-    assert bool(slope.isfinite().all())
 
 
 def test_more_neighbours_lose_less_and_what_is_lost_is_told() -> None:
@@ -161,43 +81,6 @@ def _draws(gp: fgp.GP, x: Tensor) -> list[Tensor]:
         lower = torch.linalg.cholesky(gp.kernel.operator(x).to_dense() + 0.01 * torch.eye(len(x), dtype=F64))
     normal = torch.randn(len(x), 8, generator=torch.Generator().manual_seed(0), dtype=F64)
     return list((lower @ normal).mT)
-
-
-def test_one_row_and_points_of_ones_own() -> None:
-    x, y, z = table(1)
-    assert close(
-        approximate(model(), x, y, "auto", "auto").predict(z).mean, model().condition(x, y).predict(z).mean, 1e-7
-    )
-    x, y, z = table()
-    own = approximate(model(), x, y, x[:7] + 0.5, 8)
-    assert torch.equal(own.state.layout.inducing, x[:7] + 0.5)
-
-
-def test_the_report_says_what_was_done() -> None:
-    x, y, _ = table()
-    found = approximate(model(), x, y)
-    assert found.report.route == "full scale"
-    (event,) = of_kind(found.report.events, EventKind.FULL_SCALE)
-    assert (event.fields["inducing"], event.fields["neighbours"]) == (10, 12)
-    assert found.factor is None
-
-
-def test_what_an_approximate_posterior_refuses() -> None:
-    x, y, z = table()
-    found = approximate(model(), x, y)
-    for call in (
-        lambda: found.drop([0]), lambda: found.slide(x[:1], y[:1]), lambda: found.replace([0], x[:1], y[:1]),
-        lambda: found.fantasize(x[:1], y[:1]), lambda: found.refine(),
-    ):  # fmt: skip
-        with pytest.raises(DomainError, match="is of exact posteriors"):
-            call()
-    for option in ("window", "refine_every"):
-        with pytest.raises(DomainError, match=f"`{option}` of a stream .* is of exact posteriors"):
-            fgp.Stream(found, **{option: 50})
-    with pytest.raises(DomainError, match="`variance`"):
-        found.predict(z, variance="sampled")
-    with pytest.raises(ShapeError, match="x_test"):
-        found.predict(z.expand(2, *z.shape))
 
 
 @pytest.mark.parametrize(
@@ -231,3 +114,101 @@ def test_batches_and_outputs_with_noise_of_their_own_are_refused() -> None:
         approximate(model(), x.expand(2, *x.shape), y.expand(2, *y.shape))
     with pytest.raises(DomainError, match="outputs that share their noise"):
         approximate(fgp.GP(k.Matern(), outputs=2), x, torch.stack([y, y], 1))
+
+
+k, lik = fgp.kernels, fgp.likelihoods
+
+
+def at_once(post: fgp.Posterior) -> fgp.Posterior:
+    """All rows conditioned at once with the layout that appending has made, by what makes every state."""
+    state, prior = post.state, post.state.prior
+    replicates = state.replicates
+    of_rows = prior if replicates is None else prior.with_likelihood(replicates.likelihood)
+    x, y = (state.x, state.y) if replicates is None else (replicates.x, replicates.y)
+    with torch.no_grad():
+        residual, noise, rows, theta = of_rows.likelihood_inputs(x, y)
+        function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(state.layout.inducing), Workspace())
+        factor = FullScaleFactor.of(function, rows, state.layout.near, residual, noise)
+        sums = factor.sums()
+    made = dataclasses.replace(
+        state, rows=rows, residual=residual, noise=noise, theta=tuple(theta), function=function, sums=sums, tables=None
+    )
+    return fgp.Posterior(made)
+
+
+def agree(found: fgp.Posterior, wanted: fgp.Posterior, at: Tensor, off: float = 1e-9) -> None:
+    p, q = found.predict(at), wanted.predict(at)
+    assert close(p.mean, q.mean, off)
+    assert close(p.variance, q.variance, off)
+    assert close(p.covariance(), q.covariance(), off)
+    assert close(found.log_marginal_likelihood(), wanted.log_marginal_likelihood(), off)
+    assert close(found.representer_weights, wanted.representer_weights, off)
+    for name in ("mean", "variance", "log_prob"):
+        assert close(getattr(found.leave_one_out(), name), getattr(wanted.leave_one_out(), name), off)
+    assert close(found.paths(3, seed=0)(at), wanted.paths(3, seed=0)(at), off)
+    assert found.lost.nats == pytest.approx(wanted.lost.nats, rel=1e-6, abs=1e-12)
+
+
+def every_row_after_its_neighbours(post: fgp.Posterior) -> None:
+    near = post.state.layout.near
+    place = torch.empty(post.distinct, dtype=torch.int64)
+    inside = near.blocks >= 0
+    place[near.blocks[inside]] = torch.arange(len(near.blocks)).unsqueeze(1).expand_as(near.blocks)[inside]
+    assert torch.equal(near.blocks[inside].sort().values, torch.arange(post.distinct))
+    for number, row in enumerate(near.neighbours):
+        row = row[row >= 0]
+        assert len(row.unique()) == len(row)
+        assert bool((place[row] < number).all())
+
+
+@pytest.mark.parametrize("sizes", [(40,), (1,) * 40, (3, 0, 30, 7), (240,)])
+@pytest.mark.parametrize("inducing", [0, 10])
+def test_appending_is_conditioning_with_the_same_layout(sizes: tuple[int, ...], inducing: int) -> None:
+    x, y, t = table(100 + sum(sizes))
+    before = approximate(model(), x[:100], y[:100], inducing, 12)
+    found, mean, likelihood = before, before.predict(t).mean, before.log_marginal_likelihood()
+    for part in zip(x[100:].split(list(sizes)), y[100:].split(list(sizes)), strict=True):
+        found = found.append(*part)
+    assert found.count == len(x)
+    assert torch.equal(found.x, x)
+    assert torch.equal(found.y, y)
+    every_row_after_its_neighbours(found)
+    agree(found, at_once(found), t)
+    assert (before.count, before.log_marginal_likelihood()) == (100, likelihood)
+    assert torch.equal(before.predict(t).mean, mean)
+    (event,) = of_kind(found.report.events, EventKind.UPDATED)
+    assert event.fields["appended"] == sum(sizes)
+    assert found.append(x[:0], y[:0]) is found
+
+
+def test_rows_with_noise_of_their_own_and_rows_that_repeat(tmp_path: Path) -> None:
+    x, y, t = table(60)
+    x[30:40] = x[:10]
+    noise = lik.Gaussian(0.07, row_variance=torch.linspace(0.0, 0.2, 40))
+    given = {"row_variance": torch.linspace(0.3, 0.4, 20), "row_weight": torch.full((20,), 2.0)}
+    for gp, options in ((model(), {}), (model(), {"row_weight": torch.full((20,), 3.0)}),
+                        (fgp.GP(model().kernel, likelihood=noise), given)):  # fmt: skip
+        before, exact = approximate(gp, x[:40], y[:40], 5, 40), gp.condition(x[:40], y[:40])
+        assert before.distinct == (30 if options != given else 40)
+        x[50] = x[3]
+        found, exact = (post.append(x[40:], y[40:], **options) for post in (before, exact))
+        agree(found, at_once(found), t)
+        assert close(found.predict(t).mean, exact.predict(t).mean)
+        assert close(found.leave_one_out().mean, exact.leave_one_out().mean)
+        assert close(found.log_marginal_likelihood(), exact.log_marginal_likelihood())
+        assert found.distinct == exact.distinct
+        fgp.save(found, tmp_path / "m.safetensors")
+        assert close(fgp.load(tmp_path / "m.safetensors").leave_one_out().mean, found.leave_one_out().mean, 1e-11)
+
+
+def test_covariances_that_are_no_numbers_are_refused() -> None:
+    """Of a function of the caller's own, which overflows far out."""
+    x, y, _ = table(60)
+
+    def own(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        return torch.exp(-((a - b) / scale).square().sum()) * (1.0 + a.square().sum() * b.square().sum())
+
+    gp = fgp.GP(k.Custom(own, scale=1.0, columns=x.shape[1]), likelihood=lik.Gaussian(0.1))
+    post = approximate(gp, x, y, 5, 6)
+    with pytest.raises(fgp.NotPositiveDefiniteError, match="with the new rows must be finite"):
+        post.append(x[:1] * 1e100, y[:1])

@@ -52,15 +52,6 @@ def test_a_posterior_of_as_many_rows_as_there_is_time_for(tick: float, rows: int
     assert [event.fields["of"] for event in of_kind(state.report.events, EventKind.POSTERIOR_OF_PART)] == [ROWS]
 
 
-def test_what_is_of_rows_goes_with_them() -> None:
-    variance = torch.linspace(0.1, 0.9, ROWS, dtype=torch.float64)
-    with pytest.warns(fgp.FlashGPWarning, match="random ones"):
-        state = state_in(0.05, 0.02, row_variance=variance)
-    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(state.run.seed))
-    index = order[: len(state.x)].sort().values
-    assert torch.equal(state.prior.likelihood.row_variance, variance[index])
-
-
 @pytest.mark.parametrize(("limit", "tick"), [(1e4, 0.0), (0.05, 0.001)])
 def test_with_time_all_rows_count(limit: float, tick: float) -> None:
     state = state_in(limit, tick)

@@ -1,6 +1,5 @@
 """The collapsed bound that is read block by block, eqs. (M-160) to (M-163): dense references, laws, gradients."""
 
-import itertools
 import math
 
 import numpy
@@ -10,7 +9,6 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.streamed.bound import BoundSums
 from flashgp.inference.streamed.bracket import bracket
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import prior_of_rows
@@ -57,16 +55,6 @@ def dense(gp: fgp.GP, x: Tensor, y: Tensor, z: Tensor, variance: Tensor | float 
         return lower, -0.5 * (len(x) * math.log(2 * math.pi) + logs + fit)
 
 
-@pytest.mark.parametrize("inducing", [1, 7, 20])
-def test_both_bounds_are_those_of_dense_matrices(inducing: int) -> None:
-    """(M-160) and (M-161)"""
-    gp, (x, y) = model(), data(50)
-    _, sums = objective(gp, x, y, x[:inducing]).bound()
-    lower, upper = dense(gp, x, y, x[:inducing])
-    assert sums.lower == pytest.approx(lower, rel=1e-8)
-    assert sums.upper == pytest.approx(upper, rel=1e-8)
-
-
 VARIANCE = torch.linspace(0.0, 0.5, 50, dtype=F64).square()
 
 
@@ -82,65 +70,6 @@ def test_known_variances_of_rows_are_those_of_dense_matrices() -> None:
     _, sums = objective(gp, x, y, x, variance=VARIANCE).bound()
     with torch.no_grad():
         assert sums.lower == pytest.approx(float(known.log_marginal_likelihood(x, y)), rel=1e-6)
-
-
-def test_gradients_with_known_variances_of_rows() -> None:
-    """(M-162)"""
-    x, y = data(50)
-    gp = fgp.GP(model().kernel, fgp.means.Linear(torch.full((2,), 0.2)), lik.Gaussian(0.1))
-    of = objective(gp, x, y, x[:9], 20, 30, variance=VARIANCE)
-    theta = of.parameters.values()
-    wanted = differences(of, theta)
-    assert numpy.abs(of(theta).gradient - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
-
-
-def with_trace(sums: BoundSums) -> float:
-    """The bound of Titsias (2009), with the trace in place of logarithms."""
-    return sums.lower + 0.5 * (sums.logs - sums.noise_logs) - 0.5 * sums.left
-
-
-def test_the_likelihood_is_between_the_bounds_and_they_meet() -> None:
-    """With every row as inducing point both are exact, to the floor of 1e-8; more points never lower the bound with the
-    trace, and here neither the one that is used."""
-    gp, (x, y) = model(), data(60)
-    with torch.no_grad():
-        exact = float(gp.log_marginal_likelihood(x, y))
-    found = [objective(gp, x, y, x[:m]).bound()[1] for m in (1, 3, 10, 25, 40, 60)]
-    for before, after in itertools.pairwise(found):
-        assert before.lower <= after.lower + 1e-10 * abs(after.lower)
-        assert with_trace(before) <= with_trace(after) + 1e-10 * abs(after.lower)
-    for one in found:
-        assert one.lower <= exact + 1e-6 * abs(exact)
-        assert one.upper >= exact - 1e-6 * abs(exact)
-    assert found[-1].lower == pytest.approx(exact, rel=1e-6)
-    assert found[-1].upper == pytest.approx(exact, rel=1e-5)
-
-
-def test_it_is_above_the_bound_with_the_trace_and_alone_may_fall() -> None:
-    """Where the targets are the mean it is exact without inducing points, and another one may lower it."""
-    gp, (x, y) = model(), data(50)
-    _, sums = objective(gp, x, y, x[:8]).bound()
-    assert with_trace(sums) < sums.lower - 0.1
-    y = torch.full_like(y, 0.3)
-    far, near = (objective(gp, x[:1], y[:1], z).bound()[1] for z in (x[:1] + 50.0, x[:1] + 0.8))
-    with torch.no_grad():
-        exact = float(gp.log_marginal_likelihood(x[:1], y[:1]))
-    assert far.lower == pytest.approx(exact, rel=1e-9)
-    assert near.lower < exact - 0.1
-    assert with_trace(far) < with_trace(near)
-
-
-def test_batches_and_their_order_change_nothing() -> None:
-    gp, (x, y) = model(), data(50)
-    whole = objective(gp, x, y, x[:8])
-    theta = whole.parameters.values()
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
-    for other in (
-        objective(gp, x, y, x[:8], 1, 30, 19),
-        objective(gp, x[order], y[order], x[:8], 25, 25),
-    ):
-        assert other(theta).value == pytest.approx(whole(theta).value, rel=1e-10)
-        assert other(theta).gradient == pytest.approx(whole(theta).gradient, rel=1e-8, abs=1e-8)
 
 
 @pytest.mark.parametrize(("seed", "blocks"), [(0, 1), (1, 7), (2, 16), (0, 400), (1, 400)])
@@ -165,17 +94,6 @@ def test_a_bound_is_that_of_any_order_of_blocks_of_any_size(seed: int, blocks: i
     assert (b.weights - a.weights).norm() <= 1e-10 * a.weights.norm() * torch.linalg.cond(a.inner) ** 2
 
 
-def test_outputs_that_share_their_noise_are_as_many_bounds() -> None:
-    x, y = data(40)
-    several = torch.stack([y, y.square(), -y], 1)
-    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=3)
-    one = fgp.GP(gp.kernel, likelihood=lik.Gaussian(0.07))
-    _, found = objective(gp, x, several, x[:8]).bound()
-    each = [objective(one, x, several[:, j], x[:8]).bound()[1] for j in range(3)]
-    assert found.lower == pytest.approx(sum(one.lower for one in each), rel=1e-10)
-    assert found.upper == pytest.approx(sum(one.upper for one in each), rel=1e-10)
-
-
 @pytest.mark.parametrize("case", ONE_CASE_EACH)
 def test_gradients_agree_with_differences(case: Case) -> None:
     """Of every kernel, (M-162) and (M-163)."""
@@ -186,24 +104,6 @@ def test_gradients_agree_with_differences(case: Case) -> None:
     theta = of.parameters.values()
     found, wanted = of(theta).gradient, differences(of, theta)
     assert numpy.abs(found - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
-
-
-def test_gradients_of_several_outputs() -> None:
-    x, y = data(30)
-    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, shared=True), outputs=2)
-    of = objective(gp, x, torch.stack([y, y.exp()], 1), x[:9])
-    theta = of.parameters.values()
-    wanted = differences(of, theta)
-    assert numpy.abs(of(theta).gradient - wanted).max() <= 1e-6 * (1.0 + numpy.abs(wanted).max())
-
-
-def test_points_that_repeat_and_no_noise_leave_it_finite() -> None:
-    gp, (x, y) = model(), data(40)
-    z = torch.cat([x[:5], x[:5]])
-    once, twice = (objective(gp, x, y, points).bound()[1] for points in (x[:5], z))
-    assert twice.lower == pytest.approx(once.lower, rel=1e-6)
-    gp.likelihood = lik.Gaussian(None)
-    assert numpy.isfinite(objective(gp, x, y, z).bound()[1].lower)
 
 
 @pytest.mark.parametrize("size", [1, 7, 25, 50])
@@ -235,17 +135,6 @@ def test_the_tighter_upper_bound_is_that_of_dense_matrices(size: int, *, known: 
     assert found.lower <= exact <= found.upper <= post.bound.upper
     if size == 50:
         assert found.upper < post.bound.upper
-
-
-def test_how_wide_the_bounds_are() -> None:
-    """The docstring's figure: some half a nat a row from the sums, and less than half of it from pairs."""
-    x, y = data(2000)
-    gp = model()
-    post = gp.condition(x, y, approximation="sparse", inducing=60)
-    with torch.no_grad():
-        exact = float(gp.log_marginal_likelihood(x, y)) / 2000
-    assert 0.3 < post.bound.upper / 2000 - exact < 0.7
-    assert 0.0 <= post.bracket().upper / 2000 - exact < 0.25
 
 
 def test_the_rows_of_a_bracket_are_those_of_the_posterior() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import flashgp as fgp
 from flashgp.inference.streamed.collapsed import collapsed_bound
-from inference.plain_gp import F64, data, model
+from inference.plain_gp import data, model
 from inference.streamed.test_bound import dense
 from pairwise.pair_cases import ONE_CASE_EACH, Case
 
@@ -69,36 +69,6 @@ def test_gradients_by_weights_of_a_network_rows_targets_and_points() -> None:
         assert tensor.grad is not None
         wanted = differences(gp, *leaves, tensor)
         assert bool((tensor.grad - wanted).abs().max() <= 1e-6 * (1.0 + wanted.abs().max()))
-
-
-def test_several_outputs_and_float32() -> None:
-    x, y = data(40)
-    both = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
-    one = fgp.GP(both.kernel, likelihood=lik.Gaussian(0.07))
-    found = both.collapsed_bound(x, torch.stack([y, y.exp()], 1), inducing=x[:8])
-    each = [one.collapsed_bound(x, part, inducing=x[:8]) for part in (y, y.exp())]
-    assert found.item() == pytest.approx(sum(one.item() for one in each), rel=1e-10)
-    single = model().collapsed_bound(x.float(), y.float(), inducing=x[:8].float())
-    assert single.dtype == F64
-    assert single.item() == pytest.approx(model().collapsed_bound(x, y, inducing=x[:8]).item(), rel=1e-5)
-
-
-def test_adam_raises_it_and_the_posterior_of_the_same_points_has_it() -> None:
-    gp, (x, y) = deep(), data(80)
-    z = gp.inducing_points(x, 12)
-    assert 1 <= len(z) <= 12
-    optimiser = torch.optim.Adam(gp.parameters(), lr=0.03)
-    values = []
-    for _ in range(40):
-        optimiser.zero_grad()
-        bound = gp.collapsed_bound(x, y, inducing=z)
-        (-bound).backward()
-        optimiser.step()
-        values.append(bound.item())
-    assert values[-1] > values[0] + 5.0
-    post = gp.condition(x, y, approximation="sparse", inducing=z)
-    with torch.no_grad():
-        assert post.bound.lower == pytest.approx(float(gp.collapsed_bound(x, y, inducing=z)), rel=1e-9)
 
 
 def test_what_it_cannot_do_is_refused() -> None:

@@ -1,8 +1,7 @@
-"""Fits by a weighted sample and rows learned, eqs. (M-240) and (M-241): near passes, resumable, on time, in words."""
+"""Fits by a weighted sample, (M-240), (M-241); sizes by a limit (M-244), a trial before them (M-245)."""
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,33 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, SampleReason, of_kind
+from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import decided
+from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import Fit, fit_as
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.learning import LearnedValues, learned_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.history import Stage
+from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings, StochasticSettings
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import by_sample
+from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.sources.source import Batches, Held
 from flashgp.sources.survey import Survey, surveyed
-from inference.plain_gp import F64, data, model
+from inference.plain_gp import F64, PlainGP, data, model
 from inference.streamed.test_bound import objective
 from inference.streamed.test_fit import Counting, batches
-from inference.training.test_resume import Killed, killed_after, replayed, trajectory
 
 SMALL = SampleSettings(min_evaluations=1e12, min_rows=64)
 STEPS = FitSettings(stochastic=StochasticSettings(first_rows=100), sample=SMALL, seconds_between_writes=-1.0)
@@ -66,64 +73,21 @@ def test_rows_that_count_several_times_are_as_many_rows(times: float) -> None:
 
 
 def test_the_bound_is_near_that_of_passes() -> None:
-    x, y = data(6000)
+    x, y = data(2000)
     passes, found = fgp.fit(model(), batches(x, y, 500), inducing=20, starts=1), fitted(x, y)
     assert found.history[-1].run.stage is Stage.WEIGHTED
     again = found.gp.condition(batches(x, y, 500), inducing=found.posterior.inducing)
-    assert again.bound.lower / 6000 > passes.posterior.bound.lower / 6000 - 0.02
+    assert again.bound.lower / 2000 > passes.posterior.bound.lower / 2000 - 0.03
     chosen, said = event(found, EventKind.SAMPLE_CHOSEN), event(found, EventKind.ROWS_LEARNED)
-    assert (chosen["reason"], chosen["rows"], chosen["limit"]) == (SampleReason.PLANNED, 6000, 1e5)
-    assert (said["whole"], said["seen"], said["gap"]) == (True, 6000, 0.0)
+    assert (chosen["reason"], chosen["rows"], chosen["limit"]) == (SampleReason.PLANNED, 2000, 1e5)
+    assert (said["whole"], said["seen"], said["gap"]) == (True, 2000, 0.0)
     # One epoch at the parameters found is the optimum of q(u), (M-241).
     assert found.posterior.bound.lower == pytest.approx(again.bound.lower, rel=1e-9)
     assert torch.allclose(found.posterior.predict(x[:9]).mean, again.predict(x[:9]).mean, rtol=1e-7)
-    assert said["bound"] == pytest.approx(again.bound.lower / 6000, rel=1e-9)
+    assert said["bound"] == pytest.approx(again.bound.lower / 2000, rel=1e-9)
     assert not of_kind(found.report.events, EventKind.BRACKET)
     assert found.report.predicted_seconds <= 1e5
     assert not found.interrupted
-
-
-def test_rows_that_are_held_are_fitted_likewise() -> None:
-    x, y = data(1500)
-    options = {"inducing": 15, "settings": STEPS, "time_limit": 1e5, "starts": 1}
-    held = fgp.fit(model(), x, y, approximation="sparse", **options)
-    assert event(held, EventKind.ROWS_LEARNED)["whole"]
-    assert held.posterior.x.shape == x.shape
-
-
-def test_two_outputs_and_float32() -> None:
-    x, y = data(1500)
-    gp = fgp.GP(1.7 * fgp.kernels.Matern(nu=2.5), likelihood=fgp.likelihoods.Gaussian(0.07, shared=True), outputs=2)
-    rows = [(part.float(), torch.stack([t, t.cos()], 1).float()) for part, t in batches(x, y)]
-    found = fgp.fit(gp, rows, inducing=15, settings=STEPS, time_limit=1e5, starts=1)
-    assert event(found, EventKind.ROWS_LEARNED)["seen"] == 1500
-    assert found.posterior.predict(x[:3].float()).mean.dtype == torch.float32
-
-
-def test_rows_with_known_variances_keep_passes() -> None:
-    x, y = data(900)
-    rows = [(*pair, torch.full((len(pair[0]),), 0.1, dtype=F64)) for pair in batches(x, y, 100)]
-    found = fitted(x, y, rows)
-    assert not of_kind(found.report.events, EventKind.SAMPLE_CHOSEN)
-
-
-def test_a_fit_that_was_killed_goes_on_along_its_trajectory(tmp_path: Path) -> None:
-    x, y = data(2000)
-    whole = fitted(x, y)
-    weighted = [at for at, entry in enumerate(whole.history, 1) if entry.run.stage is Stage.WEIGHTED]
-    assert len(weighted) > 2
-    for count in (weighted[0] - 1, weighted[0], weighted[-1]):
-        file = tmp_path / f"{count}"
-        with pytest.raises(Killed):
-            fitted(x, y, checkpoint=file, progress=killed_after(count))
-        again = fitted(x, y, checkpoint=file)
-        assert replayed(again) == count
-        assert trajectory(again) == trajectory(whole)
-        assert torch.equal(again.posterior.state.sums.gram, whole.posterior.state.sums.gram)
-        assert event(again, EventKind.ROWS_LEARNED) == event(whole, EventKind.ROWS_LEARNED)
-    # Whatever the time limit is then.
-    assert event(again, EventKind.SAMPLE_CHOSEN)["reason"] == SampleReason.CHECKPOINT
-    assert trajectory(fitted(x, y, checkpoint=file, time_limit=None)) == trajectory(whole)
 
 
 class Limited(Counting):
@@ -197,17 +161,6 @@ def test_rows_that_are_not_random_are_a_warning() -> None:
     assert said["column"] in ("column 0 of x", "column 1 of x", "the target")
 
 
-def test_the_plan_names_the_sample() -> None:
-    plan = fgp.plan(model(), n=10_000_000, d=2, approximation="sparse", inducing=512, time_limit=60.0)
-    assert by_sample(plan, 60.0)
-    assert any("sample" in note for note in plan.notes)
-    assert "sample" in str(plan)
-    for other in ({"time_limit": 1e6}, {}):
-        assert not any("sample" in note for note in fgp.plan(
-            model(), n=10_000_000, d=2, approximation="sparse", inducing=512, **other
-        ).notes)  # fmt: skip
-
-
 class Failing:
     """Batches whose later passes fail."""
 
@@ -223,3 +176,107 @@ def test_rows_that_change_are_refused() -> None:
     x, y = data(1500)
     with pytest.raises(fgp.DomainError, match="same rows in every pass"):
         fitted(x, y, Failing(x, y))
+
+
+def of_trial(x: Tensor, y: Tensor, points: Tensor, learned: int, part: int) -> tuple[Trial, fgp.GP]:
+    gp = model()
+    found = Trial.of(Problem(gp.released(), x, y, DirectSettings(TorchTiles())), points, learned, part, 0)
+    assert found is not None
+    return found, gp
+
+
+def test_a_part_is_the_plain_posterior_on_rows_held_out() -> None:
+    x, y = data(60)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    kept, out = order[:30], order[60 - int(TEST_SHARE * 60) :]
+    found, gp = of_trial(x, y, x[:8], 60, 30)
+    with torch.no_grad():
+        mean, _ = PlainGP(gp, x[kept], y[kept]).predict(x[out])
+    assert found.part == pytest.approx(float((y[out] - mean).square().mean()), rel=1e-8)
+    assert found.event.fields["part"] == pytest.approx(found.part**0.5)
+
+
+def test_points_are_the_posterior_of_as_many_rows_less_what_more_would_take() -> None:
+    """Points at the rows are exact inference on them; learning n' rows takes m s (1 / N - 1 / n') from it."""
+    x, y = data(60)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    count = 60 - int(TEST_SHARE * 60)
+    found, _ = of_trial(x, y, x[order[:count]], count, count)
+    assert found.points == pytest.approx(found.part, rel=1e-4)
+    more, _ = of_trial(x, y, x[order[:count]], 10 * count, count)
+    assert found.points - more.points == pytest.approx(found.noise * 0.9, rel=1e-6)
+    fewer, _ = of_trial(x, y, x[order[: count // 8]], count, 0)
+    assert found.few == pytest.approx(fewer.points, rel=1e-4)
+    assert fewer.part == float("inf")
+
+
+def test_an_eighth_of_the_points_suffices_where_the_others_add_nothing() -> None:
+    enough = Trial(points=1.0, few=1.0 + 1e-4, part=2.0, part_rows=100, noise=0.5, inducing=20)
+    assert enough.suffice is not None
+    assert enough.suffice.fields["kept"] == 3
+    assert dataclasses.replace(enough, few=1.0 + 1e-2).suffice is None
+    assert not enough.part_is_better
+    assert dataclasses.replace(enough, part=0.9).part_is_better
+
+
+def test_a_part_is_as_large_as_its_time() -> None:
+    assert largest_part(lambda rows: rows / 100.0, 2.0, 100.0, 100, 10**6) in range(4500, 5001)
+    assert largest_part(lambda rows: 1e9, 2.0, 100.0, 100, 10**6) == 100
+    assert largest_part(lambda rows: 0.0, 2.0, 100.0, 100, 90) == 0
+
+
+def fitted_with(x: Tensor, y: Tensor, points: int) -> Fit:
+    options = FitOptions(run=Run(deadline=Deadline.after(1e5)), starts=1, settings=STEPS)
+    sizes = Approximation("sparse").sizes_at(0, len(x))
+    asked = Approximation("sparse").resolved(dataclasses.replace(sizes, inducing=points))
+    return fit_as(model(), Held(x, y), options, asked, by_part=True)
+
+
+def test_a_rough_function_with_little_noise_takes_an_exact_part() -> None:
+    """Seen red: 20 points for all rows, ten times the error of those of the sample."""
+    x = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    found = fitted_with(x, (9 * x[:, 0]).sin() * (9 * x[:, 1]).cos(), 20)
+    (tried,) = of_kind(found.report.events, EventKind.PART_TRIED)
+    assert tried.fields["taken"]
+    assert found.posterior.can("bound") is not None
+    (part,) = of_kind(found.report.events, EventKind.POSTERIOR_OF_PART)
+    assert part.fields["rows"] == found.posterior.count == tried.fields["rows"]
+    error = found.posterior.predict(x).mean - (9 * x[:, 0]).sin() * (9 * x[:, 1]).cos()
+    assert float(error.square().mean().sqrt()) < 0.1 * tried.fields["points"]
+    assert of_kind(found.report.events, EventKind.FIT_ENDED)
+
+
+def test_a_smooth_function_with_noise_keeps_its_points_and_says_what_ended_it() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(3000, 2, generator=g, dtype=F64)
+    y = (2 * x[:, 0]).sin() + 0.5 * torch.randn(3000, generator=g, dtype=F64)
+    found = fitted_with(x, y, 40)
+    (tried,) = of_kind(found.report.events, EventKind.PART_TRIED)
+    assert not tried.fields.get("taken")
+    assert found.posterior.can("bound") is None
+    assert len(found.posterior.state.inducing) <= 40
+    (ended,) = of_kind(found.report.events, EventKind.FIT_ENDED)
+    assert ended.fields["sampled"]
+    assert not found.interrupted
+    assert not of_kind(found.report.events, EventKind.FIT_TIME_UP)
+
+
+def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, Plan]:
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0, 1.0])) if gp is None else gp
+    settings = PlanSettings(memory="16GiB", profile=BUILT_IN)
+    taken, plan, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
+    assert bool(plan.approximation) == (taken is not None)
+    return event.fields["chosen"], plan  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("n", "limit", "least"), [(300_000, 5.0, 128), (300_000, 30.0, 512), (2_000_000, 120.0, 512), (10**6, 180.0, 512)]
+)
+def test_short_limits_take_points_that_a_sample_has_time_for(n: int, limit: float, least: int) -> None:
+    """Seen red: 64 points, since sizes followed from passes alone."""
+    chosen, plan = decision(n, limit)
+    assert chosen == "sparse"
+    assert plan.inducing >= least
+    assert by_sample(plan, limit)
+    assert 0.0 < plan.sample_seconds[0] <= plan.fit_seconds <= plan.fit_seconds_high <= limit
+    assert any("sample" in note for note in plan.notes)

@@ -89,19 +89,6 @@ def test_one_natural_step_on_all_rows_is_the_optimum(gp: fgp.GP) -> None:
     assert step(gp, x, y, z, before).value.item() < best.item()
 
 
-def test_batches_of_a_partition_have_the_value_and_gradient_of_all_rows_on_average() -> None:
-    """Without bias, (M-190) and (M-191)."""
-    gp, (x, y) = deep(), data(60)
-    z, parameters = x[:9], list(gp.parameters())
-    q = step(gp, x[:20], y[:20].cos(), z, n=60).q
-    whole = step(gp, x, y, z, q).value
-    each = [step(gp, a, b, z, q, 60).value for a, b in zip(x.split(12), y.split(12), strict=True)]
-    mean = torch.stack(each).mean()
-    assert mean.item() == pytest.approx(whole.item(), rel=1e-10)
-    for one, other in zip(torch.autograd.grad(mean, parameters), torch.autograd.grad(whole, parameters), strict=True):
-        assert bool((one - other).abs().max() <= 1e-9 * (1.0 + other.abs().max()))
-
-
 @pytest.mark.parametrize("case", ONE_CASE_EACH)
 def test_gradients_agree_with_differences(case: Case) -> None:
     """Of every kernel, at a q(u) that is not the best, (M-191)."""
@@ -168,50 +155,6 @@ def test_one_pass_at_the_same_parameters_is_the_optimum(sizes: list[int]) -> Non
     assert post.paths(2, seed=0)(t).shape == (2, 9)
 
 
-@pytest.mark.parametrize("speed", [0.0, 1e-3, 1e-1])
-def test_the_step_size_is_near_the_best_constant_one(speed: float) -> None:
-    """(M-193) and (M-194): the mean that is kept follows that of all rows, as parameters move at some speed, about as
-    well as the best of constant step sizes, which nobody knows beforehand."""
-    gp, (x, y) = model(), data(1500)
-    z, b, batches = x[:8], 40, 200
-    generator = torch.Generator().manual_seed(1)
-    means, true, sizes, q = [], [], [], None
-    with torch.no_grad():
-        for t in range(batches):
-            gp.mean.value.raw.add_(speed if (t // 50) % 2 == 0 else -speed)
-            gp.kernel.variance.raw.add_(speed)
-            index = torch.randperm(1500, generator=generator)[:b]
-            alone = step(gp, x[index], y[index], z, n=1500).q.means
-            q = step(gp, x[index], y[index], z, q, 1500).q
-            means.append(alone)
-            true.append(step(gp, x, y, z).q.means)
-            sizes.append((q.step_size, q.means.apart(true[-1])))
-    found = sum(off for _, off in sizes[20:])
-
-    def of_constant(share: float) -> float:
-        kept, off = means[0], 0.0
-        for t, (mean, wanted) in enumerate(itertools.islice(zip(means, true, strict=True), 1, None), 1):
-            kept = kept.moved(mean, max(share, 1.0 / (t + 1)))
-            off += kept.apart(wanted) if t >= 20 else 0.0
-        return off
-
-    best = min(map(of_constant, (0.0, 0.01, 0.03, 0.1, 0.2, 0.4, 1.0)))
-    assert found <= 2.0 * best
-    if not speed:
-        assert q.step_size == pytest.approx(1.0 / batches)
-
-
-def test_a_batch_of_equal_rows_does_not_wipe_out_the_others() -> None:
-    """(M-194): its own scatter is none, that of the batches before counts; by its own the step would be 1."""
-    gp, (x, y) = model(), data(400)
-    q = passed(gp, x, y, x[:8], [40] * 10)
-    with torch.no_grad():
-        gp.kernel.variance.raw.add_(1e-3)
-        after = step(gp, x[:1].repeat(40, 1), y[:1].repeat(40), x[:8], q, 400).q
-    assert after.step_size < 0.9
-    assert after.scatter > 0.5 * q.scatter
-
-
 def test_the_gap_shrinks_as_rows_are_seen() -> None:
     """(M-195)"""
     gp, (x, y) = model(), data(2000)
@@ -221,23 +164,6 @@ def test_the_gap_shrinks_as_rows_are_seen() -> None:
     assert early.gap > late.gap >= 0.0
     assert late.gap < 0.2
     assert "nats a row below" in str(of_kind(gp.condition(late).report.events, EventKind.MINIBATCHES)[0])
-
-
-def test_several_outputs() -> None:
-    x, y = data(40)
-    both = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
-    one = fgp.GP(both.kernel, likelihood=lik.Gaussian(0.07))
-    targets = torch.stack([y, y.exp()], 1)
-    found = [both.minibatch_bound(x[:20], targets[:20], count=40, inducing=x[:8])]
-    found.append(both.minibatch_bound(x[20:], targets[20:], count=40, inducing=x[:8], q=found[0].q))
-    for i in range(2):
-        part = slice(20 * i, 20 * i + 20)
-        each = []
-        for t in targets.mT:
-            q = step(one, x[:20], t[:20], x[:8], n=40).q if i else None
-            each.append(step(one, x[part], t[part], x[:8], q, 40).value.item())
-        assert found[i].value.item() == pytest.approx(sum(each), rel=1e-10)
-    assert both.condition(found[-1].q).predict(x[:3]).mean.shape == (3, 2)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -260,19 +186,34 @@ def test_what_does_not_fit_is_refused() -> None:
     assert "remembered" in repr(q)
 
 
-def test_q_has_no_numbers_of_single_rows() -> None:
-    """Whose noise would be that of the first row."""
-    gp, (x, y) = model(), data(40)
-    q = passed(gp, x, y, x[:6], [20, 20])
-    for likelihood in (lik.Gaussian(0.1, row_variance=y.square()), lik.Gaussian(0.1, row_weight=1.0 + y.square())):
-        with pytest.raises(fgp.DomainError, match="single rows"):
-            fgp.GP(gp.kernel, gp.mean, likelihood).condition(q)
-    q = passed(
-        fgp.GP(gp.kernel, likelihood=lik.Gaussian(0.1, shared=True), outputs=2),
-        x,
-        y[:, None] * torch.ones(2, dtype=F64),
-        x[:6],
-        [20, 20],
-    )
-    with pytest.raises(fgp.DomainError, match="share their noise"):
-        fgp.GP(gp.kernel, outputs=2).condition(q)
+@pytest.mark.parametrize("speed", [0.0, 1e-2])
+def test_the_step_size_is_near_the_best_constant_one(speed: float) -> None:
+    """(M-193) and (M-194): the mean that is kept follows that of all rows, as parameters move at some speed, about as
+    well as the best of constant step sizes, which nobody knows beforehand."""
+    gp, (x, y) = model(), data(600)
+    z, b, batches = x[:8], 40, 60
+    generator = torch.Generator().manual_seed(1)
+    means, true, sizes, q = [], [], [], None
+    with torch.no_grad():
+        for t in range(batches):
+            gp.mean.value.raw.add_(speed if (t // 50) % 2 == 0 else -speed)
+            gp.kernel.variance.raw.add_(speed)
+            index = torch.randperm(600, generator=generator)[:b]
+            alone = step(gp, x[index], y[index], z, n=600).q.means
+            q = step(gp, x[index], y[index], z, q, 600).q
+            means.append(alone)
+            true.append(step(gp, x, y, z).q.means)
+            sizes.append((q.step_size, q.means.apart(true[-1])))
+    found = sum(off for _, off in sizes[20:])
+
+    def of_constant(share: float) -> float:
+        kept, off = means[0], 0.0
+        for t, (mean, wanted) in enumerate(itertools.islice(zip(means, true, strict=True), 1, None), 1):
+            kept = kept.moved(mean, max(share, 1.0 / (t + 1)))
+            off += kept.apart(wanted) if t >= 20 else 0.0
+        return off
+
+    best = min(map(of_constant, (0.0, 0.01, 0.03, 0.1, 0.2, 0.4, 1.0)))
+    assert found <= 2.0 * best
+    if not speed:
+        assert q.step_size == pytest.approx(1.0 / batches)

@@ -1,4 +1,6 @@
-"""Posteriors of rows that were read: dense references (M-165), paths (M-166), and what they refuse."""
+"""Posteriors of rows that were read: dense references (M-165), rows that join (M-175), and what they refuse."""
+
+import math
 
 import pytest
 import torch
@@ -6,7 +8,6 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
-from flashgp.foundations.events import EventKind, of_kind
 from inference.plain_gp import F64, data, model
 
 lik = fgp.likelihoods
@@ -46,67 +47,6 @@ def test_predictions_are_those_of_dense_matrices() -> None:
     assert close(found.variance, found.covariance().diagonal(), 1e-12)
 
 
-def test_with_every_row_as_inducing_point_every_answer_is_the_exact_one() -> None:
-    """To the floor of 1e-8."""
-    x, y, t = table(60)
-    exact, found = model().condition(x, y), read(model(), x, y, x)
-    p, q = exact.predict(t), found.predict(t)
-    assert close(q.mean, p.mean, 1e-5)
-    assert close(q.variance, p.variance, 1e-5)
-    assert close(found.log_marginal_likelihood(), exact.log_marginal_likelihood(), 1e-5)
-    assert found.bound.lower <= float(exact.log_marginal_likelihood()) + 1e-5
-    assert found.bound.nats < 1e-4
-    assert "at most" in str(found.bound)
-
-
-def test_rows_that_are_read_and_rows_that_are_held_are_one_posterior() -> None:
-    x, y, t = table()
-    held = model().condition(x, y, approximation="sparse", inducing=10)
-    found = read(model(), x, y)
-    assert held.can("bound") is None
-    assert held.count == found.count == found.distinct == 90
-    assert torch.equal(held.inducing, found.inducing)
-    assert close(held.predict(t).mean, found.predict(t).mean, 1e-10)
-    assert found.report.route == "streamed"
-    assert of_kind(found.report.events, EventKind.STREAMED)
-    assert "Posterior of 90 rows" in repr(found)
-
-
-def test_several_outputs_and_float32() -> None:
-    x, y, t = table()
-    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
-    one = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07))
-    both = read(gp, x, torch.stack([y, y.exp()], 1)).predict(t)
-    assert both.mean.shape == both.variance.shape == (9, 2)
-    assert close(both.mean[:, 1], read(one, x, y.exp()).predict(t).mean, 1e-10)
-    single = read(model(), x.float(), y.float()).predict(t.float())
-    assert single.mean.dtype == torch.float32
-    assert close(single.mean.double(), read(model(), x, y).predict(t).mean, 1e-4)
-
-
-def test_predictions_are_differentiable_in_the_points() -> None:
-    x, y, t = table()
-    post = read(model(), x, y)
-
-    def value(points: Tensor) -> Tensor:
-        p = post.predict(points)
-        return p.mean.sum() + p.variance.sum()
-
-    assert torch.autograd.gradcheck(value, t.requires_grad_())
-
-
-def test_paths_have_the_mean_and_the_variance_of_the_posterior() -> None:
-    """(M-166), within four standard errors."""
-    x, y, t = table()
-    post = read(model(), x, y)
-    values, p = post.paths(4000, features=4096, seed=0)(t), post.predict(t)
-    assert values.shape == (4000, 9)
-    assert bool(((values.mean(0) - p.mean).abs() < 4 * (p.variance / 4000).sqrt()).all())
-    ratio = values.var(0) / p.variance
-    assert bool(((ratio - 1).abs() < 4 * (2 / 4000) ** 0.5 + 0.05).all())
-    assert torch.equal(post.paths(3, seed=1)(t), post.paths(3, seed=1)(t))
-
-
 def test_more_inducing_points_than_rows_and_points_of_the_caller() -> None:
     x, y, t = table(30)
     with pytest.raises(DomainError, match="at most the 30 rows"):
@@ -120,30 +60,6 @@ def test_more_inducing_points_than_rows_and_points_of_the_caller() -> None:
         read(model(), x, y, 0)
 
 
-def test_rows_that_repeat_and_columns_of_constants() -> None:
-    x, y, t = table(40)
-    x[:, 1] = 4.0
-    x[20:] = x[:20]
-    found = read(model(), x, y, 40)
-    assert bool(found.predict(t).mean.isfinite().all())
-    assert bool((found.predict(x).variance >= 0).all())
-
-
-def test_what_asks_for_rows_is_refused() -> None:
-    x, y, t = table(30)
-    post = read(model(), x, y)
-    for name in ("x", "y", "points", "residual", "representer_weights"):
-        with pytest.raises(DomainError, match=f"`{name}`"):
-            getattr(post, name)
-    for name, args in (("leave_one_out", ()), ("drop", ([0],)), ("refine", ())):
-        with pytest.raises(DomainError, match=f"`{name}`"):
-            getattr(post, name)(*args)
-    with pytest.raises(DomainError, match="variance"):
-        post.predict(t, variance="sampled")
-    with pytest.raises(ShapeError):
-        post.predict(t[None])
-
-
 VARIANCE = torch.linspace(0.01, 0.6, 60, dtype=F64)
 
 
@@ -151,80 +67,6 @@ def with_variances() -> tuple[fgp.GP, fgp.GP]:
     """A model that knows the variances of 60 rows, and the same without."""
     noise = fgp.Parameter(0.05)
     return tuple(fgp.GP(model().kernel, likelihood=lik.Gaussian(noise, known)) for known in (VARIANCE, None))
-
-
-def test_known_variances_of_rows_that_are_read_and_held() -> None:
-    """With every row as inducing point every answer is the exact one, to the floor of 1e-8."""
-    (x, y, t), (known, alike) = table(60), with_variances()
-    exact, held = known.condition(x, y), known.condition(x, y, approximation="sparse", inducing=x)
-    batches = list(zip(x.split(25), y.split(25), VARIANCE.split(25), strict=True))
-    found = alike.condition(batches, inducing=x)
-    for post in (held, found):
-        assert close(post.predict(t).mean, exact.predict(t).mean, 1e-5)
-        assert close(post.predict(t).variance, exact.predict(t).variance, 1e-5)
-        assert close(post.predict(t).observation_variance, exact.predict(t).observation_variance, 1e-5)
-        assert close(post.log_marginal_likelihood(), exact.log_marginal_likelihood(), 1e-5)
-    assert torch.equal(held.gp.likelihood.row_variance, VARIANCE)
-    assert close(held.noise, exact.noise, 1e-12)
-    assert close(found.noise, torch.tensor([0.05], dtype=F64), 1e-12)
-
-
-def test_known_variances_are_part_of_a_fit() -> None:
-    (x, y, _), (known, alike) = table(60), with_variances()
-    exact = fgp.fit(known, x, y)
-    held = fgp.fit(known, x, y, approximation="sparse", inducing=60)
-    found = fgp.fit(alike, [(x, y, VARIANCE)], inducing=60)
-    assert torch.equal(held.gp.likelihood.row_variance, VARIANCE)
-    with torch.no_grad():
-        best = float(exact.gp.log_joint(x, y))
-        assert best - float(held.gp.log_joint(x, y)) < 0.05
-        found.gp.likelihood = found.gp.likelihood.with_rows(VARIANCE)
-        assert best - float(found.gp.log_joint(x, y)) < 0.05
-
-
-@pytest.mark.parametrize("which", ["alike", "known"])
-def test_leave_one_out_leaves_rows_out(which: str) -> None:
-    """(M-167): as conditioning on the others with the same inducing points does; of outputs too."""
-    (x, y, _), (known, alike) = table(60), with_variances()
-    post = (known if which == "known" else alike).condition(x, y, approximation="sparse", inducing=12)
-    left = post.leave_one_out()
-    for i in (0, 17, 59):
-        others = torch.arange(60) != i
-        rows = (x[others], y[others], *([VARIANCE[others]] if which == "known" else []))
-        without = alike.condition([rows], inducing=post.inducing).predict(x[i : i + 1])
-        more = VARIANCE[i] if which == "known" else 0.0
-        variance = without.observation_variance + more
-        assert close(left.mean[i], without.mean[0])
-        assert close(left.variance[i], variance[0])
-        wanted = torch.distributions.Normal(without.mean, variance.sqrt()).log_prob(y[i])
-        assert close(left.log_prob[i], wanted[0])
-
-
-def test_leave_one_out_with_every_row_as_inducing_point_is_the_exact_one() -> None:
-    """(M-167), to the floor of 1e-8; of several outputs and float32."""
-    x, y, _ = table(60)
-    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.07, shared=True), outputs=2)
-    targets = torch.stack([y, y.exp()], 1)
-    exact = gp.condition(x, targets).leave_one_out()
-    found = gp.condition(x, targets, approximation="sparse", inducing=x).leave_one_out()
-    for name in ("mean", "variance", "log_prob"):
-        assert close(getattr(found, name), getattr(exact, name), 1e-5)
-    single = model().condition(x.float(), y.float(), approximation="sparse", inducing=12).leave_one_out()
-    assert single.mean.dtype == torch.float32
-
-
-def test_rows_that_are_held_are_kept_and_copied() -> None:
-    x, y, _ = table(30)
-    given = x.clone(), y.clone()
-    post = model().condition(*given, approximation="sparse", inducing=5)
-    given[0].zero_()
-    given[1].zero_()
-    assert torch.equal(post.x, x)
-    assert torch.equal(post.points, x)
-    assert torch.equal(post.y, y)
-    assert close(post.residual[:, 0], y - post.gp.mean_at(x)[:, 0], 1e-12)
-    with pytest.raises(DomainError, match="representer_weights"):
-        _ = post.representer_weights
 
 
 def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
@@ -249,33 +91,66 @@ def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
         model().condition(x)
 
 
-def test_rows_that_are_left_out_have_what_the_rows_have() -> None:
-    """Without its variance a row would weigh as others do."""
-    (x, y, _), v = table(40), torch.full((40,), 0.3, dtype=F64)
-    with pytest.raises(DomainError, match="row_variance"):
-        read(model(), x, y).leave_out(x[:3], y[:3], row_variance=v[:3])
-    known = model().condition([(x, y, v)], inducing=8)
-    assert known.can("bound") is None
-    with pytest.raises(DomainError, match="row_variance"):
-        known.leave_out(x[:3], y[:3])
+def agree(found: fgp.Posterior, wanted: fgp.Posterior, at: Tensor, off: float = 1e-9) -> None:
+    """Every answer that does not depend on a sample of the rows."""
+    p, q = found.predict(at), wanted.predict(at)
+    assert found.count == wanted.count
+    assert close(p.mean, q.mean, off)
+    assert close(p.variance, q.variance, off)
+    assert close(p.covariance(), q.covariance(), off)
+    assert found.bound.lower == pytest.approx(wanted.bound.lower, rel=off)
+    assert found.bound.upper == pytest.approx(wanted.bound.upper, rel=off)
+    assert close(found.paths(3, seed=0)(at), wanted.paths(3, seed=0)(at), 1e-7)
 
 
-def test_no_inducing_points_are_none() -> None:
-    x, y, _ = table(40)
-    with pytest.raises(DomainError, match="at least 1"):
-        read(model(), x, y, x[:0])
+def test_rows_with_known_variances_join_those_that_have_them() -> None:
+    x, y, t = table(90)
+    v = 0.3 * x[:, 0].square()
+    whole = model().condition([(x, y, v)], inducing=x[:12])
+    before = model().condition([(x[:50], y[:50], v[:50])], inducing=x[:12])
+    agree(before.append([(x[50:], y[50:], v[50:])]), whole, t)
+    agree(before.append(x[50:70], y[50:70], row_variance=v[50:70]).append([(x[70:], y[70:], v[70:])]), whole, t)
+    with pytest.raises(DomainError, match="`row_variance`"):
+        before.append(x, y)
 
 
-def test_of_no_rows_the_posterior_is_the_prior() -> None:
-    """As exact inference has it; a fit of none is refused as every fit."""
-    x, y = data(5)
-    gp = model()
-    exact, found = gp.condition(x[:0], y[:0]), gp.condition(x[:0], y[:0], approximation="sparse", inducing=3)
-    assert found.count == 0
-    assert torch.equal(found.predict(x).mean, exact.predict(x).mean)
-    assert torch.equal(found.predict(x).variance, exact.predict(x).variance)
-    assert of_kind(found.report.events, EventKind.NO_DATA)
-    with pytest.raises(fgp.ShapeError, match="at least one row"):
-        fgp.fit(gp, x[:0], y[:0], approximation="sparse")
-    with pytest.raises(fgp.ShapeError, match="inducing"):
-        gp.condition(x[:0], y[:0], approximation="sparse", inducing=torch.zeros(3, 7))
+def test_rows_that_are_held_stay_held_where_rows_are_given() -> None:
+    x, y, _ = table(60)
+    gp = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.05, x[:, 0].square()))
+    part = fgp.GP(gp.kernel, gp.mean, lik.Gaussian(0.05, x[:40, 0].square()))
+    whole = gp.condition(x, y, approximation="sparse", inducing=x[:9])
+    before = part.condition(x[:40], y[:40], approximation="sparse", inducing=x[:9])
+    found = before.append(x[40:], y[40:], row_variance=x[40:, 0].square())
+    assert torch.equal(found.x, x)
+    assert torch.equal(found.gp.likelihood.row_variance, x[:, 0].square())
+    assert close(found.leave_one_out().log_prob, whole.leave_one_out().log_prob, 1e-9)
+    read_on = before.append([(x[40:], y[40:], x[40:, 0].square())])
+    assert close(read_on.predict(x).mean, whole.predict(x).mean, 1e-9)
+    with pytest.raises(DomainError, match="`leave_one_out`"):
+        read_on.leave_one_out()
+
+
+def test_the_sample_stays_one_of_all_rows() -> None:
+    """Of a kernel without random features, whose paths take pivots of a sample; each row as likely as any other."""
+    x, y, _ = table(30)
+    post = read(model(), x, y, x[:5]).append(x[:2] + 9.0, y[:2])
+    assert torch.equal(post.state.sample.x, torch.cat([x, x[:2] + 9.0]))
+    x, y = data(3000, 1)
+    post = read(model(1), x[:1000], y[:1000], x[:5], 1000).append(x[1000:1500], y[1000:1500])
+    rest = list(zip(x[1500:].split(250), y[1500:].split(250), strict=True))
+    sample = post.append(rest).state.sample.x
+    assert len(sample) == 2000
+    places = torch.isin(x[:, 0], sample[:, 0]).double()
+    assert places.sum() == 2000
+    for part in places.split(500):  # a share of 2/3, four standard errors
+        assert abs(float(part.mean()) - 2 / 3) < 4 * (2 / 9 / 500) ** 0.5
+
+
+def test_more_noise_by_rounding_leaves_the_bound_one() -> None:
+    x, y, _ = table(60)
+    few, many = (fgp.GP(model().kernel, likelihood=lik.Gaussian(noise)) for noise in (0.07, 0.14))
+    found, wanted = read(few, x, y, x[:9]).state.sums.with_more_noise(2.0), read(many, x, y, x[:9]).state.sums
+    assert found.upper == pytest.approx(wanted.upper, rel=1e-9)
+    assert wanted.lower - 30 * math.log(2.0) < found.lower < wanted.lower
+    found, wanted = read(few, x, y, x).state.sums.with_more_noise(2.0), read(many, x, y, x).state.sums
+    assert found.lower == pytest.approx(wanted.lower, rel=1e-6)  # nothing is left

@@ -1,14 +1,20 @@
-"""A minimum found by gradients alone, (M-105), on functions whose minimum is known."""
+"""A minimum by gradients alone, (M-105), the Fisher information, and where the optimum goes with rows, (M-122)."""
+
+import math
 
 import numpy
 import pytest
+import torch
 
+import flashgp as fgp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import StopReason
-from flashgp.inference.training.fisher_scoring import Curvature, Descent, damped_bfgs, descend
-from flashgp.inference.training.settings import ScoringSettings
-
-MAX_SCALE = ScoringSettings().max_curvature_scale
+from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.training.fisher_scoring import Curvature, Descent, descend, fisher_information
+from flashgp.inference.training.gradient_search import Trend
+from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.settings import ScoringSettings, StochasticSettings
+from inference.training.tables import prior, problem, table
 
 
 def search(ask, start, matrix, limit=numpy.inf, enough=1e-6, most=60, scale=1.0, **options) -> Descent:
@@ -33,75 +39,6 @@ def test_a_descent_finds_the_minimum_with_a_curvature_that_is_off(factor):
     assert 0.5 * off @ matrix @ off < 1e-4
 
 
-def test_a_descent_learns_from_its_first_step_the_scale_of_the_curvature():
-    """A curvature that is three times that of the model: one overshot step says so, and the promise of the next is not
-    three times what is left to gain."""
-    generator = numpy.random.default_rng(0)
-    root = generator.standard_normal((6, 6))
-    matrix = root @ root.T + 6.0 * numpy.eye(6)
-    start = numpy.full(6, 0.02)
-    asked = []
-
-    def ask(theta):
-        asked.append(theta)
-        return matrix @ theta
-
-    def found(model, ask=ask, start=start, **options):
-        asked.clear()
-        return search(ask, start, model, **options)
-
-    overshot = found(matrix / 3.0)
-    assert numpy.allclose(overshot.curvature.matrix, matrix, rtol=1e-9)
-    assert numpy.allclose(overshot.theta, 0.0, atol=1e-3)
-    assert overshot.curvature.scale == pytest.approx(3.0)
-    last = found(matrix / 3.0, most=2)  # ends beyond: what one more step would gain is the truth
-    assert last.stop is StopReason.ITERATIONS
-    assert last.expected == pytest.approx(0.5 * last.theta @ matrix @ last.theta, rel=1e-6)
-    assert numpy.allclose(found(matrix / 100.0).theta, 0.0, atol=1e-3), "of a model that is off by more, too"
-    for model, scale, wanted in (
-        (matrix / 5.0, 1.0, MAX_SCALE),
-        (5.0 * matrix, 1.0, 1.0),  # longer steps than the model's are not taken
-        (matrix, MAX_SCALE, MAX_SCALE),
-        (matrix / 2.0, MAX_SCALE, MAX_SCALE),  # of all searches together
-        (2.0 * matrix, MAX_SCALE, MAX_SCALE / 2.0),  # taken back
-    ):
-        assert found(model, scale=scale, most=3).curvature.scale == pytest.approx(wanted)
-
-    def reluctant(theta):
-        asked.append(theta)
-        return NotPositiveDefiniteError("not there") if len(asked) == 2 else matrix @ theta
-
-    after = found(matrix / 3.0, reluctant)
-    assert numpy.allclose(after.curvature.matrix, matrix, rtol=1e-9), "of the first step that could be looked at"
-
-    def wild(theta):
-        asked.append(theta)
-        return 1e3 * matrix @ theta if len(asked) == 2 else matrix @ theta
-
-    assert found(matrix / 3.0, wild).curvature.scale == pytest.approx(1.0), "a wild step says nothing of others"
-    still = found(matrix / 3.0, start=1e-9 * start)
-    assert still.evaluations == 1
-    assert numpy.allclose(still.curvature.matrix, matrix / 3.0), "without a step nothing was learned"
-
-
-def test_what_one_direction_says_of_all_stays_bounded_over_parts():
-    """First steps find the scale of one direction, which is put on all the others."""
-    p, rows = 10, [2250 * 2**k for k in range(5)]
-    model, theta = Curvature(100.0 * numpy.eye(p)), numpy.zeros(p)
-    for k, n in enumerate(rows):
-        true = 100.0 * n / rows[0] * numpy.diag([2.0**k] + [1.0] * (p - 1))
-        minimum = (k + 1) * numpy.array([0.2] + [0.05] * (p - 1))
-        found = search(
-            lambda theta: true @ (theta - minimum),  # noqa: B023
-            theta, model.matrix * n / rows[max(0, k - 1)], enough=1e-3 * n, scale=model.scale,
-        )  # fmt: skip
-        model, theta = found.curvature, found.theta
-        assert found.stop is StopReason.GOAL
-        left = 0.5 * (theta - minimum) @ true @ (theta - minimum)
-        assert left <= 3.0 * 1e-3 * n
-    assert model.scale == MAX_SCALE == 3.0, "12 without a bound"
-
-
 @pytest.mark.parametrize("wild", [1e3, 1e6, 1e12, 1e160])
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_that_make_no_sense_break_nothing(wild, seed):
@@ -117,33 +54,6 @@ def test_answers_that_make_no_sense_break_nothing(wild, seed):
     assert found.stop is StopReason.STAGNATED
     assert numpy.isfinite(found.expected)
     numpy.linalg.cholesky(found.curvature.matrix)
-
-
-def test_updates_that_rounding_spoils_are_not_taken():
-    """Nor would Cholesky's method take them for any of the parameters that are free."""
-    generator = numpy.random.default_rng(0)
-    model = numpy.eye(5)
-    for _ in range(200):
-        step = generator.standard_normal(5) * 10.0 ** generator.uniform(-8, 8, 5)
-        model = damped_bfgs(model, step, generator.standard_normal(5) * 10.0 ** generator.uniform(-8, 8, 5), 0.2)
-        for count in range(1, 6):
-            free = generator.permutation(5)[:count]
-            numpy.linalg.cholesky(model[numpy.ix_(free, free)])
-
-
-def test_factors_that_take_over_during_the_first_step_are_no_curvature():
-    """Another estimate of the gradient has another error."""
-    matrix, asked = numpy.eye(4), []
-
-    def ask(theta):
-        asked.append(theta)
-        return matrix @ (theta - 1.0 + (0.0 if len(asked) == 1 else 2.0) * theta)  # steeper by three
-
-    found = search(ask, numpy.zeros(4), matrix, most=2, scales=lambda: len(asked) > 1)
-    assert found.curvature.scale == 1.0
-    asked.clear()
-    always = search(ask, numpy.zeros(4), matrix, most=2)
-    assert always.curvature.scale == pytest.approx(3.0), "which would be read as that"
 
 
 def test_a_descent_stays_within_bounds_and_ends_on_them():
@@ -165,40 +75,6 @@ def test_a_descent_stays_within_bounds_and_ends_on_them():
     assert (gradient[found.theta >= high] <= 0).all()
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 4])
-def test_the_last_gradient_of_a_descent_does_not_make_it_worse(most):
-    """A step that overshoots is not where it ends, however few gradients are left."""
-    steep, start, taken = 40.0, numpy.array([0.1]), []
-
-    def ask(theta):
-        return steep * numpy.sinh(steep * theta)
-
-    found = search(ask, start, numpy.eye(1), enough=1e-3, most=most, accepted=taken.append)
-    assert found.evaluations == most
-    assert abs(found.theta[0]) <= abs(start[0]) + 1e-12
-    assert numpy.array_equal(found.theta, taken[-1])
-    assert numpy.allclose(found.gradient, ask(found.theta))
-
-
-def test_a_parameter_on_a_plateau_does_not_hold_back_the_others():
-    """(M-105): the seventh would run far away, and another time there is none."""
-    matrix, minimum = quadratic(10.0)
-
-    def steps(p, slope):
-        asked = []
-
-        def ask(theta):
-            asked.append(theta)
-            return numpy.append(matrix @ (theta[:6] - minimum), -slope * numpy.exp(-2.0 * theta[6:]))
-
-        curvature = 1e-6 * numpy.eye(p)
-        curvature[:6, :6] = matrix
-        search(ask, numpy.zeros(p), curvature, enough=1e-4)
-        return next(k for k, theta in enumerate(asked) if numpy.abs(theta[:6] - minimum).max() < 0.05)
-
-    assert steps(7, 0.01) == steps(6, 0.0)
-
-
 def test_a_descent_steps_back_from_where_nothing_can_be_computed():
     matrix, minimum = quadratic(10.0)
 
@@ -211,3 +87,90 @@ def test_a_descent_steps_back_from_where_nothing_can_be_computed():
     assert found.stop is StopReason.GOAL
     with pytest.raises(NotPositiveDefiniteError):
         search(ask, numpy.ones(6), matrix)
+
+
+def test_fisher_information_from_scores():
+    """(M-103), (M-104): 1/2 tr(K^-1 dK_i K^-1 dK_j) for covariance parameters, m'^T K^-1 m' for the mean."""
+    x, y = table(40)
+    gp = prior()
+    exact = LogJoint(problem(gp, x, y))
+    theta = exact.parameters.values()
+    found = fisher_information(exact, theta, 300, 0)
+
+    def matrix(raw: numpy.ndarray) -> torch.Tensor:
+        exact.parameters.assign(raw)
+        with torch.no_grad():
+            return gp.kernel.operator(x).to_dense() + torch.diag(gp.likelihood.diagonal(40, x.device).expand(40))
+
+    step = 1e-5 * numpy.eye(len(theta))
+    slopes = torch.stack([(matrix(theta + one) - matrix(theta - one)) / 2e-5 for one in step])
+    inverse = torch.linalg.inv(matrix(theta))
+    scaled = inverse @ slopes
+    wanted = 0.5 * torch.einsum("iab,jba->ij", scaled, scaled)
+    for slot in exact.parameters.slots:
+        if slot.name.startswith("mean"):
+            wanted[slot.entries, slot.entries] += inverse.sum()
+    wanted = wanted.numpy()
+    diagonal = numpy.diag(numpy.diag(wanted))
+    wanted = 0.9 * wanted + 0.1 * diagonal
+    scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
+    assert (numpy.abs(found - wanted) < 0.25 * scale).all()
+
+
+@pytest.mark.parametrize(("outputs", "shared"), [(None, False), (2, True), (2, False)])
+def test_fisher_information_counts_what_repeats_say_about_the_noise(outputs, shared):
+    """(M-109): the information of the joined rows with their factors is that of all rows, which is known."""
+    x, y = table(30, outputs=outputs)
+    times = torch.arange(30) % 6 + 1
+    x, y = x.repeat_interleave(times, 0), y.repeat_interleave(times, 0)
+    y = y + 0.3 * torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gp = prior(outputs=outputs)
+    if shared:
+        gp.likelihood = fgp.likelihoods.Gaussian(0.1, shared=True)
+    whole = LogJoint(problem(gp, x, y))
+    wanted = fisher_information(whole, whole.parameters.values(), 200, 0)
+    joined = join(gp, x, y, equal_rows(gp, x, y))
+    gp.likelihood = joined.likelihood
+    few = LogJoint(problem(gp, joined.x, joined.y))
+    assert few.parameters.names() == whole.parameters.names()
+    found = fisher_information(few, few.parameters.values(), 200, 1)
+    scale = numpy.sqrt(numpy.outer(numpy.diag(wanted), numpy.diag(wanted)))
+    # Of 200 draws a variance is known to sqrt(2 / 200), the difference of two to 0.14: four of these.
+    assert (numpy.abs(found - wanted) < 0.57 * scale).all()
+    own, excess = outputs is not None and not shared, gp.likelihood.excess
+    noises = [i for i, name in enumerate(few.parameters.names()) if name.startswith("likelihood")]
+    assert len(noises) == (2 if own else 1)
+    variances = gp.likelihood.diagonal(len(joined.x), x.device).detach()
+    repeats = gp.likelihood.scale_information(x.device, outputs or 1)
+    sharing = 1 if own else outputs or 1
+    assert torch.allclose(repeats * variances.square(), 0.5 * sharing * (excess.unsqueeze(-1) if own else excess))
+    half = 0.5 * sharing * (len(x) - 30)
+    for noise in noises:
+        assert found[noise, noise] > 0.8 * half, "in the logarithm of the noise variance: half of the excess"
+
+
+FAR = numpy.full(3, 10.0)
+P, PROBES = 3, 32
+
+
+def led(slope: numpy.ndarray, rows: tuple[int, ...]) -> Trend:
+    """Optima that move by `slope` for each factor of e in the number of rows."""
+    trend = Trend(numpy.zeros(3), rows[0], StochasticSettings())
+    for count in rows[1:]:
+        trend.add(slope * math.log(count / rows[0]), count)
+    return trend
+
+
+@pytest.mark.parametrize("rows", [(100, 200, 400), (2000, 3000, 9000), (100, 400, 1000)])
+def test_what_is_known_sharply_goes_on(rows: tuple[int, int, int]) -> None:
+    """By about as much for each doubling, whatever the steps were: the share of chance is what (M-122) says."""
+    slope = numpy.array([-0.3, 0.1, 0.0])
+    a, b, n = rows
+    curvature = numpy.diag([1e6, 1e6, 1e6])
+    chance = P * (b / a - 1.0 + (1.0 + b / a) / PROBES)
+    drift = slope * math.log(b / a)
+    share = 1.0 - chance / float(drift @ curvature @ drift)
+    assert share > 0.99
+    found = led(slope, (a, b)).extrapolate(n, curvature, PROBES, FAR)
+    further = min(2.0 * math.log(b / a), math.log(n / b))
+    assert numpy.allclose(found, slope * (math.log(b / a) + share * further), rtol=1e-12)

@@ -1,10 +1,17 @@
-"""What the text of a fit says: what was maximised, under which priors, and to which column each number belongs."""
+"""What the text of a fit says: what was maximised, priors, columns, whether it explains anything, and what ended it."""
+
+import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.events import Event, EventKind, of_kind
+from flashgp.inference.findings import Unfinished, UnfinishedSettings, why_unfinished
 from flashgp.inference.fit import Fit
+from flashgp.kernels import RBF, Kernel, Linear, Matern, Periodic
 
 F64 = torch.float64
 
@@ -37,14 +44,6 @@ def test_what_was_maximised_is_likelihood_plus_priors(priors: str) -> None:
         assert value in fit._repr_html_()
 
 
-def test_a_fit_without_a_factor_says_who_estimates_its_evidence() -> None:
-    gp = fgp.GP(fgp.kernels.Matern(nu=2.5))
-    fit = fgp.fit(gp, *rows(), starts=1, plan=fgp.plan(gp, *rows()[0].shape, solver="cg"))
-    assert dict(fit.summary())["log marginal likelihood"] == "posterior.log_marginal_likelihood() estimates it"
-    evidence = float(fit.posterior.log_marginal_likelihood())
-    assert f"{evidence:.6g} nats" in repr(fit)
-
-
 def test_every_prior_in_force_stands_beside_its_parameter() -> None:
     mine = torch.distributions.LogNormal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     fit = fitted(fgp.Parameter(torch.ones(2), prior=mine))
@@ -60,15 +59,6 @@ def test_every_prior_in_force_stands_beside_its_parameter() -> None:
     assert {row.place: row.prior for row in given.rows()}["kernel.kernel.lengthscale[0]"] == "fixed"
 
 
-def test_a_prior_of_another_family_counts_too() -> None:
-    prior = torch.distributions.HalfNormal(2.0)
-    fit = fitted(fgp.Parameter(torch.ones(2), prior=prior))
-    best = max(entry.value for entry in fit.history)
-    assert fit.log_prior is not None
-    assert float(fit.posterior.log_marginal_likelihood()) + fit.log_prior == pytest.approx(best, rel=1e-8)
-    assert "HalfNormal(2)" in repr(fit)
-
-
 def test_a_table_names_its_columns() -> None:
     x, y = rows()
     table = {"cement": x[:, 0].numpy(), "water": x[:, 1].numpy(), "strength": y.numpy()}
@@ -81,21 +71,68 @@ def test_a_table_names_its_columns() -> None:
         assert "maximised" in text
 
 
-def test_a_model_from_a_file_claims_no_priors(tmp_path: object) -> None:
-    x, y = rows()
-    model = fgp.TableModel(starts=1).fit({"cement": x[:, 0].numpy(), "strength": y.numpy()}, target="strength")
-    model.save(f"{tmp_path}/model.safetensors")
-    text = repr(fgp.load(f"{tmp_path}/model.safetensors"))
-    assert "cement" in text.split("parameter", 1)[1]
-    assert "prior in force" not in text
+f64 = torch.float64
+X = 10 * torch.rand(60, 1, generator=torch.Generator().manual_seed(1), dtype=f64)
+NOISE = torch.randn(60, generator=torch.Generator().manual_seed(2), dtype=f64)
+SIGNAL = torch.sin(2 * math.pi * X[:, 0] / 1.7)
 
 
-def test_outputs_and_batches_have_a_text() -> None:
-    x, y = rows()
-    kernel = 1.0 * fgp.kernels.Matern(nu=2.5)
-    both = fgp.fit(fgp.GP(kernel, outputs=2), x, torch.stack([y, -y], dim=1), starts=1)
-    assert "all inputs" in repr(both)
-    assert "entry 2" in repr(both)
-    batch = fgp.fit(fgp.GP(fgp.kernels.RBF(torch.ones(2, 2))), x, y, starts=1, max_iterations=3)
-    assert "maximised" in repr(batch)
-    assert "maximised" in batch._repr_html_()
+def said(kernel: Kernel, y: Tensor, outputs: int | None = None, **options: object) -> bool:
+    fit = fgp.fit(fgp.GP(kernel, outputs=outputs), X, y, **options)
+    return bool(of_kind(fit.report.events, EventKind.NOTHING_EXPLAINED))
+
+
+@pytest.mark.parametrize("kernel", [1.0 * Matern(1.5) + Linear(), 1.0 * Periodic()], ids=["trend", "periodic"])
+def test_noise_is_not_explained_and_a_signal_is(kernel: Kernel) -> None:
+    assert said(kernel, NOISE)
+    assert said(kernel, 1e6 * NOISE + 1e8)  # in any unit
+    assert not said(kernel, SIGNAL + 0.5 * NOISE)
+
+
+def test_a_period_that_is_missed_is_told_by_how_little_it_explains() -> None:
+    assert said(1.0 * Periodic(1.0), SIGNAL + 0.1 * NOISE, initial="given", starts=1)
+    assert not said(1.0 * Periodic(1.0), SIGNAL + 0.1 * NOISE)
+
+
+def test_outputs_and_approximations_say_so_too() -> None:
+    both = torch.stack([NOISE, NOISE.flip(0)], 1)
+    assert said(1.0 * RBF(), both, outputs=2)
+    both[3, 0] = both[4:20, 1] = torch.nan  # missing cells
+    assert said(1.0 * RBF(), both, outputs=2)
+    assert not said(1.0 * RBF(), both + 2 * SIGNAL[:, None], outputs=2)
+    assert said(1.0 * RBF(), NOISE, approximation="full_scale", inducing=8, neighbours=8)
+
+
+def test_nothing_is_said_of_a_constant_target_or_of_noise_that_is_known() -> None:
+    assert not said(1.0 * RBF(), torch.ones(60, dtype=f64))
+    gp = fgp.GP(1.0 * RBF(), likelihood=fgp.likelihoods.Gaussian(fgp.Parameter(1.0, trainable=False)))
+    assert not of_kind(fgp.fit(gp, X, NOISE).report.events, EventKind.NOTHING_EXPLAINED)
+
+
+LOST = {"standard_error": 0.01, "seconds": None}
+
+
+@pytest.mark.parametrize(
+    ("events", "interrupted", "wanted"),
+    [
+        ([], False, None),
+        ([Event(EventKind.SUBSET_FIT, starts=4, subset=400, rows=900)], False, None),
+        ([Event(EventKind.FIT_TIME_UP, limit=3.0)], True, Unfinished.TIME),
+        ([Event(EventKind.FIT_INTERRUPTED)], True, Unfinished.INTERRUPT),
+        ([Event(EventKind.LOST, nats=2.0, **LOST), Event(EventKind.FIT_TIME_UP, limit=3.0)], True, Unfinished.TIME),
+        ([Event(EventKind.SEARCH_UNFINISHED, evaluations=9, expected=3.0)], False, Unfinished.SEARCH),
+        ([], True, Unfinished.SEARCH),
+        ([Event(EventKind.LOST, nats=0.2, **LOST)], False, None),
+        ([Event(EventKind.LOST, nats=0.4, **LOST)], False, Unfinished.LOST),
+        ([Event(EventKind.BRACKET, lower=-2.0, upper=-1.0, nats=1.0)], False, Unfinished.LOST),
+        ([Event(EventKind.ROWS_LEARNED, gap=0.9)], False, Unfinished.LOST),
+        ([Event(EventKind.ROWS_LEARNED, gap=None)], False, None),
+    ],
+)
+def test_what_ended_it_comes_first_then_what_is_lost(events: list[Event], interrupted: bool, wanted: Any) -> None:
+    assert why_unfinished(events, interrupted=interrupted) is wanted
+
+
+def test_how_much_may_be_lost_is_a_setting() -> None:
+    events = [Event(EventKind.LOST, nats=0.4, **LOST)]
+    assert why_unfinished(events, interrupted=False, settings=UnfinishedSettings(max_lost=0.5)) is None

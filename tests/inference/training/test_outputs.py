@@ -1,7 +1,5 @@
 """Training of outputs with noise of their own: the objective is the sum of those of single outputs."""
 
-import dataclasses
-
 import numpy
 import pytest
 import torch
@@ -10,9 +8,8 @@ import flashgp as fgp
 from flashgp.foundations.determinism import deterministically
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.inference.training.history import Solving
-from flashgp.inference.training.initial import DataFacts, role_starts
 from flashgp.inference.training.objective import LogJoint
-from inference.training.tables import SETTINGS, objectives, planned, problem, table
+from inference.training.tables import objectives, problem, table
 
 F64 = torch.float64
 NOISE = torch.tensor([0.05, 2.0], dtype=F64)
@@ -84,47 +81,3 @@ def test_estimated_gradients_are_unbiased_for_each_output(factors: Solving) -> N
     assert (numpy.abs(mean - wanted) < 4.0 * error + 2e-2 * numpy.abs(wanted) + 0.5).all()
     large.refresh(theta)
     assert numpy.abs(large(theta).gradient - again).max() > 1e-3
-
-
-def test_the_noise_of_each_output_starts_by_its_own_variance() -> None:
-    x, y = two(80)
-    y = y * torch.tensor([1.0, 100.0])
-    gp = together()
-    start = role_starts(gp, DataFacts.of(x, y, 2))[gp.likelihood.noise_variance]
-    variance = y.var(0, correction=0)
-    torch.testing.assert_close(start.start, 0.1 * variance)
-    mean, _ = start.log_prior
-    torch.testing.assert_close(mean, variance.log() - 4.0)
-    assert start.lower < 1e-9 * float(variance.min()) < float(variance.max()) < start.upper
-    constant = torch.stack([y[:, 0], torch.ones(80, dtype=F64)], dim=-1)
-    start = role_starts(gp, DataFacts.of(x, constant, 2))[gp.likelihood.noise_variance].start
-    assert (start > 0).all()
-
-
-@pytest.mark.parametrize("training", ["exact", "stored"])
-def test_a_fit_finds_the_noise_of_each_output(training: str) -> None:
-    x, y = two(250)
-    gp = fgp.GP(kernel(), outputs=2)
-    plan = dataclasses.replace(planned(gp, 250, training), training_factor_passes=0)
-    fit = fgp.fit(gp, x, y, starts=1, plan=plan, settings=SETTINGS)
-    found = fit.gp.likelihood.noise_variance.value.detach()
-    assert ((found / NOISE).log().abs() < 0.4).all()
-    assert gp.likelihood.noise_variance.value.unique().numel() == 1, "the argument is not changed"
-    again = fgp.fit(fit.gp, x, y, initial="given", plan=plan, settings=SETTINGS)
-    assert ((again.gp.likelihood.noise_variance.value / found).log().abs() < 0.2).all()
-    assert fit.posterior.gp.likelihood.outputs == 2
-
-
-def test_a_fit_of_repeated_rows_and_a_refinement() -> None:
-    x, y = two(60)
-    x, y = x.repeat(3, 1), (y.repeat(3, 1) + 0.0)
-    generator = torch.Generator().manual_seed(2)
-    y = y + NOISE.sqrt() * torch.randn(180, 2, generator=generator, dtype=F64)
-    fit = fgp.fit(fgp.GP(kernel(), outputs=2), x, y, starts=1)
-    assert fit.posterior.distinct == 60
-    noise = fit.gp.likelihood.noise_variance.value.detach()
-    assert float(noise[1]) > 5 * float(noise[0])
-    rough = fgp.GP(kernel(), outputs=2).condition(x, y)
-    better = rough.refine(3)
-    assert float(better.log_marginal_likelihood()) > float(rough.log_marginal_likelihood())
-    assert (better.gp.likelihood.noise_variance.value != 0.1).all()

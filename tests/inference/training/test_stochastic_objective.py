@@ -8,13 +8,11 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline, TimeUp
-from flashgp.foundations.determinism import deterministically
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.history import Solving
 from flashgp.inference.training.settings import EstimateSettings
-from flashgp.inference.training.stochastic_objective import EstimatedLogJoint
 from flashgp.planner.exact import FACTOR_COLUMNS
 from flashgp.solvers.settings import ComparisonSettings, SolveSettings
 from inference.training.tables import objectives, prior, table
@@ -37,16 +35,6 @@ def test_estimated_gradients_are_unbiased(outputs, stored):
     assert (numpy.abs(mean - wanted) < 4.0 * error + 2e-2 * numpy.abs(wanted) + 0.5).all()
 
 
-def test_noise_of_each_row_and_its_weight_take_part():
-    x, y = table(120)
-    gp = prior()
-    gp.likelihood = fgp.likelihoods.Gaussian(0.05, row_variance=torch.linspace(0.01, 0.5, 120, dtype=torch.float64))
-    exact, large = objectives(gp, x, y, probes=64)
-    theta = exact.parameters.values()
-    wanted, found = exact(theta).gradient, large(theta).gradient
-    assert numpy.linalg.norm(found - wanted) < 0.1 * numpy.linalg.norm(wanted)
-
-
 def test_the_estimate_is_a_smooth_function_until_it_is_refreshed():
     x, y = table(150)
     _, large = objectives(prior(), x, y)
@@ -56,16 +44,6 @@ def test_the_estimate_is_a_smooth_function_until_it_is_refreshed():
     large.refresh(theta)
     other = large(theta).gradient
     assert numpy.abs(other - first).max() > 1e-2
-
-
-def test_warm_starts_save_passes():
-    x, y = table(300)
-    _, large = objectives(prior(), x, y)
-    theta = large.parameters.values()
-    large(theta)
-    cold = large.iterations
-    large(theta + 0.001)
-    assert large.iterations - cold < cold
 
 
 def test_slow_gradients_take_full_scale_and_the_next_begin_with_it():
@@ -93,87 +71,6 @@ def test_slow_gradients_take_full_scale_and_the_next_begin_with_it():
 def comparing(pair_flops):
     comparison = ComparisonSettings(min_left=5, at_once=-1.0, pair_flops=pair_flops)
     return {"solving": SolveSettings(stagnation_window=40, comparison=comparison)}
-
-
-def slow_objective(pair_flops):
-    x, y = table(700, d=2, noise=1e-2)
-    gp = prior(d=2, noise=1e-3)
-    gp.kernel.kernel.lengthscale.value = torch.full((2,), 0.4, dtype=torch.float64)
-    return objectives(gp, x, y, rank=4, limits=comparing(pair_flops))[1]
-
-
-def test_after_a_gradient_that_needed_no_full_scale_a_slow_one_takes_it_again():
-    large = slow_objective(3.75)
-    theta, taken = large.parameters.values(), []
-    for refreshed in (False, False, True):
-        if refreshed:
-            large.refresh(theta)
-        before = large.iterations
-        large(theta)
-        taken.append(large.iterations - before)
-        assert large._warm.full_scale == ("untried" if taken[-1] == 0 else "kept")
-    assert taken[1] == 0  # warm
-    assert taken[2] < 50, taken  # 13
-    assert Event(EventKind.GRADIENTS_NO_FULL_SCALE) in large.problem.direct.workspace.events
-
-
-def test_with_deterministic_gradients_say_that_they_took_full_scale_and_nothing_follows():
-    with deterministically(True):
-        large = slow_objective(math.inf)
-        for shift in (0.0, 0.2):
-            large(large.parameters.values() + shift)
-            assert large._warm.full_scale == "untried"
-    assert Event(EventKind.GRADIENTS_FULL_SCALE, kept=True) in large.problem.direct.workspace.events
-
-
-class Watched(EstimatedLogJoint):
-    """Remembers which solves began with float32 products."""
-
-    def __init__(self, of):
-        super().__init__(of.problem, of.settings, of.options)
-        self.single = []
-
-    def _solve(self, method, rhs, iterations):
-        self.single.append(method.settings.single)
-        return super()._solve(method, rhs, iterations)
-
-
-def test_what_float32_products_cannot_finish_float64_ones_do_and_later_gradients_begin_with_them():
-    """The gradient is that of solves in float64 with the same probes, and no factor takes over."""
-    x, y = table(300, d=2)
-    gp = prior(d=2, noise=1e-6)
-    gp.kernel.kernel.lengthscale.value = torch.full((2,), 2.0, dtype=torch.float64)
-    gp.kernel.variance.value = torch.tensor(100.0, dtype=torch.float64)
-    large = Watched(objectives(gp, x, y, rank=30)[1])
-    _, sharp = objectives(gp, x, y, rank=30, limits={"solving": SolveSettings(single=False), "solve_error": 1e-3})
-    sharp.solve_by(Solving.FLOAT64_ITERATIONS)
-    theta = large.parameters.values()
-    found = large(theta).gradient
-    assert large.solving is Solving.FLOAT64_ITERATIONS
-    assert Event(EventKind.GRADIENTS_IN_FLOAT64) in large.problem.direct.workspace.events
-    large(theta + 0.1)
-    assert large.single == [True, False]
-    wanted = sharp(theta).gradient
-    assert numpy.linalg.norm(found - wanted) < 0.02 * numpy.linalg.norm(wanted)
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_more_rows_begin_as_a_part_came_to_iterate(fixed):
-    """A part that came to a factor hands nothing on, and with deterministic every slow gradient tries full scale."""
-    x, y = table(120)
-    _, large = objectives(prior(), x, y)
-    part = large.on_part(60)
-    part.solve_by()
-    large.begin_as(part)
-    assert large.solving is Solving.ITERATIONS
-    part = large.on_part(60)
-    part.solve_by(Solving.ROUGH_ITERATIONS)
-    part._warm.full_scale, part._warm.size, part._warm.gain = "kept", 1, 2.5
-    with deterministically(fixed):
-        large.begin_as(part)
-    assert large.solving is Solving.FLOAT64_ITERATIONS, "more rows are not rough before they are tried"
-    matrix = large._warm
-    assert (matrix.full_scale, matrix.size, matrix.gain) == (("untried", 0, 1.0) if fixed else ("kept", 1, 2.5))
 
 
 def test_solves_end_on_the_error_that_counts_in_the_gradient():
@@ -232,20 +129,6 @@ def test_a_factor_takes_over_when_iterations_take_as_long():
     assert few.probes == EstimateSettings().factor_probes == FACTOR_COLUMNS - 1, "planned, and better"
 
 
-@pytest.mark.parametrize("factors", [Solving.FLOAT32_FACTOR, Solving.FLOAT64_FACTOR])
-def test_solves_with_a_factor_go_by_the_settings_of_solves(factors):
-    """One that reaches no goal ends after the iterations that its window for progress allows."""
-    x, y = table(150)
-    taken = []
-    for window in (3, 12):
-        solving = SolveSettings(stagnation_window=window, followed_share=0.0)
-        _, large = objectives(prior(), x, y, limits={"solving": solving, **ENDLESS})
-        large.solve_by(factors)
-        large(large.parameters.values())
-        taken.append(large.iterations)
-    assert taken[0] < taken[1], taken
-
-
 def test_float64_factors_where_float32_has_none():
     """A smooth covariance with little noise; the estimate stays a smooth function."""
     x, y = table(150, noise=1e-6)
@@ -276,18 +159,3 @@ def test_where_no_float64_factor_fits_a_float32_one_goes_on_with_a_jitter():
     assert numpy.isfinite(large(large.parameters.values()).gradient).all()
     assert large.solving is Solving.FLOAT64_FACTOR
     assert any(event.kind is EventKind.FACTOR_SHIFTED for event in workspace.events)
-
-
-def test_float64_factors_after_many_corrections():
-    x, y = table(150)
-    for limits, factors, rough in (
-        ({}, Solving.FLOAT32_FACTOR, False),
-        ({"rough_corrections": 0}, Solving.FLOAT32_FACTOR, True),
-        ({"double_after": -1}, Solving.FLOAT64_FACTOR, True),
-    ):
-        _, large = objectives(prior(), x, y, factor_passes=1, limits=limits)
-        large.solve_by()
-        large(large.parameters.values())
-        assert large.solving is factors
-        assert large.rough_factors is rough
-        assert 0 < large.corrections <= EstimateSettings().rough_corrections
