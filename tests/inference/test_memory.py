@@ -122,7 +122,7 @@ def test_memory_running_out_at_every_large_tensor(call: str) -> None:
     wanted = CALLS[call](gp, x, y)
     fail_at = refusals = passed = smaller = tried = 0
     while True:
-        fail_at += 1 + tried // 4  # every one of the first, some of the many after them
+        fail_at += 1 + tried // 3  # every one of the first, some of the many after them
         failing = InsideTorch(large, raising(lambda: torch.OutOfMemoryError("out of memory"), fail_at))
         with Allocations(MIB) as seen, failing:
             found = None

@@ -23,16 +23,10 @@ F64, F32 = torch.float64, torch.float32
 kernel = fgp.kernels.Matern(2.5)
 gp = fgp.GP(kernel)
 
-def laplace(x, z, scale):
-    return torch.exp(-scale * (x - z).abs().sum())
-
-tiled = fgp.kernels.Custom(laplace, scale=1.0)
-assert tiled.fusion.startswith("tiled")
-
 def points(n, d=3):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(0), dtype=F64)
 
-def condition(n, dtype, gp=gp):
+def condition(n, dtype):
     x = points(n)
     plan = fgp.plan(gp, n=n, d=3, dtype=dtype)
     return plan, lambda: gp.condition(x, x.sum(-1), plan=plan)
@@ -47,7 +41,7 @@ def step(n):
     plan = types.SimpleNamespace(peak_bytes=fgp.plan(gp, n=n, d=3).training_bytes)
     return plan, lambda: gp.log_marginal_likelihood(x, x.sum(-1)).backward()
 
-def product(n, m, d, t, dtype, route, backend="torch", kernel=kernel):
+def product(n, m, d, t, dtype, route, backend="torch"):
     left, right = points(n, d), None if m is None else points(m, d)
     v = torch.ones(m or n, t, dtype=dtype)
     plan = kernel.operator(left, right).plan(t, dtype=dtype, route=route, backend=backend)
@@ -64,10 +58,10 @@ def gradient(n, m, d, t, dtype):
             return planned(scaled, left, right, dtype, plan).pulled_back(u, v)
     return plan, run
 
-def predict(n, n_test, backend="torch"):
+def predict(n, n_test):
     x, x_test = points(n), points(n_test)
     posterior = gp.condition(x, x.sum(-1))
-    plan = fgp.plan(gp, n=n, d=3, n_test=n_test, backend=backend)
+    plan = fgp.plan(gp, n=n, d=3, n_test=n_test)
     def run():
         found = posterior.predict(x_test, plan=plan)
         return found, found.mean, found.variance
@@ -75,12 +69,9 @@ def predict(n, n_test, backend="torch"):
 
 WORK = {
     "compiled product": lambda: product(30, 700_000, 26, 1, F64, "recomputed", "cpu"),
-    "compiled product of many right-hand sides": lambda: product(1_000_000, 64, 3, 16, F32, "recomputed", "cpu"),
     "compiled gradient": lambda: gradient(20, 700_000, 26, 1, F64),
-    "compiled prediction": lambda: predict(20, 1_400_000, "cpu"),
-    "condition a Python function": lambda: condition(5800, F64, fgp.GP(tiled)),
     "condition": lambda: condition(5800, F64),
-    "likelihood and gradient": lambda: step(4000),
+    "likelihood and gradient": lambda: step(3000),
     "dense product": lambda: product(5800, None, 3, 4, F64, "dense"),
     "recomputed product": lambda: product(30, 700_000, 26, 1, F64, "recomputed"),
     "prediction": lambda: predict(20, 1_400_000),
@@ -106,9 +97,9 @@ def measured() -> list[tuple[str, int, int]]:
 def test_peaks_stay_within_the_plan_and_plans_near_the_peaks(measured: list[tuple[str, int, int]]) -> None:
     """Eqs. (M-35), (M-55), (M-56) and (M-59) against the operating system; a plan that is far too large would refuse
     what fits."""
-    assert len(measured) == 10
+    assert len(measured) == 7
     for name, predicted, peak in measured:
         allowed = FACTOR * predicted if predicted >= 256 * MIB else predicted + SMALL
         assert peak <= allowed, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
         assert predicted <= 2 * peak + SMALL, f"{name}: {peak / MIB:.0f} MiB of {predicted / MIB:.0f}"
-    assert sum(predicted >= 256 * MIB for _, predicted, _ in measured) >= 5, "most are large"
+    assert sum(predicted >= 256 * MIB for _, predicted, _ in measured) >= 4, "most are large"

