@@ -143,7 +143,7 @@ def test_without_time_for_an_evaluation_the_data_say_what_the_parameters_are() -
     assert not found.history
     (event,) = of_kind(found.report.events, EventKind.FIT_TIME_UP)
     assert event.fields == {"limit": 1.0, "unfitted": True}
-    assert "the parameters are those that the data suggest" in str(event)
+    assert "the parameters are those that it began with" in str(event)
     error = fgp.Posterior(found.state).predict(x_test).mean - y_test
     assert float(error.square().mean()) < 0.5 * float(y.var())
 

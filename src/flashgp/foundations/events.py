@@ -223,7 +223,8 @@ class EventKind(Enum):
     )
     PART_TRIED = (
         "On rows held out of a sample, after the first search, {inducing:n inducing point} leave an RMSE of "
-        "{points:.4g}, exact inference on {rows:,} random rows leaves {part:.4g}[{taken:if} and is taken]."
+        "{points:.4g}, [{full_scale:if}full scale|exact inference] on {rows:,} random rows leaves {part:.4g}"
+        "[{taken:if} and is taken]."
     )
     FIT_ENDED = (
         "The fit ended with {left:seconds} of its {limit:g} s left: [{sampled:if}the search of the sample ended, and "
@@ -387,7 +388,7 @@ class EventKind(Enum):
     FIT_INTERRUPTED = "Ctrl-C ended the fit: the best parameters so far are returned."
     FIT_TIME_UP = (
         "The time limit of {limit:g} s ended the fit[{unfitted:if} before an evaluation: the parameters are those that "
-        "the data suggest|, on {fitted:,} of {rows:n row}: the best parameters so far are returned|: the best "
+        "it began with|, on {fitted:,} of {rows:n row}: the best parameters so far are returned|: the best "
         "parameters so far are returned][. The next evaluation would have taken about {next_seconds:seconds} of the "
         "{left_seconds:seconds} that the search still had]."
     )

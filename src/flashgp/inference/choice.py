@@ -29,6 +29,7 @@ from flashgp.sources.shuffled import buffer_rows
 
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
+WORDS = {"full_scale": "Full scale", "sparse": "An approximation by inducing points"}
 
 
 # -- exact -----------------------------------------------------------------------------------------------------------
@@ -237,6 +238,7 @@ def decided(
     time_limit: float | None = None,
     *,
     training: bool = True,
+    tries: bool = False,
 ) -> Decision:
     """Exact inference where its plan keeps to the limits; else full scale, else inducing points alone.
 
@@ -244,6 +246,8 @@ def decided(
         asked: of kind "auto", with sizes where they were asked for.
         settings: what plans keep to; the exact one is made as they say.
         time_limit: seconds of a whole fit, or of conditioning without `training`; None for any.
+        tries: whether the fit tries full scale on the rows that it has time for beside inducing points, so that full
+            scale comes first also where its plan of all rows is late.
     Returns: what is taken, None for exact inference, with its sizes; its plan; and the reason with all costs. Where
         nothing keeps to the time limit, the quickest of what fits the memory.
     Raises: MemoryBudgetError where nothing fits the memory; ShapeError, DomainError for points of other columns.
@@ -275,6 +279,7 @@ def decided(
         return None, exact, event(None, ApproximationReason.FITS, exact, ())
     plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
     chosen = next(filter(on_time, plans), None) or min(plans, key=took, default=None)
+    chosen = plans[0] if tries and plans else chosen
     if chosen is not None and exact is not None and not on_time(chosen) and took(exact) <= took(chosen):
         chosen = None
     if chosen is not None:
@@ -286,11 +291,21 @@ def decided(
     return None, exact, event(None, ApproximationReason.NO_OTHER, exact, plans)
 
 
+def full_scale_is_late(plan: Plan, event: Event, time_limit: float | None) -> bool:
+    """True if full scale was chosen though a fit of all rows passes the time limit, where inducing points are left."""
+    late = time_limit is not None and plan.fit_seconds > time_limit
+    return late and plan.approximation == "full_scale" and event.fields.get("sparse_seconds") is not None
+
+
+def instead(event: Event, kind: str) -> Event:
+    """The event of a choice, of this approximation in place of the one that the plan chose."""
+    return Event(event.kind, **{**event.fields, "chosen": kind, "approximation": WORDS[kind]})
+
+
 def _chosen(
     approximation: str | None, reason: ApproximationReason, exact: Plan | None, plans: Sequence[Plan], *, training: bool
 ) -> Event:
-    words = {None: None, "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
     return Event(
-        EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=words[approximation],
+        EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=WORDS.get(approximation or ""),
         reason=reason, **_costs(exact, plans, training=training),
     )  # fmt: skip

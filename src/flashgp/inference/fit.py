@@ -21,10 +21,10 @@ from flashgp.inference.approximation import (
     approximation_of,
     approximation_of_read,
 )
-from flashgp.inference.choice import conditioning_plan
+from flashgp.inference.choice import conditioning_plan, full_scale_is_late, instead
 from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
-from flashgp.inference.full_scale.fit import FullScaleFit
+from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
 from flashgp.inference.gp import GP
 from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
@@ -185,9 +185,9 @@ def fit(
             of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs;
             "sparse" for inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower
             and an upper bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory,
-            else full scale, else inducing points alone, or exact inference on a random part of the rows where that
-            loses less on rows held out of a sample, eq. (M-245); the report says which and why. Rows that are read are
-            fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
+            else full scale, else inducing points alone; under a time_limit that full scale of all rows would pass,
+            whichever of the two loses less on rows held out, eq. (M-245); the report says which and why. Rows that
+            are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -275,19 +275,23 @@ def fit_as(
     asked: Approximation | None = None,
     *,
     exact: ExactPosterior | None = None,
-    by_part: bool = False,
 ) -> Fit:
     """`fit` with its arguments as values, such as a deadline of a call that began before.
 
-    Args: exact, for the exact posterior beside an approximation; by_part, as of `StreamedFit`. Raises: as `fit`.
+    Args: exact, for the exact posterior beside an approximation. Raises: as `fit`.
     """
-    event, group = None, options.run.group
+    event, rival, group = None, None, options.run.group
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.run.deadline.limit
-        asked, _, event = choose_inference(group, gp, rows, asked, _wanted(options), limit, training=True)
-    columns = None
+        candidates, tries = asked.candidates, group.size == 1 and options.checkpoint is None  # which has no trial
+        asked, planned, event = choose_inference(
+            group, gp, rows, asked, _wanted(options), limit, training=True, tries=tries
+        )
+        if tries and full_scale_is_late(planned, event, limit):
+            rival = candidates[-1]
+    columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
     refuse_beside_sites(gp, passes, group, exact_posterior=exact is not None)
     if asked is None:
@@ -295,17 +299,40 @@ def fit_as(
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
     elif asked.kind == "sparse":
         assert not isinstance(passes, Data)
-        columns, by_part = passes.columns, by_part or event is not None
-        fitted = fitted_by(StreamedFit, gp, passes, options, asked, exact=exact, by_part=by_part)
-    else:
+        columns = passes.columns
+        fitted = fitted_by(StreamedFit, gp, passes, options, asked, exact=exact)
+    elif rival is None:
         fitted = fitted_by(FullScaleFit, gp, rows, options, asked, exact=exact)
+    else:
+        assert isinstance(rows, Data)
+        fitted, tried = fit_by_trial(gp, rows, options, asked, rival, exact)
     if event is not None:
+        event = instead(event, "sparse") if tried else event
         for report in (fitted.report, fitted.state.report):
-            report.events.insert(0, event)
+            report.events[:0] = [event, *tried]
     return Fit(
         cast(GP, fitted.prior), Posterior(fitted.state), fitted.history, fitted.report, fitted.interrupted,
         fitted.priors, fitted.log_prior, columns,
     )  # fmt: skip
+
+
+def fit_by_trial(
+    gp: GP,
+    data: Data,
+    options: FitOptions,
+    asked: Approximation,
+    rival: Approximation,
+    exact: ExactPosterior | None = None,
+) -> tuple[Fitted[Any], list[Event]]:
+    """A fit by full scale, or by inducing points from the parameters of the first rows where a trial says so, (M-245).
+
+    Args: asked, full scale; rival, inducing points. Returns: the fit; the event of a trial that took the points.
+    """
+    try:
+        return fitted_by(FullScaleFit, gp, data, options, asked, exact=exact, rival=rival), []
+    except PointsTaken as points:
+        options = replace(options, initial="given", starts=1)
+        return fitted_by(StreamedFit, points.prior, held(data), options, rival, exact=exact), [points.event]
 
 
 def _wanted(options: FitOptions) -> PlanSettings:

@@ -83,11 +83,13 @@ def choose_inference(
     time_limit: float | None,
     *,
     training: bool,
+    tries: bool = False,
 ) -> Decision:
     """Choose the inference of approximation="auto" for rows held by one process, or shared by the ranks of a group.
 
     Args:
         settings: with the memory and device that were asked for.
+        tries: as of `decided`.
     Raises: as `decided`; ShapeError, DomainError if the data are no table; the same on every rank.
     """
     with group.together():
@@ -97,7 +99,7 @@ def choose_inference(
             settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
             factored=rows.batch * prior.kernel.batch_shape.numel() > 1 or not prior.likelihood.has_sites,
         )  # fmt: skip
-        return decided_over(group, prior, rows, asked, settings, time_limit, training=training)
+        return decided_over(group, prior, rows, asked, settings, time_limit, training=training, tries=tries)
 
 
 def decided_over(
@@ -109,6 +111,7 @@ def decided_over(
     time_limit: float | None = None,
     *,
     training: bool = True,
+    tries: bool = False,
 ) -> Decision:
     """Rank 0's `decided` on every rank. Args: rows, of all ranks together; settings, whose memory is that of each."""
 
@@ -123,7 +126,10 @@ def decided_over(
         return taken, plan, Event.from_json(event)
 
     return decided_by_first(
-        group, lambda: decided(prior, rows, asked, settings, time_limit, training=training), to_json, from_json
+        group,
+        lambda: decided(prior, rows, asked, settings, time_limit, training=training, tries=tries),
+        to_json,
+        from_json,
     )
 
 

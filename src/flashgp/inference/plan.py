@@ -47,6 +47,10 @@ from flashgp.processes.shares import too_many_ranks
 RESULTS = 12
 # Of an exact fit, from which its plan also says what approximations would take.
 OFFER_SECONDS = 180.0
+TRIED = (
+    "full scale of all rows would pass the time limit: the fit tries it on the rows that there is time for, beside "
+    "inducing points, and takes what loses less"
+)
 
 
 def planned_device(plan: Plan, device: str | torch.device | None, x: Tensor) -> torch.device:

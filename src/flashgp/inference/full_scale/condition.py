@@ -1,5 +1,6 @@
 """Conditioning by the full-scale approximation: layout at the given parameters, then one pass over the blocks."""
 
+import bisect
 import time
 from dataclasses import replace
 
@@ -135,7 +136,7 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
     """The state of as many random rows as there is time for; None where there is time for all of them.
 
     Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
-    while there is time for as many again: the work is linear in the rows, beside what does not depend on them.
+    while there is time for as many again. More rows take as many times as long as a plan says, and as there are more.
     """
     deadline, time_settings, n = settings.run.deadline, settings.time, data.count
     group, rows = settings.run.group, time_settings.min_rows
@@ -143,6 +144,18 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
         return None
     if smallest(group, deadline.left) > ROOM * plan.seconds:
         return None
+
+    def seconds(count: int) -> float:
+        return _plan(data.prior, data.x, count, asked, settings, rows=count).seconds
+
+    def affordable(rows: int, once: float) -> int:
+        """Rows that take what is left, where so many took `once` seconds."""
+        planned, left = seconds(rows), deadline.left
+
+        def late(count: int) -> bool:
+            return once * max(count / rows, seconds(count) / planned) > left
+
+        return rows - 1 + bisect.bisect_left(range(rows, n + 1), True, key=late)
 
     def of_rows(rows: int) -> FullScaleState:
         part = data.random(rows, settings.run.seed)
@@ -152,7 +165,7 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
         began = deadline.clock()
         state = of_rows(rows)
         once = deadline.clock() - began
-        most = int(smallest(group, rows * deadline.left / once if once > 0.0 else n))
+        most = int(smallest(group, affordable(rows, once)))
         if most >= n:
             return None
         if most <= GROWTH * rows:
@@ -166,8 +179,19 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
     return state
 
 
-def _plan(prior: Prior, x: Tensor, distinct: int, asked: Approximation, settings: ConditionSettings) -> Plan:
-    """The plan of conditioning, with the sizes that are left to it. Raises: MemoryBudgetError, DomainError."""
-    rows = RowCounts(len(x), x.shape[-1], distinct)
+def _plan(
+    prior: Prior,
+    x: Tensor,
+    distinct: int,
+    asked: Approximation,
+    settings: ConditionSettings,
+    *,
+    rows: int | None = None,
+) -> Plan:
+    """The plan of conditioning, with the sizes that are left to it.
+
+    Args: rows, in place of all. Raises: MemoryBudgetError, DomainError.
+    """
+    counts = RowCounts(len(x) if rows is None else rows, x.shape[-1], distinct)
     run = settings.run
-    return approximate_plan(prior, rows, asked, run.planning(device=x.device), run.deadline.limit, training=False)
+    return approximate_plan(prior, counts, asked, run.planning(device=x.device), run.deadline.limit, training=False)

@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy
 import torch
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
@@ -23,12 +24,14 @@ from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
-from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of
+from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of, pivot_points
 from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.full_scale.trial import Part, Trial
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.prior import Prior
+from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import EngineFit, beside_a_constant, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
@@ -37,21 +40,40 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.train import Trained
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.approximate import ApproximateWork, by_sample
 from flashgp.planner.fit_stages import part_sizes
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 
+UNMEASURED = 0.5  # of the most that a search leaves to the posterior, before the pace of the first rows is known
 MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
 
 NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective has none
 
 
+class PointsTaken(Exception):  # noqa: N818 - not an error
+    """Inducing points alone are expected to lose less within the time limit.
+
+    Fields: prior, with the parameters of the first rows; event, of the trial.
+    """
+
+    def __init__(self, prior: Prior, event: Event) -> None:
+        super().__init__(str(event))
+        self.prior, self.event = prior, event
+
+
 class FullScaleFit(EngineFit[FullScaleState]):
-    """See `EngineFit`."""
+    """See `EngineFit`.
+
+    Args: rival, inducing points alone, which are taken where the time limit leaves full scale too few rows, (M-245).
+        The search then ends with `PointsTaken`.
+    """
 
     again = "gp.condition(x, y, approximation=...)"
 
-    def __init__(self, prior: Prior, data: Data, options: FitOptions, asked: Approximation) -> None:
+    def __init__(
+        self, prior: Prior, data: Data, options: FitOptions, asked: Approximation, rival: Approximation | None = None
+    ) -> None:
         self.options, self.data, self.searchers, self.interrupts = options, data.complete(), options.run.group, []
         refuse_exact_fit(options)
         if not data.count:
@@ -63,7 +85,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         self.counts, self.wanted = data.counts, options.planning(device=target)
         self.plan: Plan = self._planned(prior, asked)
         self.prior, sizes = prior.released(), self.plan.sizes
-        asked = asked.resolved(sizes)
+        asked, self.rival = asked.resolved(sizes), None if rival is None else self._planned(prior, rival)
         workspace = Workspace(deadline=options.run.deadline)
         direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
         self.problem = problem_of(self.prior, data, target, direct, options)
@@ -83,6 +105,11 @@ class FullScaleFit(EngineFit[FullScaleState]):
     def chosen(self) -> list[Event]:
         return self.choices.events
 
+    def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
+        posterior, share = self._posterior_seconds(1.0)  # at a pace that nobody has measured yet
+        whole = self.options.run.deadline
+        return deadline if whole.limit is None else whole.before(min(max(posterior, UNMEASURED * share), share))
+
     def expect(self, recorder: Recorder) -> None:
         price, times = exact_price(self.prior, self.counts, self.wanted), self.likelihoods
         recorder.expect(lambda rows: times * price(rows), 3)
@@ -90,10 +117,39 @@ class FullScaleFit(EngineFit[FullScaleState]):
 
     def search(self, recorder: Recorder) -> Trained:
         rows, ratio = self.problem.rows, self.options.settings.stochastic.part_ratio
+        timed = self.options.run.deadline.limit is not None and self.options.run.group.size == 1
         return LinearStages(
             self.problem, rows, lambda first: part_sizes(rows, first, ratio), self.choices.objective, self.options,
             recorder, coarse=self.choices.coarse,
+            choose=functools.partial(self._settle, recorder) if timed else None,
         ).run()  # fmt: skip
+
+    def _settle(self, recorder: Recorder, theta: numpy.ndarray) -> None:
+        """Leave the posterior its time at the pace of the first rows; where that is not enough for all rows, try full
+        scale on as many as it is enough for beside inducing points. Raises: PointsTaken."""
+        run, n, least = self.options.run, self.problem.rows, self.options.settings.time.min_rows
+        posterior, share = self._posterior_seconds(recorder.slowdown(3))
+        recorder.deadline = run.deadline.before(min(posterior, share))
+        if self.rival is None or posterior <= share:
+            return
+        part = Part(max(least, int(n * share / posterior)), self.plan.sizes.predicting)
+        inducing = self.rival.inducing
+        if recorder.deadline.passed(recorder.seconds_of(part.like_rows(inducing), 3)):
+            return
+        ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
+        noise = self.problem.prior.sites(self.problem.y).variance.detach()
+        points = pivot_points(self.problem.prior, self.problem.x, noise, inducing, run.seed)
+        learned = ApproximateWork().learned_rows * inducing if by_sample(self.rival, run.deadline.limit) else n
+        trial = Trial.of(self.problem, points, min(n, learned), part, run.seed)
+        if trial is not None and trial.points_are_better:
+            raise PointsTaken(self.prior, trial.event)
+        if trial is not None:
+            recorder.note(trial.event)
+
+    def _posterior_seconds(self, slowdown: float) -> tuple[float, float]:
+        """Seconds of the posterior of all rows, with parts that are tried first, and those left to it at most."""
+        time, left = self.options.settings.time, self.options.run.deadline.left
+        return ApproximateWork().slack * slowdown * self.plan.seconds, time.part_share * max(0.0, left)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.conditioning()

@@ -9,8 +9,6 @@ the sample alone      in place of both where the time limit allows too few passe
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -25,11 +23,10 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
 from flashgp.inference.data import Data
-from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
+from flashgp.inference.full_scale.trial import Trial
 from flashgp.inference.gathered import agreed_memory
-from flashgp.inference.output_states import AnyState
 from flashgp.inference.over_ranks import planned_over, shard
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
@@ -47,7 +44,6 @@ from flashgp.inference.streamed.rows import (
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.inference.streamed.trial import TEST_SHARE, Trial, largest_part
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import (
     EngineFit,
@@ -58,7 +54,6 @@ from flashgp.inference.training.fit import (
 )
 from flashgp.inference.training.history import Recorder, SearchRun, Stage, power_law
 from flashgp.inference.training.linear_stages import LinearStages
-from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings
@@ -72,28 +67,23 @@ from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
-FACTORS = 4  # matrices of a part that an exact gradient holds, at most
 MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample, and from there to all
 
 
 class StreamedFit(EngineFit[Any]):
     """See `EngineFit`; the search holds a random sample of the rows.
 
-    Args: by_part, whether exact inference on a random part of the rows may take the place of that, where it is
-        expected to leave less, eq. (M-245).
     Fields: whole, what the first pass saw of all rows, cut where the time ended it; survey, of the rows that are fitted
-    to; weighted, that the sample takes the place of passes over all rows; part, rows fitted exactly in place of all.
+    to; weighted, that the sample takes the place of passes over all rows.
     """
 
     gathers = False
     again = "gp.condition(rows, inducing=...)"
 
-    def __init__(
-        self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, *, by_part: bool = False
-    ) -> None:
+    def __init__(self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation) -> None:
         group = options.run.group
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
-        self.options, self.by_part, self.searchers, self.interrupts = options, by_part, ALONE, []
+        self.options, self.searchers, self.interrupts = options, ALONE, []
         refuse_exact_fit(options)
         refuse_unfit(prior, "sparse", batch=False)
         prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), fitting=True)
@@ -123,7 +113,6 @@ class StreamedFit(EngineFit[Any]):
         )  # fmt: skip
         self.price = exact_price(self.prior, self.counts, self.wanted)
         self.weighted: Event | None = None
-        self.part = 0
 
     @property
     def result(self) -> Prior:
@@ -183,37 +172,22 @@ class StreamedFit(EngineFit[Any]):
             return [size]
         return [size] if size >= MIN_GROWTH * first and count >= MIN_GROWTH * size else []
 
-    def _choose(self, recorder: Recorder, theta: numpy.ndarray) -> int:
-        """Fewer inducing points where these suffice; the rows of an exact part that is expected to leave less."""
-        survey, options = self.survey, self.options
-        points = self._points(survey, theta)
-        learned, exact = survey.count, 0
+    def _choose(self, recorder: Recorder, theta: numpy.ndarray) -> None:
+        """Take fewer inducing points where these suffice."""
+        points, learned = self._points(self.survey, theta), self.survey.count
         if self.weighted is not None:
             learned = min(learned, ApproximateWork().learned_rows * len(points))
-            exact = _rows_of_part(self.problem, self.plan, options, self.price) if self.by_part else 0
-            if recorder.deadline.passed(recorder.seconds_of(exact, 3)):  # as measured, which may be more than planned
-                exact = 0
-        trial = Trial.of(self.problem, points, learned, exact, options.run.seed)
-        if trial is None:
-            return 0
-        if exact:
-            recorder.note(trial.event)
-        fewer = trial.suffice
-        if trial.part_is_better:
-            self.part = exact
-        elif fewer is not None:
+        trial = Trial.of(self.problem, points, learned, None, self.options.run.seed)
+        if trial is not None and (fewer := trial.suffice) is not None:
             self.asked = self.asked.with_points(fewer.fields["kept"])
             recorder.note(fewer)
-        return self.part
 
-    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState | StreamedState:
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> StreamedState:
         deadline, settings, best = self.options.run.deadline, self.options.conditioning(), self.stages.best
-        state: AnyState | StreamedState
+        state: StreamedState
         whole_learned, unexplained = True, list[Event]()
         held = self.rows if isinstance(self.rows, Held) else None
-        if self.part:
-            state = _of_part(self.prior, self.survey, self.part, settings)
-        elif self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
+        if self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
             points = sums = None
             if isinstance(best, StreamedLogJoint) and self.weighted is None:
                 points, sums = best.points, best.sums_at(trained.theta)
@@ -238,12 +212,12 @@ class StreamedFit(EngineFit[Any]):
         report_answer(report, recorder, state, self)
         report.events += unexplained
         limit = deadline.limit
-        if isinstance(state, StreamedState) and self.weighted is None and state.prior.likelihood.has_sites:
+        if self.weighted is None and state.prior.likelihood.has_sites:
             report.events.append(state.bound.event)
         elif limit is not None:
             report.predicted_seconds = min(self.plan.fit_seconds, limit)
         if trained.stop is StopReason.GOAL and whole_learned and limit is not None and not deadline.passed():
-            by_sample = (self.weighted is not None and not self.part) or None
+            by_sample = self.weighted is not None or None
             report.events.append(Event(EventKind.FIT_ENDED, left=deadline.left, limit=limit, sampled=by_sample))
         return state
 
@@ -251,26 +225,6 @@ class StreamedFit(EngineFit[Any]):
 def _least_evidence(state: Any) -> float:
     """The lower bound on log p(y), nats."""
     return state.sums.lower
-
-
-def _rows_of_part(problem: Problem, plan: Plan, options: FitOptions, price: Callable[[int], float]) -> int:
-    """Rows that an exact search finishes in its share of the time limit, of those of the sample; 0 for too few."""
-    assert options.run.deadline.limit is not None
-    search = options.stages.work.of_scoring(ParameterVector(problem.prior, problem.roles).size).middle
-    memory = math.isqrt(plan.available_bytes // (8 * FACTORS))
-    seconds, most = options.settings.sample.share * options.run.deadline.limit, int((1.0 - TEST_SHARE) * problem.rows)
-    return largest_part(price, search, seconds, options.stages.first_rows, min(memory, most))
-
-
-def _of_part(prior: Prior, survey: Survey, rows: int, settings: ConditionSettings) -> AnyState:
-    """The exact posterior of random rows of the sample, with an event and a warning."""
-    held = Data(prior, survey.x.to(survey.dtype), survey.y.to(survey.dtype))
-    part = held.random(rows, settings.run.seed)
-    state = condition(part.prior, part, settings)
-    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=survey.count, limit=settings.run.deadline.limit)
-    warn(str(event))
-    state.report.events.append(event)
-    return state
 
 
 def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog) -> Event | None:

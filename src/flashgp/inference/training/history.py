@@ -178,6 +178,13 @@ class Recorder:
         pace = pace or next(iter(self._pace.values()), None)
         return 0.0 if pace is None else pace[0] * max(1.0, rows / pace[1]) ** power
 
+    def slowdown(self, power: int) -> float:
+        """Measured over planned seconds of the last evaluation that grows with this power of the rows; at least 1."""
+        price, pace = self._prices.get(power), self._pace.get(power)
+        if price is None or pace is None or price(pace[1]) <= 0.0:
+            return 1.0
+        return max(1.0, pace[0] / price(pace[1]))
+
     def evaluate(
         self,
         objective: Callable[[numpy.ndarray], T],

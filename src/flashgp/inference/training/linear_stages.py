@@ -44,8 +44,7 @@ class LinearStages:
         coarse: the same in a form that takes less time, of parts of the rows and of a first descent of all of them.
         comparable: whether values of different choices compare, as those of bounds do, so that the best of all counts.
         weighted: whether rows of the parts count for all of them, so that no stage goes through all.
-        choose: given the optimum of the first rows, how many rows are fitted exactly in place of all that follows; 0
-            for none.
+        choose: given the optimum of the first rows, settles what follows.
     Fields: best, the objective of all rows that had the best value, where that counts.
     """
 
@@ -58,7 +57,7 @@ class LinearStages:
     coarse: Callable[[int, numpy.ndarray], LogJoint] | None = None
     comparable: bool = False
     weighted: bool = False
-    choose: Callable[[numpy.ndarray], int] | None = None
+    choose: Callable[[numpy.ndarray], None] | None = None
 
     best: LogJoint | None = dataclasses.field(init=False, default=None)
     _making: tuple[float, int, bool] = dataclasses.field(init=False, default=(0.0, 1, True))  # seconds, rows, coarse
@@ -76,11 +75,9 @@ class LinearStages:
 
         def later(first: ExactStages, search: Callable[[], numpy.ndarray]) -> None:
             recorder.reached = optimum = self._agreed(search)
-            part = 0 if self.choose is None else self.choose(optimum)
-            if part:
-                self._run_part(optimum, of(first.last), of(part))
-            else:
-                self._run_linear(optimum, of(first.last))
+            if self.choose is not None:
+                self.choose(optimum)
+            self._run_linear(optimum, of(first.last))
 
         theta, stop = searched(problem, exact, of, stages, later, options, recorder)
         tried = [run for run in recorder.best if run in self._tried and run.stage is Stage.APPROXIMATE]
@@ -116,18 +113,6 @@ class LinearStages:
         """Rank 0's."""
         found: numpy.ndarray = self.options.run.group.from_first(torch.from_numpy(theta)).numpy()
         return found
-
-    def _run_part(self, theta: numpy.ndarray, first: LogJoint, part: LogJoint) -> None:
-        """Exact inference on some of the rows, from the optimum of the first ones. Raises: NotPositiveDefiniteError."""
-        recorder, options = self.recorder, self.options
-        settings, free = options.settings.stochastic, numpy.full_like(theta, numpy.inf)
-        recorder.begin(part.rows)
-        recorder.expected = {part.rows: (8.0, 1.0)}
-        limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        curvature = log_joint_curvature(first, theta, part.rows, settings, options.run.seed)
-        search = GradientSearch(part, SearchRun(Stage.PART, part.rows), recorder, limits, (-free, free))
-        if part.rows > first.rows:
-            recorder.reached = search.follow(Trend(theta, first.rows, settings), curvature).theta
 
     def _run_linear(self, theta: numpy.ndarray, first: LogJoint) -> None:
         """The stages of the other likelihood, from the optimum of the first rows."""
