@@ -285,7 +285,9 @@ def fit_as(
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.run.deadline.limit
-        candidates, tries = asked.candidates, group.size == 1 and options.checkpoint is None  # which has no trial
+        # A trial is not in a checkpoint, of one process, and of sites without iteration.
+        candidates, tries = asked.candidates, options.checkpoint is None
+        tries = tries and group.size == 1 and gp.likelihood.has_sites
         asked, planned, event = choose_inference(
             group, gp, rows, asked, _wanted(options), limit, training=True, tries=tries
         )

@@ -1,4 +1,4 @@
-"""A trial before what takes the time, eq. (M-245), and the sizes that a time limit allows, eq. (M-244)."""
+"""A trial before what takes the time, eq. (M-245)."""
 
 import dataclasses
 import math
@@ -11,15 +11,12 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import Event, EventKind, of_kind
-from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import decided
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import fit_by_trial
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.full_scale.trial import TEST_SHARE, Part, Trial
-from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.streamed.state import StreamedState
@@ -28,9 +25,6 @@ from flashgp.inference.training.history import Stage
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.approximate import by_sample
-from flashgp.planner.plan import Plan
-from flashgp.planner.problem import PlanSettings
 from inference.plain_gp import F64, PlainGP, data, model
 from inference.streamed.test_learning import STEPS
 
@@ -114,36 +108,3 @@ def test_a_smooth_function_with_noise_takes_points_and_goes_on_from_the_first_ro
     assert len(found.state.inducing) <= 40
     assert all(entry.run.number == 0 for entry in found.history if entry.run.stage is Stage.SUBSET)
     assert not found.interrupted
-
-
-def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, Plan]:
-    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0, 1.0])) if gp is None else gp
-    settings = PlanSettings(memory="16GiB", profile=BUILT_IN)
-    taken, plan, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
-    assert bool(plan.approximation) == (taken is not None)
-    return event.fields["chosen"], plan  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(
-    ("n", "limit", "least"), [(300_000, 5.0, 128), (300_000, 30.0, 512), (2_000_000, 120.0, 512), (10**6, 180.0, 512)]
-)
-def test_short_limits_take_points_that_a_sample_has_time_for(n: int, limit: float, least: int) -> None:
-    """Seen red: 64 points, since sizes followed from passes alone."""
-    chosen, plan = decision(n, limit)
-    assert chosen == "sparse"
-    assert plan.inducing >= least
-    assert by_sample(plan, limit)
-    assert 0.0 < plan.sample_seconds[0] <= plan.fit_seconds <= plan.fit_seconds_high <= limit
-    assert any("sample" in note for note in plan.notes)
-
-
-def test_an_exact_fit_that_fits_stays_exact() -> None:
-    for n, limit in ((1000, 60.0), (2000, 600.0), (300_000, None)):
-        assert decision(n, limit)[0] == "exact"
-
-
-def test_rows_with_variances_of_their_own_have_sizes_by_passes() -> None:
-    known = fgp.likelihoods.Gaussian(row_variance=torch.full((300_000,), 0.1))
-    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=known)
-    plan = decision(300_000, 30.0, gp)[1]
-    assert not any("sample" in note for note in plan.notes)

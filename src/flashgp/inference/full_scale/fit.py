@@ -106,9 +106,11 @@ class FullScaleFit(EngineFit[FullScaleState]):
         return self.choices.events
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
-        posterior, share = self._posterior_seconds(1.0)  # at a pace that nobody has measured yet
-        whole = self.options.run.deadline
-        return deadline if whole.limit is None else whole.before(min(max(posterior, UNMEASURED * share), share))
+        self.latest, whole = deadline, self.options.run.deadline
+        if whole.limit is None:
+            return deadline
+        posterior, share = self._posterior_seconds(1.0)
+        return min(deadline, whole.before(min(max(posterior, UNMEASURED * share), share)), key=lambda one: one.end)
 
     def expect(self, recorder: Recorder) -> None:
         price, times = exact_price(self.prior, self.counts, self.wanted), self.likelihoods
@@ -129,7 +131,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         scale on as many as it is enough for beside inducing points. Raises: PointsTaken."""
         run, n, least = self.options.run, self.problem.rows, self.options.settings.time.min_rows
         posterior, share = self._posterior_seconds(recorder.slowdown(3))
-        recorder.deadline = run.deadline.before(min(posterior, share))
+        recorder.deadline = min(self.latest, run.deadline.before(min(posterior, share)), key=lambda one: one.end)
         if self.rival is None or posterior <= share:
             return
         part = Part(max(least, int(n * share / posterior)), self.plan.sizes.predicting)
