@@ -12,8 +12,7 @@ import torch
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from flashgp.cli.application import application, placed
-from flashgp.foundations import placement
+from flashgp.cli.application import application
 from flashgp.foundations.processors import core_text, own_cores
 
 COMMANDS = ("fit", "predict", "update", "plan", "tune", "doctor")
@@ -49,10 +48,11 @@ def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_says_where_it_may_run(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     text = " ".join(run(command, "--help").stdout.split())
-    for option in ("--threads", "--cores"):
+    for option in ("--json", "--quiet", "--debug", "--threads", "--cores"):
         assert option in text
+    assert ("fixed(number)" in text) == (command in ("fit", "plan"))
 
 
 @linux
@@ -77,10 +77,3 @@ def test_bad_usage_and_what_this_machine_has_not() -> None:
     assert json.loads(failed.stdout)["error"]["type"] in ("DomainError", "BackendUnavailableError")
     if hasattr(os, "sched_getaffinity"):
         assert f"may use, {core_text(own_cores() or ())}" in failed.stderr
-
-
-def test_without_options_nothing_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    with placed(None, None):
-        assert not placement._active
-    with placed(1, None):
-        assert len(placement._active) == 1

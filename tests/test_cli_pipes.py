@@ -112,12 +112,13 @@ sys.argv = ["flashgp", "fit", "nowhere.csv"]
 """
 
 
-@pytest.mark.parametrize(
-    "entry",
-    ["from flashgp.cli import process; process()", "runpy.run_module('flashgp', run_name='__main__', alter_sys=True)"],
-)
-@pytest.mark.parametrize("how", ["signal.raise_signal(signal.SIGINT)", "raise KeyboardInterrupt"])
-@pytest.mark.parametrize("rank", [None, "0", "1"])
+ENTRY = "from flashgp.cli import process; process()"
+MODULE = "runpy.run_module('flashgp', run_name='__main__', alter_sys=True)"
+SIGNAL = "signal.raise_signal(signal.SIGINT)"
+CASES = [(ENTRY, SIGNAL, None), (MODULE, "raise KeyboardInterrupt", "0"), (MODULE, SIGNAL, "1")]
+
+
+@pytest.mark.parametrize(("entry", "how", "rank"), CASES)
 def test_an_interrupt_while_torch_is_imported_is_one_sentence(entry: str, how: str, rank: str | None) -> None:
     text = WHILE_TORCH_IS_IMPORTED.format(how=how, entry=entry)
     own = {"RANK": rank, "WORLD_SIZE": "2"} if rank is not None else {}

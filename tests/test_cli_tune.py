@@ -19,7 +19,7 @@ import flashgp as fgp
 from flashgp.cli.application import application
 from flashgp.foundations import profile_store
 from flashgp.foundations.errors import FlashGPWarning
-from flashgp.foundations.machine import ask_again, using_accelerator
+from flashgp.foundations.machine import using_accelerator
 from flashgp.foundations.profile import BUILT_IN, MachineProfile, OperationTime
 from flashgp.foundations.profile_store import CHOICE, keep_profile, machine_key, profile_path
 
@@ -70,25 +70,6 @@ def test_a_part_is_measured_again(folder: Path) -> None:
     assert found.cpu.copy_bytes != measured_profile().cpu.copy_bytes
     assert found.cpu.operations == measured_profile().cpu.operations
     assert "svd is none of gemm, cholesky, copy" in " ".join(run("tune", "--only", "exp,svd", code=2).output.split())
-
-
-def test_the_command_named_measures_the_threads_of_the_runtime(folder: Path) -> None:
-    gp = fgp.GP(fgp.kernels.RBF())
-    assert "`flashgp tune` measures" in " ".join(fgp.plan(gp, n=50, d=1).notes)
-    with fgp.runtime(threads=1):
-        assert "`flashgp tune --threads 1` measures" in " ".join(fgp.plan(gp, n=50, d=1).notes)
-        keep_profile(measured_profile())
-        assert fgp.plan(gp, n=50, d=1).notes == ()
-
-
-def test_nobody_is_asked_for_an_accelerator_that_a_profile_does_not_know(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keep_profile(measured_profile())
-    with using_accelerator(None):
-        ask_again()
-        monkeypatch.setattr(torch.cuda, "is_available", None)
-        assert fgp.plan(fgp.GP(fgp.kernels.RBF()), n=50, d=1, device="cpu").profile == "measured"
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -83,14 +83,6 @@ def test_refining_after_learning(folder: Path) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(before.parameters(), after.gp.parameters(), strict=True))
 
 
-def test_for_people(folder: Path) -> None:
-    text = update(folder).output
-    assert "learned 100 rows" in text
-    assert "the model had 60 rows and has 160" in text
-    assert "predicted before they were learned" in text
-    assert "RMSE" in text
-
-
 def test_what_fails_on_the_way_leaves_the_old_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = folder / "m.safetensors"
     before = model.read_bytes()

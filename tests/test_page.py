@@ -82,20 +82,6 @@ def test_nothing_is_loaded_or_run() -> None:
     assert any("default-src 'none'" in str(value) for _, value in read.attributes)
 
 
-def test_it_has_styles_for_dark_screens_and_paper() -> None:
-    text = page().html()
-    assert "prefers-color-scheme: dark" in text
-    assert "@media print" in text
-    assert 'lang="en"' in text
-
-
-def test_figures_beside_each_other_come_in_order() -> None:
-    read = Reader(page("name").html())
-    assert read.tags.count("figure") == 2
-    assert ("class", "figures") in read.attributes
-    assert read.tags.index("pre") < read.tags.index("figure") < len(read.tags) - 1 - read.tags[::-1].index("table")
-
-
 def test_a_figure_is_drawn_the_same_each_time() -> None:
     pytest.importorskip("matplotlib")
     from flashgp.plots import calibration

@@ -93,15 +93,6 @@ def test_it_draws_on_its_own_figure_and_leaves_no_global_state(name: str) -> Non
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("name", PLOTS)
-def test_it_draws_on_given_axes(name: str) -> None:
-    from matplotlib.figure import Figure
-
-    ax = Figure().subplots()
-    assert PLOTS[name](ax=ax) is ax
-    assert ax.has_data()
-
-
 # -- posterior ----------------------------------------------------------------------------------------------------
 def test_the_posterior_line_is_the_prediction_in_the_units_of_the_table() -> None:
     post = posterior()
@@ -140,41 +131,6 @@ def test_a_slice_holds_the_other_columns_at_their_median_and_leaves_the_data_out
     rendered(ax)
 
 
-def test_days_are_shown_as_dates() -> None:
-    ax = plots.posterior_1d(posterior(), scaling=Scaling((11_000.0,), (900.0,), 0.0, 1.0), x_label="day", dates=True)
-    rendered(ax)
-    low, high = np.array(ax.get_xlim()).astype("datetime64[D]")
-    assert np.datetime64("1999-01-01") < low < high < np.datetime64("2004-12-31")
-    shown = [label.get_text() for label in ax.get_xticklabels()]
-    assert any(text in ("2000", "2001") for text in shown), shown
-    assert not any(text.startswith("11") and len(text) > 3 for text in shown)
-    far = plots.posterior_1d(posterior(), scaling=Scaling((1e7,), (9.0,), 0.0, 1.0), x_label="day", dates=True)
-    assert far.get_xlabel() == "day (days since 1970-01-01)"  # which matplotlib has no dates for
-
-
-def test_long_labels_are_broken_and_no_legend_lies_on_bars() -> None:
-    name = "compressive strength of the concrete after twenty-eight days, in megapascals"
-    ax = plots.predicted_observed([0.0, 1.0], ([0.1, 0.9], [1.0, 1.0]), label=name)
-    assert ax.get_xlabel().count("\n") == 1
-    for axis in (ax.xaxis, ax.yaxis):
-        ax.figure.canvas.draw()
-        box, page = axis.label.get_window_extent(), ax.figure.bbox
-        assert page.x0 <= box.x0 < box.x1 <= page.x1
-        assert page.y0 <= box.y0 < box.y1 <= page.y1
-    ax = plots.pit_histogram([0.0, 1.0], ([0.1, 0.9], [1.0, 1.0]))
-    ax.figure.canvas.draw()
-    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1 - 1.0
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_no_data_and_one_row(n: int) -> None:
-    rendered(
-        plots.posterior_1d(
-            posterior(n=n) if n else fgp.GP(fgp.kernels.RBF()).condition(torch.zeros(0, 1), torch.zeros(0))
-        )
-    )
-
-
 def test_the_posterior_plot_refuses_what_it_cannot_draw() -> None:
     gp = fgp.GP(fgp.kernels.RBF(), outputs=2)
     with pytest.raises(ShapeError, match="one model with one output"):
@@ -201,14 +157,6 @@ def test_any_number_of_rows(n: int) -> None:
     assert ("5,000 of 6,000 rows drawn" in texts(ax)) == (n == 6_000)
     for plot in (plots.calibration, plots.pit_histogram):
         rendered(plot(y, prediction))
-
-
-def test_a_prediction_and_its_moments_draw_the_same() -> None:
-    post = posterior()
-    prediction = post.predict(post.x)
-    pair = (prediction.mean, prediction.observation_variance.sqrt())
-    one, two = (plots.predicted_observed(post.y, p) for p in (prediction, pair))
-    assert np.array_equal(rendered(one), rendered(two))
 
 
 def test_rmse_and_the_rows_outside_are_counted() -> None:
@@ -242,25 +190,6 @@ def test_calibration_is_the_coverage_of_central_intervals() -> None:
     assert "95% intervals hold" in texts(plots.calibration(y, (mean, std)))
 
 
-def test_pit_is_flat_for_calibrated_predictions() -> None:
-    ax = plots.pit_histogram(*data(10_000))
-    heights = [patch.get_height() for patch in ax.patches if patch.get_width() < 0.2]
-    assert len(heights) == 10
-    assert math.isclose(sum(heights), 1.0)
-    assert max(heights) - min(heights) < 0.03
-    valley = [p.get_height() for p in plots.pit_histogram(*data(10_000, 0.3)).patches if p.get_width() < 0.2]
-    assert valley[0] > 3 * valley[5]
-
-
-def test_certain_predictions_and_missing_values_do_not_break() -> None:
-    y = np.array([1.0, 2.0, np.nan, 4.0])
-    prediction = (np.array([1.0, 3.0, 3.0, np.inf]), np.array([0.0, 0.0, 1.0, 1.0]))
-    line = coverage_line(plots.calibration(y, prediction))
-    assert (line[0], line[99], line[100]) == (0.5, 0.5, 1.0)  # one exactly right, one wrong with certainty
-    rendered(plots.predicted_observed(y, prediction))
-    rendered(plots.pit_histogram(y, prediction))
-
-
 def test_predictions_of_another_length_or_kind_are_refused() -> None:
     with pytest.raises(ShapeError, match="got 2 for 3 means"):
         plots.calibration(np.zeros(2), (np.zeros(3), np.ones(3)))
@@ -287,21 +216,6 @@ def test_importance_names_columns_the_most_important_first() -> None:
     segments = ax.collections[0].get_segments()
     assert segments[2][:, 0] == pytest.approx([2.0 - 1.959964 * 0.2, 2.0 + 1.959964 * 0.2])
     rendered(ax)  # "$age^2$" is a name, not mathematics
-
-
-def test_many_columns_are_cut() -> None:
-    ax = plots.importance(important([*range(1_000)], [f"c{j}" for j in range(1_000)]))
-    assert "the 25 most important of 1,000" in texts(ax)
-    assert ax.get_yticklabels()[-1].get_text() == "c999"
-    rendered(ax)
-
-
-def test_importance_is_of_one_output() -> None:
-    both = fgp.Importance(("a",), *([torch.zeros(1, 2, dtype=torch.float64)] * 4), 10, 20, 1)
-    with pytest.raises(ShapeError, match="one output"):
-        plots.importance(both)
-    with pytest.raises(DomainError, match="`level`"):
-        plots.importance(important([1.0], ["a"]), level=95.0)
 
 
 # -- training -----------------------------------------------------------------------------------------------------
@@ -331,28 +245,6 @@ def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     assert "1 evaluation had no finite value" in texts(ax)
     assert "best log joint -11.8" in texts(ax)
     rendered(ax)
-
-
-@pytest.mark.parametrize("last", [SearchRun(Stage.ALL_ROWS), SearchRun(Stage.APPROXIMATE), SearchRun(Stage.PART, 900)])
-def test_gains_are_called_gains_and_not_compared_with_the_log_joint_of_other_rows(last: SearchRun) -> None:
-    entries = [
-        SimpleNamespace(run=SearchRun(Stage.FIRST_ROWS), index=0, value=-400.0, measure="log joint"),
-        SimpleNamespace(run=SearchRun(Stage.PART, 500), index=0, value=9.0, measure="gain"),
-        *(SimpleNamespace(run=last, index=i, value=float(i), measure="gain") for i in range(3)),
-    ]
-    ax = plots.training_trace(entries)
-    (line,) = ax.get_lines()
-    assert np.allclose(line.get_ydata(), [2.0, 1.0, 1e-3])
-    assert "gained since the first gradient 2 nats" in texts(ax)
-    assert "log joint" not in texts(ax)
-
-
-@pytest.mark.parametrize(("starts", "length"), [(0, 0), (1, 1), (12, 3), (1, 10_000)])
-def test_any_history(starts: int, length: int) -> None:
-    ax = plots.training_trace(history(starts, length))
-    rendered(ax)
-    if starts == 12:
-        assert "11 other starts" in texts(ax)
 
 
 def test_samples_have_the_posterior_covariance_where_it_has_no_cholesky_factor() -> None:
@@ -389,16 +281,6 @@ def test_latency_counts_what_came_too_late() -> None:
     assert rendered(ax).std() > 0
 
 
-def test_streams_without_steps_say_so() -> None:
-    assert "no step was taken" in texts(plots.latency([]))
-    assert "no row had a target" in texts(plots.prequential_error([]))
-    alone = steps(1)[0]
-    alone.y = None
-    assert "no row had a target" in texts(plots.prequential_error([alone]))
-    with pytest.raises(DomainError, match="`rows` must be a whole number, 1 or more"):
-        plots.prequential_error([], rows=0)
-
-
 # -- machines -------------------------------------------------------------------------------------------------------
 def machine(seconds: float) -> Any:
     from dataclasses import replace
@@ -412,24 +294,3 @@ def machine(seconds: float) -> Any:
         BUILT_IN, name="measured", cpu=replace(BUILT_IN.cpu, operations=times(seconds)),
         accelerator=replace(BUILT_IN.accelerator, operations=times(seconds / 10)),
     )  # fmt: skip
-
-
-def test_rates_of_machines() -> None:
-    ax = plots.machine_rates({"one": machine(1e-9), "$two$": machine(2e-9)}, "cholesky")
-    lines = {line.get_label(): line for line in ax.lines}
-    assert set(lines) == {f"{name}{device}, float64" for name in ("one", "$two$") for device in ("", " GPU")}
-    assert list(lines["one, float64"].get_xdata()) == [16, 64, 256]
-    np.testing.assert_allclose(lines["one, float64"].get_ydata(), [n / 3 / 1e-9 / 1e9 for n in (16, 64, 256)])
-    np.testing.assert_allclose(lines["one GPU, float64"].get_ydata()[0], 10 * 16 / 3)
-    assert rendered(ax).std() > 0
-    assert "not measured" in texts(plots.machine_rates({"one": machine(1e-9)}, "gemm"))
-    with pytest.raises(DomainError, match="`operation` must be one of"):
-        plots.machine_rates({}, "svd")
-
-
-def test_bandwidths_of_machines() -> None:
-    ax = plots.machine_bandwidths({"one": machine(1.0), "two": machine(1.0)})
-    assert {"copy", "exp", "dense block", "K V, d=3, t=1"} <= set(texts(ax).splitlines())
-    assert {bar.get_width() for bar in ax.patches} == {1.0}
-    assert rendered(ax).std() > 0
-    assert "there are no profiles" in texts(plots.machine_bandwidths({}))

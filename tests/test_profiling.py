@@ -16,7 +16,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations import profile_ranges as ranges
 from flashgp.foundations.profile_ranges import ProfileRange, profile_range, recording
-from flashgp.profiling import Profile, attributed, take_profile, union_seconds
+from flashgp.profiling import attributed, take_profile
 from test_cli import HEAD, columns, run, write
 
 F64 = torch.float64
@@ -33,25 +33,12 @@ def seconds_of(*ranges: tuple[Any, int, float, float]) -> dict[str, float]:
     [
         ([], {}),
         ([(FACTOR, 0, 1, 4)], {FACTOR: 3.0}),
-        ([(PRODUCTS, 0, 2, 3), (FACTOR, 0, 1, 4)], {FACTOR: 2.0, PRODUCTS: 1.0}),
-        ([(PRODUCTS, 0, 1, 3), (FACTOR, 0, 1, 3)], {PRODUCTS: 2.0}),  # the outer one ends last
-        ([(FACTOR, 0, 1, 2), (SOLVES, 0, 2, 4)], {FACTOR: 1.0, SOLVES: 2.0}),
-        ([(FACTOR, 0, 1, 1), (SOLVES, 0, 1, 2)], {SOLVES: 1.0}),
-        ([(FACTOR, 0, 1, 3), (PRODUCTS, 7, 2, 5)], {FACTOR: 2.0, PRODUCTS: 2.0}),  # another thread while we wait
-        ([(PRODUCTS, 7, 0, 9), (FACTOR, 0, 1, 3)], {FACTOR: 2.0, PRODUCTS: 7.0}),
         ([(PRODUCTS, 7, 0, 4), (SOLVES, 8, 1, 3)], {PRODUCTS: 2.0, SOLVES: 2.0}),
     ],
 )
 def test_every_moment_belongs_to_the_innermost_range(ranges: list[Any], expected: dict[str, float]) -> None:
     # Two that begin and end together: recorded in the order in which they ended, the inner one first.
     assert seconds_of(*ranges) == expected
-
-
-def test_calls_are_counted() -> None:
-    _, calls = attributed(
-        [ProfileRange(FACTOR, 0, 1, 1), ProfileRange(FACTOR, 1, 1, 2), ProfileRange(SOLVES, 0, 3, 4)], 0
-    )
-    assert (calls[FACTOR], calls[SOLVES], calls[PRODUCTS]) == (2, 1, 0)
 
 
 def test_shares_add_up_and_waiting_is_idle() -> None:
@@ -122,23 +109,6 @@ def test_the_primitives_say_what_they_do() -> None:
     assert kinds_in(lambda: fgp.linalg.solve_triangular(matrix, right, upper=True)) == {SOLVES}
 
 
-def test_gradients_and_second_derivatives_are_products_too() -> None:
-    x = torch.linspace(0.0, 1.0, 30, dtype=F64)[:, None].requires_grad_()
-    right = torch.ones(30, 1, dtype=F64)
-    out = (fgp.kernels.RBF(0.5).operator(x) @ right).sum()
-    assert kinds_in(lambda: torch.autograd.grad(out, x, retain_graph=True)) == {PRODUCTS}
-    (slope,) = torch.autograd.grad(out, x, create_graph=True)
-    assert kinds_in(lambda: torch.autograd.grad(slope.square().sum(), x)) == {PRODUCTS}
-
-
-def test_results_are_the_same_while_somebody_records() -> None:
-    x = torch.linspace(0.0, 1.0, 40, dtype=F64)[:, None]
-    gp = fgp.GP(fgp.kernels.RBF(0.3), likelihood=fgp.likelihoods.Gaussian(0.1))
-    plain = gp.condition(x, x[:, 0]).predict(x).mean
-    watched, _ = take_profile(lambda: gp.condition(x, x[:, 0]).predict(x).mean)
-    assert torch.equal(plain, watched)
-
-
 def test_operations_and_trace(tmp_path: Path) -> None:
     matrix = torch.eye(50, dtype=F64)
     _, profile = take_profile(lambda: torch.linalg.cholesky(matrix), trace=tmp_path / "trace.json")
@@ -148,13 +118,6 @@ def test_operations_and_trace(tmp_path: Path) -> None:
     take_profile(lambda: None, trace=tmp_path / "trace.json.gz")
     assert "traceEvents" in json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.json", "trace.json.gz"]
-
-
-def test_the_table_and_an_accelerator() -> None:
-    lines = str(Profile(2.0, (), (), 0.5)).splitlines()
-    assert lines[0].split() == ["work", "time", "share", "calls"]
-    assert lines[2].split() == ["all", "2.00", "s", "100.0", "%"]
-    assert lines[3] == "the accelerator computed for 500 ms, 25 % of the time"
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -190,11 +153,6 @@ def test_fit_predict_and_update_are_profiled(folder: Path) -> None:
     assert "profile" not in json.loads(run("predict", model, table, "--out", folder / "p.csv", "--json").stdout)
 
 
-def test_quiet_is_quiet(folder: Path) -> None:
-    said = run("profile", "--coarse", "fit", folder / "table.csv", *QUICK, "--quiet")
-    assert said.stdout == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -207,14 +165,3 @@ def test_quiet_is_quiet(folder: Path) -> None:
 )
 def test_bad_usage(arguments: tuple[str, ...], code: int, message: str) -> None:
     assert message in run("profile", *arguments, code=code).output
-
-
-def test_help_names_the_commands() -> None:
-    text = run("profile", "--help").output
-    assert all(word in text for word in ("fit", "predict", "update", "--trace", "--coarse"))
-    assert "--kernel" in run("profile", "fit", "--help").output
-
-
-def test_seconds_of_spans_that_overlap_count_once() -> None:
-    assert union_seconds([(3.0, 5.0), (0.0, 1.0), (0.5, 2.0)]) == 4.0
-    assert union_seconds([]) == 0.0

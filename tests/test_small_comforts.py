@@ -19,26 +19,13 @@ k = fgp.kernels
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: k.RationalQuadratic(alpha=1.0), "`alpha` is no argument of RationalQuadratic.* `scale_mixture`"),
-        (lambda: k.RBF(length_scale=1.0), "`lengthscale`"),
-        (lambda: k.RBF(ls=1.0), "`lengthscale`"),
         (lambda: k.Matern(lenghtscale=1.0), "did you mean `lengthscale`"),
-        (lambda: k.Matern(smoothness=1.5), "`nu`"),
-        (lambda: k.Matern(Nu=1.5), "`nu`"),
         (lambda: k.RBF(ard_num_dims=3), r"torch\.ones\(d\)"),
         (lambda: k.RBF(outputscale=3.0), r"2\.0 \* kernel"),
-        (lambda: k.Periodic(period_length=1.0), "`period`"),
-        (lambda: k.Polynomial(power=2), "`degree`"),
         (lambda: fgp.likelihoods.Gaussian(noise=0.1), "`noise_variance`"),
-        (lambda: fgp.likelihoods.Gaussian(alpha=0.1), "`noise_variance`"),
-        (lambda: fgp.GP(covar_module=k.RBF()), "`kernel`"),
         (lambda: fgp.GP(k.RBF(), noise=0.1), r"Gaussian\(noise_variance=\.\.\.\)"),
-        (lambda: fgp.GPRegressor(alpha=0.1), r"Gaussian\(noise_variance=\.\.\.\)"),
-        (lambda: fgp.GPRegressor(normalize_y=True), "`standardise`"),
-        (lambda: fgp.GPRegressor(n_restarts_optimizer=3), "`starts`"),
         (lambda: fgp.fit(fgp.GP(k.RBF()), X, Y, learning_rate=0.1), "no step size"),
         (lambda: fgp.fit(fgp.GP(k.RBF()), X, Y, max_iter=3), "`max_iterations`"),
-        (lambda: fgp.fit(fgp.GP(k.RBF()), X, Y, unheard=3), "leave it out"),
     ],
 )
 def test_usual_names_are_refused_with_the_name_to_use(call: Callable[[], Any], text: str) -> None:
@@ -101,11 +88,3 @@ def test_likelihoods_that_are_not_there_say_what_is(name: str) -> None:
         getattr(fgp.likelihoods, name)
     assert isinstance(caught.value, FlashGPError)
     assert not hasattr(fgp.likelihoods, name)
-
-
-def test_names_for_annotations() -> None:
-    found = fgp.fit(fgp.GP(k.RBF()), X, Y, starts=1, max_iterations=1)
-    assert isinstance(found, fgp.Fit)
-    assert isinstance(found.posterior.predict(X[:2]), fgp.Prediction)
-    assert "processes" in dir(fgp)
-    assert fgp.processes.Group.of(None).size == 1

@@ -19,11 +19,6 @@ COLUMNS = {"mean": np.array([0.1, np.nan, -1e300]), "std": np.array([0.1, 1.0, 2
 # --- writing
 
 
-def test_csv_text(tmp_path):
-    write_predictions(tmp_path / "p.csv", COLUMNS | {"ok, so": np.zeros(3)})
-    assert (tmp_path / "p.csv").read_bytes() == b'mean,std,"ok, so"\n0.1,0.1,0.0\nnan,1.0,0.0\n-1e+300,2.0,0.0\n'
-
-
 def test_compressed_bytes_depend_on_the_content_alone(tmp_path):
     for name in ("a.csv.gz", "b.csv.gz"):
         write_predictions(tmp_path / name, COLUMNS)
@@ -97,13 +92,10 @@ def test_published_split(tmp_path):
     ("text", "split", "rows", "error", "message"),
     [
         ("0,1\n1,0\n", "2", 2, DomainError, "must be 0 to 1"),
-        ("0,1\n1,0\n", "-1", 2, DomainError, "must be 0 to 1"),
         ("0,1\n1,0\n", "0", 3, ShapeError, "3 rows, got 2"),
-        ("0,1\n2,0\n", "0", 2, DomainError, r"'column_1', row 2 \(line 2\)"),
         ('0\n""\n', "0", 2, DomainError, "0 and 1 alone"),
         ("a,1\nb,0\n", "0", 2, DomainError, "0 and 1 alone"),
         ("0,1\n0,1\n", "0", 2, DomainError, "got 0 test rows of 2"),
-        ("0,1\n0,1\n", "1", 2, DomainError, "got 2 test rows of 2"),
     ],
 )
 def test_splits_that_are_refused(tmp_path, text, split, rows, error, message):
@@ -136,16 +128,3 @@ def test_random_split_divides_the_rows(rows, fraction, seed):
 def test_random_split_is_the_same_everywhere():
     assert split_rows(10, 0.3, 0)[1].tolist() == FIRST_SPLIT
     assert split_rows(1000, 0.1, 1)[1].tolist() != split_rows(1000, 0.1, 2)[1].tolist()
-
-
-def test_random_split_chooses_each_row_equally_often():
-    counts = np.zeros(20)
-    for seed in range(2000):
-        counts[split_rows(20, 0.25, seed)[1]] += 1
-    # Binomial(2000, 1/4): standard deviation 19.4; four of them over twenty rows.
-    assert np.abs(counts - 500).max() < 4 * 19.4
-
-
-def test_a_single_row_cannot_be_split():
-    with pytest.raises(DomainError, match="`rows`"):
-        split_rows(1, 0.5, 0)

@@ -13,7 +13,6 @@ from flashgp.bench import Clock, Comparison, compare, write_record
 from flashgp.foundations.errors import DomainError
 
 X = torch.linspace(0.5, 2.0, 12, dtype=torch.float64).reshape(4, 3)
-Y = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
 
 
 def gram(x: torch.Tensor) -> torch.Tensor:
@@ -99,16 +98,6 @@ def test_time_memory_and_error_are_of_the_same_run() -> None:
     assert all(run.seconds > 0 for run in runs)
 
 
-def test_the_caller_keeps_inputs_generator_and_collector() -> None:
-    x = X.clone()
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    compare({"it": gram}, (x,), reference=gram, tolerance=1e-9, repeats=2)
-    assert torch.equal(x, X)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert gc.isenabled()
-
-
 def test_the_collector_is_off_inside_the_clock_and_back_after_an_error() -> None:
     seen = []
 
@@ -126,23 +115,6 @@ def test_inputs_as_positional_and_keyword_arguments(inputs: Any) -> None:
     assert compare({"it": gram}, inputs, reference=gram, tolerance=1e-9, repeats=2)["it"].accepted
 
 
-def test_numpy_inputs_objects_and_containers_are_passed_as_given() -> None:
-    class Model:
-        pass
-
-    model = Model()
-
-    def check(array: Any, pair: Any, thing: Any, *, scale: float) -> torch.Tensor:
-        assert type(array).__name__ == "ndarray"
-        assert thing is model
-        return scale * (torch.from_numpy(array) @ pair["x"] @ pair["more"][0])
-
-    inputs = {"array": X.numpy().copy(), "pair": {"x": X.T, "more": [torch.arange(4)[:, None].double()]}}
-    result = compare({"it": check}, {**inputs, "thing": model, "scale": 2.0}, reference=check, tolerance=1e-9)
-    assert result["it"].accepted, result
-    assert any("Model" in note for note in result.notes)
-
-
 def test_gradients_start_empty_and_shared_tensors_stay_shared() -> None:
     x = X.clone().requires_grad_(True)
 
@@ -156,18 +128,6 @@ def test_gradients_start_empty_and_shared_tensors_stay_shared() -> None:
     result = compare({"it": gradient}, (x, x), reference=gradient, tolerance=1e-9, repeats=3)
     assert result["it"].accepted, result
     assert x.grad is None
-
-
-def test_default_tolerance_follows_the_dtype() -> None:
-    assert compare({"it": gram}, (X,), reference=gram, repeats=1).settings["tolerance"] == 2.0**-26
-    mixed = {"scale": torch.tensor(2.0, dtype=torch.float64), "x": X.float()}
-
-    def scaled(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return scale * gram(x)
-
-    single = compare({"it": scaled}, mixed, reference=lambda scale, x: scaled(scale, x.double()), repeats=1)
-    assert single.settings["tolerance"] == math.sqrt(torch.finfo(torch.float32).eps)
-    assert single["it"].accepted
 
 
 def test_printed_and_written(tmp_path: Any) -> None:
@@ -191,7 +151,6 @@ def test_printed_and_written(tmp_path: Any) -> None:
     ("change", "message"),
     [
         ({"candidates": {}}, "`candidates` must be"),
-        ({"candidates": {"a": 1}}, "`candidates` must be"),
         ({"inputs": 3.0}, "`inputs` must be a tuple"),
         ({"reference": X}, "`reference` must be a callable while inputs are varied"),
         ({"reference": lambda x: x * math.nan}, "`reference` must be finite"),
@@ -199,11 +158,8 @@ def test_printed_and_written(tmp_path: Any) -> None:
         ({"reference": lambda x: ()}, "at least one tensor"),
         ({"reference": lambda x: torch.ones(3)}, "`inputs` must move the reference"),
         ({"inputs": (torch.arange(6).reshape(2, 3),)}, "`inputs` must move the reference"),
-        ({"tolerance": 0.5}, "`inputs` must move the reference"),
         ({"tolerance": -1.0}, "`tolerance` must be"),
-        ({"tolerance": math.nan}, "`tolerance` must be"),
         ({"repeats": 0}, "`repeats` must be"),
-        ({"warmup": -1}, "`warmup` must be"),
         ({"perturb": 1e-3}, "`perturb` must be"),
         ({"perturb": lambda inputs, generator: (inputs[0][:2],)}, "`perturb` must return inputs like"),
     ],

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 import flashgp as fgp
 from flashgp.diagnosis import Diagnosis, Finding, installation, machine
 from flashgp.diagnosis.examination import CHECKS, examine
-from flashgp.diagnosis.machine import nvidia_devices
 from flashgp.foundations.profile import BUILT_IN, MachineProfile
 from flashgp.foundations.profile_store import forget_profiles, machine_key
 from machine_root import MachineRoot
@@ -55,6 +53,7 @@ def test_this_machine() -> None:
     topics = {finding.topic for finding in found.findings}
     assert topics >= set(CHECKS)
     assert json.loads(found.to_json())["findings"][0]["values"]["torch"] == torch.__version__
+    assert "<table>" in found._repr_html_()
     text = str(found)
     assert max(map(len, text.splitlines())) <= 120 or "/" in text
     for advice in found.advice:
@@ -88,20 +87,6 @@ print(json.dumps([sorted(sys.modules), peak]))
     assert peak < 512 * 2**20
 
 
-def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check() -> Any:
-        yield Finding("gpu", "first")
-        warnings.warn("odd", UserWarning, stacklevel=1)
-        raise OSError("no answer")
-
-    found = list(examine("gpu", check))
-    assert [(one.found, one.severity) for one in found] == [
-        ("first", "ok"),
-        ("odd", "warning"),
-        ("could not be looked at: OSError: no answer", "warning"),
-    ]
-
-
 def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises() -> None:
         raise RuntimeError("CUDA driver version is insufficient")
@@ -116,12 +101,6 @@ def test_a_driver_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {one.topic for one in failed} == {"accelerator", "versions"}
     assert any("`nvidia-smi` does not list the devices" in one.found for one in failed)
     assert any("driver version is insufficient" in one.found for one in failed)
-
-
-def test_without_proc_and_sys(root: MachineRoot) -> None:
-    found = {one.topic: one for one in fgp.doctor().findings}
-    assert "can be used" in found["cores"].found
-    assert "memory" in found
 
 
 @pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs users")
@@ -151,61 +130,7 @@ print(fgp.doctor())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_shown_as_text_html_and_json() -> None:
-    found = Diagnosis(
-        (
-            Finding("cache", "a <b>", "ok"),
-            Finding("cache", "long " * 40, "note", "later"),
-            Finding("threads", "8 on 2", "warning", "set OMP_NUM_THREADS=2", {"torch": 8}),
-            Finding("cores", "8 on 2", "warning", "set OMP_NUM_THREADS=2"),
-        )
-    )
-    lines = str(found).splitlines()
-    assert lines[0] == "  cache    a <b>"
-    assert lines[1].startswith("-          long long")
-    assert lines[2].startswith("           long")
-    assert lines[-3:] == ["! cores    8 on 2", "=> set OMP_NUM_THREADS=2", "=> later"], "warnings' advice first, once"
-    assert "a &lt;b&gt;" in found._repr_html_()
-    assert json.loads(found.to_json())["findings"][2] == {
-        "topic": "threads", "found": "8 on 2", "severity": "warning", "advice": "set OMP_NUM_THREADS=2",
-        "values": {"torch": 8},
-    }  # fmt: skip
-
-
 # -- packages ----------------------------------------------------------------------------------------------------------
-def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
-    real_spec, real_version = importlib.util.find_spec, metadata.version
-
-    def spec(name: str, *rest: Any) -> Any:
-        return None if name in missing else real_spec(name, *rest)
-
-    def version(name: str) -> str:
-        if name in missing:
-            raise metadata.PackageNotFoundError(name)
-        return real_version(name)
-
-    monkeypatch.setattr("importlib.util.find_spec", spec)
-    monkeypatch.setattr(metadata, "version", version)
-
-
-def test_missing_packages_say_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "scipy", "numba", "pyarrow", "triton")
-    versions, *missing = installation.package_findings()
-    assert "scipy" not in versions.values
-    assert [(one.found.split()[0], one.severity, one.advice) for one in missing] == [
-        ("scipy", "warning", "pip install scipy"),
-        ("numba", "warning", "pip install numba"),
-        ("pyarrow", "note", "pip install 'flashgp[table]'"),
-    ]
-    assert "Parquet" in missing[2].found
-
-
-def test_triton_counts_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    without(monkeypatch, "triton")
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    for devices in (0, 1):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=devices: count)
-        assert any(one.found.startswith("triton is not") for one in installation.package_findings()) == bool(devices)
 
 
 # -- processor, cores, memory ------------------------------------------------------------------------------------------
@@ -283,14 +208,6 @@ def test_processes_of_a_launcher_that_share_their_cores(root: MachineRoot, monke
     assert only(machine.thread_findings()).severity == "ok", "each has its own"
 
 
-def test_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("NUMBA_NUM_THREADS", "5")
-    found = next(iter(machine.thread_findings()))
-    assert "OMP_NUM_THREADS=3" in found.found
-    assert found.values["environment"] == {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "5"}
-
-
 # -- accelerator -------------------------------------------------------------------------------------------------------
 def driven(monkeypatch: pytest.MonkeyPatch, folder: Path, listed: str, built: str | None, visible: int = 1) -> Any:
     """The findings where `nvidia-smi` prints these lines."""
@@ -304,11 +221,6 @@ def driven(monkeypatch: pytest.MonkeyPatch, folder: Path, listed: str, built: st
 
 
 H100 = "NVIDIA H100, 81920 MiB\\n"
-
-
-def test_a_device_and_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = only(driven(monkeypatch, tmp_path, H100, "13.0"))
-    assert found.found == "NVIDIA H100, 81920 MiB: torch for CUDA 13.0 sees 1 of 1"
 
 
 def test_a_device_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,20 +242,7 @@ def test_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "an NVIDIA driver, and no device (torch is built for CUDA 13.0)" in found.found
 
 
-def test_the_drivers_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin{os.pathsep}/usr/bin")
-    assert nvidia_devices() is None
-    tool.write_text("#!/bin/sh\nprintf 'GPU 100, 3072 MiB\\nGPU 101, 3072 MiB\\n'\n")
-    tool.chmod(0o700)
-    assert nvidia_devices() == ["GPU 100, 3072 MiB", "GPU 101, 3072 MiB"]
-    for broken in ("exit 9", "echo no devices were found"):
-        tool.write_text(f"#!/bin/sh\n{broken}\n")
-        with pytest.raises(RuntimeError, match="does not list the devices"):
-            nvidia_devices()
-
-
-@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize("precision", ["medium"])
 def test_float32_products_in_less_than_float32_are_named(precision: str) -> None:
     before = torch.get_float32_matmul_precision()
     assert only(machine.precision_findings()).severity == "ok"
@@ -355,17 +254,6 @@ def test_float32_products_in_less_than_float32_are_named(precision: str) -> None
     assert found.severity == "warning"
     assert found.advice.startswith('torch.set_float32_matmul_precision("highest")')
     assert found.values["float32_matmul"] == precision
-
-
-def test_newer_flags_of_torch_that_disagree_with_the_older_one() -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    try:
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-        found = only(machine.precision_findings())
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
-    assert (found.severity, found.values["float32_matmul"]) == ("warning", "mixed")
-    assert "in tf32" in found.found
 
 
 # -- profile and cache -------------------------------------------------------------------------------------------------
@@ -439,3 +327,30 @@ def test_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     without_a_home(monkeypatch)
     assert only(installation.cache_findings()).advice == "set FLASHGP_CACHE_DIR to a directory of yours"
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    real_spec, real_version = importlib.util.find_spec, metadata.version
+
+    def spec(name: str, *rest: Any) -> Any:
+        return None if name in missing else real_spec(name, *rest)
+
+    def version(name: str) -> str:
+        if name in missing:
+            raise metadata.PackageNotFoundError(name)
+        return real_version(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", spec)
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_missing_packages_say_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "scipy", "numba", "pyarrow", "triton")
+    versions, *missing = installation.package_findings()
+    assert "scipy" not in versions.values
+    assert [(one.found.split()[0], one.severity, one.advice) for one in missing] == [
+        ("scipy", "warning", "pip install scipy"),
+        ("numba", "warning", "pip install numba"),
+        ("pyarrow", "note", "pip install 'flashgp[table]'"),
+    ]
+    assert "Parquet" in missing[2].found

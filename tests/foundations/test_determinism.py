@@ -2,12 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from flashgp.foundations import threads
 from flashgp.foundations.determinism import contiguous_copy, deterministically, is_deterministic
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.profile_store import current_profile, keep_profile, machine_key
@@ -81,33 +79,6 @@ def test_other_threads_keep_theirs() -> None:
     assert seen == [(2, mkl and "2", False)]
     assert torch_now == 2, "what was set last, for threads that are new to torch"
     assert mkl_now == (mkl and "2")
-    assert torch.get_num_threads() == 3
-
-
-def test_without_counts_of_their_own_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = SimpleNamespace(lib_controllers=())
-    none.select = lambda **_: none
-    monkeypatch.setattr("threadpoolctl.ThreadpoolController", lambda: none)
-    threads._controllers.cache_clear()
-    try:
-        assert not counts_are_own()
-        with pytest.raises(ZeroDivisionError), single_thread():
-            assert torch.get_num_threads() == 1
-            raise ZeroDivisionError
-        assert torch.get_num_threads() == 3
-    finally:
-        threads._controllers.cache_clear()
-
-
-def test_the_number_at_the_first_use_does_not_matter() -> None:
-    """A process that begins with one thread and is given more later."""
-    torch.set_num_threads(1)
-    threads._controllers.cache_clear()
-    with single_thread():
-        assert torch.get_num_threads() == 1
-    torch.set_num_threads(3)
-    with single_thread():
-        assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 3
 
 

@@ -7,8 +7,8 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.checks import as_float_tensor, first_inexact
 
-LARGE = [0, 1, -1, 2**53, 2**53 + 1, 2**53 + 2, -(2**53) - 1, 10**17, 10**17 + 1, 3 * 2**60, 2**60 + 64, 2**60 + 256,
-         2**63 - 1, -(2**63), -(2**63) + 1, 2**62 + 1]  # fmt: skip
+LARGE = [0, 1,2**53 + 1, 2**53 + 2,3 * 2**60,
+2**62 + 1]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", LARGE)

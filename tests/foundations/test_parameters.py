@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributions import Beta, Gamma, LogNormal, Normal, constraints
 
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Domain, Parameter, as_parameter, named_parameter_objects
 
 f64 = torch.float64
@@ -51,11 +51,7 @@ CONSTRAINTS = [
     (None, Domain()),
     (constraints.real, Domain()),
     (constraints.positive, Domain(lower=0.0)),
-    (constraints.nonnegative, Domain(lower=0.0)),
-    (constraints.greater_than(2.0), Domain(lower=2.0)),
     (constraints.interval(-1.0, 4.0), Domain(-1.0, 4.0)),
-    (constraints.unit_interval, Domain(0.0, 1.0)),
-    (constraints.half_open_interval(0.0, 3.0), Domain(0.0, 3.0)),
     (Domain(1.0, 2.0), Domain(1.0, 2.0)),
 ]
 
@@ -100,18 +96,9 @@ def test_parameters_stay_in_double() -> None:
 
 
 REFUSED = [
-    ("text", lambda: Parameter("a"), DomainError, ["`value`", "number", "str"]),
-    ("None", lambda: Parameter(None), DomainError, ["`value`", "NoneType"]),
     ("complex", lambda: Parameter(1j), DomainError, ["`value`", "real", "complex"]),
-    ("NaN", lambda: Parameter(float("nan")), DomainError, ["`value`", "finite", "nan"]),
-    ("infinite", lambda: Parameter([1.0, float("inf")]), DomainError, ["`value`", "finite", "inf"]),
-    ("empty", lambda: Parameter([]), ShapeError, ["`value`", "at least one", "(0,)"]),
-    ("below", lambda: Parameter(0.0, constraint=constraints.positive), DomainError, ["`value`", "positive", "0"]),
     ("above", lambda: Parameter(2.0, constraint=constraints.unit_interval), DomainError, ["`value`", "in (0, 1)", "2"]),
     ("prior", lambda: Parameter(1.0, prior=3.0), DomainError, ["`prior`", "Distribution", "float"]),
-    ("named", lambda: as_parameter(-1.0, Domain(lower=0.0), "period"), DomainError, ["`period`", "positive", "-1"]),
-    ("named text", lambda: as_parameter("a", Domain(), "period"), DomainError, ["`period`", "str"]),
-    ("named empty", lambda: as_parameter([], Domain(), "period"), ShapeError, ["`period`", "(0,)"]),
     ("settled", lambda: as_parameter(Parameter(-1.0), Domain(0.0), "period"), DomainError, ["`period`", "positive"]),
 ]
 

@@ -98,26 +98,6 @@ def test_all_comes_back_after_an_exception_and_nested() -> None:
     assert State() == before
 
 
-def test_what_only_this_thread_has_stays_its_own() -> None:
-    """A count that differs from the one that new threads begin with is not handed to them."""
-    from flashgp.foundations.threads import counts_are_own, single_thread
-
-    if not counts_are_own():
-        pytest.skip("torch runs on something else than OpenMP here")
-    with single_thread():
-        with fgp.runtime(threads=1):
-            pass
-        assert (torch.get_num_threads(), elsewhere(torch.get_num_threads)) == (1, 2)
-    assert torch.get_num_threads() == 2
-
-
-def test_nothing_asked_for_changes_nothing() -> None:
-    before = State()
-    with fgp.runtime() as placed:
-        assert State() == before
-        assert (placed.threads, placed.cores) == (2, None)
-
-
 def test_more_threads_than_cores_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MachineRoot(tmp_path, monkeypatch) as machine:
         machine.write("proc/self/cgroup", "0::/a\n")
@@ -153,26 +133,6 @@ def test_threads_that_exist_and_threads_that_come_run_on_the_cores() -> None:
     assert os.sched_getaffinity(waiting.native_id or 0) == own_cores(), "a thread of the block is free again"
     stop.set()
     waiting.join()
-
-
-@linux
-def test_a_thread_of_the_block_that_chose_its_cores_keeps_them() -> None:
-    if ONE == LAST:
-        pytest.skip("needs two cores")
-    stop, started = threading.Event(), threading.Event()
-
-    def chooses() -> None:
-        os.sched_setaffinity(0, {LAST})
-        started.set()
-        stop.wait()
-
-    thread = threading.Thread(target=chooses, daemon=True)
-    with fgp.runtime(cores=[ONE]):
-        thread.start()
-        started.wait()
-    assert os.sched_getaffinity(thread.native_id or 0) == {LAST}
-    stop.set()
-    thread.join()
 
 
 @linux
@@ -239,28 +199,6 @@ def test_another_thread_is_refused_meanwhile() -> None:
 
     with fgp.runtime(threads=1):
         assert "active in another thread (1 thread)" in elsewhere(other)
-
-
-def test_of_threads_that_come_at_once_one_enters() -> None:
-    begin, leave, entered = threading.Barrier(4), threading.Event(), []
-
-    def come() -> None:
-        begin.wait()
-        try:
-            with fgp.runtime(threads=1):
-                entered.append(True)
-                leave.wait(60.0)
-        except DomainError:
-            entered.append(False)
-        if entered.count(False) == 3:
-            leave.set()
-
-    threads = [threading.Thread(target=come) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(entered) == [False, False, False, True]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

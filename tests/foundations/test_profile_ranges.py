@@ -96,22 +96,6 @@ def test_the_device_is_waited_for_inside_the_range() -> None:
     assert kinds == ["factorisation"]
 
 
-def test_ranges_are_the_profilers_too() -> None:
-    with torch.profiler.profile() as taken, recording():
-        work(1)
-    assert "flashgp: factorisation" in {event.name for event in taken.events()}
-
-
-def test_nvtx_ranges_are_opened_and_closed_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", said.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: said.append("pop"))
-    with recording(), profile_range("transfers"):
-        work(1)
-    assert said == ["flashgp: transfers", "flashgp: factorisation", "pop", "pop"]
-
-
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_every_primitive_of_every_backend_says_what_it_does(name: str) -> None:
     for primitive in ("block", "diagonal", "product", "block_gradient", "bilinear_gradient", "diagonal_gradient"):

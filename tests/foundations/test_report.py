@@ -1,7 +1,6 @@
 """A report shows what was predicted beside what was measured."""
 
-from flashgp.foundations.quantities import counted
-from flashgp.foundations.report import Report, joined_titles
+from flashgp.foundations.report import Report
 
 
 def test_predicted_and_measured_stand_side_by_side() -> None:
@@ -24,14 +23,3 @@ def test_what_is_known_of_only_one_side() -> None:
         ("time", "2.0 s predicted"),
     ]
     assert Report().lines() == []
-
-
-def test_things_are_counted_in_words() -> None:
-    assert [counted(n, "start") for n in (0, 1, 2, 1200)] == ["0 starts", "1 start", "2 starts", "1,200 starts"]
-
-
-def test_titles_are_named_once() -> None:
-    assert joined_titles("portable backend", "compiled backend and portable backend", None, "") == (
-        "portable backend and compiled backend"
-    )
-    assert joined_titles() == ""

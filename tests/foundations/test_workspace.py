@@ -112,15 +112,6 @@ def test_holding_counts_while_the_block_runs() -> None:
         raise AssertionError("entered")
 
 
-def test_the_machine_itself_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    workspace = Workspace()
-    with pytest.raises(MemoryBudgetError) as caught:
-        workspace.empty((2**50,), torch.float64, CPU)
-    assert caught.value.needed_bytes == 2**53
-    assert "cpu" in str(caught.value)
-    assert workspace.live_bytes == 0
-
-
 def test_threads_together_keep_the_budget() -> None:
     """What one thread was granted counts before another one asks."""
     parent, interval = Workspace(), sys.getswitchinterval()
@@ -139,3 +130,12 @@ def test_threads_together_keep_the_budget() -> None:
         sys.setswitchinterval(interval)
     assert one.peak_bytes <= 3 * MIB
     assert one.live_bytes == parent.live_bytes == 0
+
+
+def test_the_machine_itself_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace()
+    with pytest.raises(MemoryBudgetError) as caught:
+        workspace.empty((2**50,), torch.float64, CPU)
+    assert caught.value.needed_bytes == 2**53
+    assert "cpu" in str(caught.value)
+    assert workspace.live_bytes == 0

@@ -12,12 +12,8 @@ from hunt.approximations import TABLES, ApproximateCase
 from hunt.calls import CALLS, WRONG, CallCase
 from hunt.cases import SHAPES, Noise, OperatorCase, Points, PosteriorCase
 from hunt.chains import OPERATIONS, UPDATES, ChainCase
-from hunt.estimators import EstimatorCase
-from hunt.gradients import GradientCase
 from hunt.layouts import CONTEXTS, LAYOUTS, WAYS
-from hunt.pieces import FitCase, LikelihoodCase, LinalgCase, StreamCase
-from hunt.table_models import FORMS, TableCase
-from hunt.usefulness import DATES, PERIODIC, ROUTES
+from hunt.usefulness import PERIODIC, ROUTES
 
 EXTRAS = (
     "log_marginal_likelihood", "leave_one_out", "representer_weights", "covariance", "joint_log_prob", "log_prob",
@@ -266,61 +262,11 @@ def chain_case(seed: int) -> ChainCase:
     )  # fmt: skip
 
 
-def gradient_case(seed: int) -> GradientCase:
-    r = Random(seed)
-    p = Points(
-        seed, r.integer(1, 3), tuple(r.integer(1, 4) for _ in range(r.mostly(0, 1))), r.mostly("normal", *SHAPES)
-    )
-    if p.shape in ("clustered", "wide", "offset"):  # derivatives by close points may cancel, (M-24): not judged yet
-        p = replace(p, shape="normal")
-    of = r.of("evidence", "evidence", "joint", "product", "prediction")
-    outputs = r.mostly(None, 1, 2, often=0.8) if of != "product" else None
-    y_scale = r.mostly(1.0, 1e-4, 1e4)
-    along = {"product": ("kernel", "x"), "prediction": ("x",)}.get(of, ("kernel", "kernel", "noise", "mean", "x", "y"))
-    return GradientCase(
-        Kernels(r, p, custom=0.01).scaled(y_scale**2, r.integer(0, 3)), p, r.integer(1, 12), of, r.of(*along),
-        r.of("backward", "theta", "functional"), mean_of(r, p, outputs, y_scale), noise_of(r, y_scale, True), outputs,
-        y_scale,
-    )  # fmt: skip
-
-
 def call_case(seed: int) -> CallCase:
     """Every call with every argument and every wrong value, one after the other in random order."""
     every = [(call, name, value) for call, (_, names) in CALLS.items() for name in names for value in WRONG]
     order = numpy.random.default_rng(0).permutation(len(every))
     return CallCase(*every[int(order[seed % len(every)])])
-
-
-def likelihood_case(seed: int) -> LikelihoodCase:
-    r = Random(seed)
-    p, outputs, scale = points(r, seed, False), r.mostly(None, 1, 2), r.mostly(1.0, 1e-100, 1e100, 1e4)
-    noise = short(scale**2 * r.log_uniform(1e-4, 10.0))
-    return LikelihoodCase(p, r.integer(0, 6), noise, mean_of(r, p, outputs, 1.0), outputs, scale)
-
-
-def linalg_case(seed: int) -> LinalgCase:
-    r = Random(seed)
-    batch = r.mostly((), (2,), (0,), (2, 3))
-    n = r.mostly(r.integer(1, 20), 0)
-    return LinalgCase(seed, n, r.integer(1, 6), r.mostly(1.0, 1e-100, 1e100), r.mostly("float64", "float32"), batch)
-
-
-def stream_case(seed: int) -> StreamCase:
-    r = Random(seed)
-    p = points(r, seed, False)
-    return StreamCase(
-        Kernels(r, p, custom=0.01).scaled(1.0, r.integer(0, 2)), p, r.mostly(r.integer(1, 8), 0), r.integer(5, 40),
-        r.mostly(r.integer(1, 15), None), r.mostly(1, 2, 5), Noise(r.log_uniform(1e-3, 1.0)),
-    )  # fmt: skip
-
-
-def fit_case(seed: int) -> FitCase:
-    r = Random(seed)
-    p = Points(seed, r.integer(1, 2), (), r.mostly("normal", *SHAPES))
-    return FitCase(
-        Kernels(r, p, custom=0.0).scaled(1.0, r.integer(0, 1)), p, r.integer(1, 12), r.integer(1, 5),
-        Noise(r.log_uniform(1e-3, 1.0)), r.mostly(None, 2),
-    )  # fmt: skip
 
 
 def approximate_case(seed: int) -> ApproximateCase:
@@ -334,27 +280,6 @@ def approximate_case(seed: int) -> ApproximateCase:
         r.mostly(0.0, 0.3, 0.9, often=0.6), r.mostly(0, 1, d, often=0.7), r.mostly(1.0, 1e-6, 1e6, often=0.5),
         r.mostly(0.1, 0.0, 1e-4, often=0.6), inducing, r.mostly("auto", r.integer(1, 20), 0, 320),
         r.mostly(0, r.integer(4, 30)), r.of(0.5, 1.5, 2.5),
-    )  # fmt: skip
-
-
-def estimator_case(seed: int) -> EstimatorCase:
-    r = Random(seed)
-    p = Points(seed, r.integer(1, 3), (), r.mostly("normal", *SHAPES), r.mostly(1.0, 1e-3, 1e3, 1e-8, 1e8))
-    standardise = r.mostly("both", "x", "y", "none", often=0.5)
-    in_units = p if standardise in ("y", "none") else replace(p, scale=1.0)
-    n = r.mostly(r.integer(2, 15), 1, r.integer(16, 40))
-    return EstimatorCase(
-        Kernels(r, in_units, custom=0.01).scaled(1.0, r.integer(0, 2)), p, n, r.integer(1, 6), r.log_uniform(1e-3, 1.0),
-        standardise, r.mostly(1.0, 1e-6, 1e6, 1e100), r.mostly("tensor", *LAYOUTS),
-    )  # fmt: skip
-
-
-def table_case(seed: int) -> TableCase:
-    r = Random(seed)
-    return TableCase(
-        seed, r.mostly(r.integer(4, 25), 3), r.integer(1, 4), r.integer(1, 6), r.mostly(1.0, 1e-6, 1e6, 1e-100, 1e100),
-        r.mostly(1.0, 1e-6, 1e6, 1e100), r.of("RBF()", "Matern(nu=1.5)", "Matern(nu=2.5) + Linear()", None),
-        r.of(*FORMS), r.of(*FORMS), r.chance(0.3), r.chance(0.4),
     )  # fmt: skip
 
 
@@ -377,39 +302,13 @@ def useful_case(seed: int) -> Any:
     return usefulness.LimitCase(seed, route, n, r.integer(1, 3), r.of(0.5, 1.0, 2.0, 4.0))
 
 
-def meaning_case(seed: int) -> Any:
-    r = Random(seed)
-    match seed % 4:
-        case 0:
-            n, d, scale, equal = r.integer(20, 60), r.integer(1, 2), r.log_uniform(1e-6, 1e6), r.chance(0.3)
-            return usefulness.WeightCase(seed, n, d, scale, equal, r.of(3.0, 10.0, 100.0))
-        case 1:
-            n, each, step, form = r.integer(12, 40), r.of(1, 2, 3), r.of(1, 7, 30, 31), r.of("dict", "frame", "csv")
-            return usefulness.DateCase(seed, r.of(*DATES), n, each, step, form)
-        case 2:
-            return usefulness.ModeCase(seed, r.integer(2, 20), r.chance(0.5), r.chance(0.5), r.chance(0.3))
-    p = Points(seed, r.integer(1, 2))
-    custom = specs.Custom(r.of(*specs.FUNCTIONS), p.real, r.log_uniform(0.5, 4.0))
-    other = Kernels(r, p).leaf()
-    kernel = specs.Scaled(r.log_uniform(0.3, 3.0), r.of(custom, specs.Sum(custom, other), specs.Product(other, custom)))
-    return usefulness.DrawCase(kernel, p, r.integer(0, 30), 6, r.log_uniform(1e-3, 1.0))
-
-
 KINDS = {
     "posterior": posterior_case,
     "operator": operator_case,
     "chain": chain_case,
-    "gradient": gradient_case,
     "call": call_case,
-    "likelihood": likelihood_case,
-    "linalg": linalg_case,
-    "stream": stream_case,
-    "fit": fit_case,
     "approximate": approximate_case,
-    "estimator": estimator_case,
-    "table": table_case,
     "useful": useful_case,
-    "meaning": meaning_case,
 }
 
 

@@ -88,9 +88,6 @@ class Rounded:
     def cos(self) -> "Rounded":
         return Rounded(numpy.cos(self.value), numpy.minimum(self.error, 2.0 / EPS) + 1.0)
 
-    def tanh(self) -> "Rounded":
-        return Rounded(numpy.tanh(self.value), numpy.minimum(self.error, 2.0 / EPS) + 1.0)
-
     def abs(self) -> "Rounded":
         return Rounded(abs(self.value), self.error)
 

@@ -187,11 +187,7 @@ class Sines(torch.nn.Module):
 
 # -- the library's objects ---------------------------------------------------------------------------------------------
 class Maker:
-    """Builds the library's kernel of a spec; remembers the Parameter of each (path, name)."""
-
-    def __init__(self, priors: bool = False) -> None:
-        self.priors = priors
-        self.made: dict[tuple[str, str], fgp.Parameter] = {}
+    """Builds the library's kernel of a spec."""
 
     def number(self, value: Value, per_column: bool = False) -> Any:
         if isinstance(value, Each):
@@ -201,16 +197,8 @@ class Maker:
             return torch.tensor(value, dtype=torch.float64)
         return value
 
-    def parameter(self, value: Value, positive: bool, per_column: bool = False, constraint: Any = None) -> Any:
-        number = self.number(value, per_column)
-        if not self.priors and constraint is None:
-            return number
-        kind, place, spread = ("LogNormal", LOG_MEAN, LOG_SD) if positive else ("Normal", 0.2, 1.5)
-        prior = getattr(torch.distributions, kind)(*torch.tensor([place, spread], dtype=torch.float64))
-        return fgp.Parameter(torch.as_tensor(number, dtype=torch.float64), constraint, prior if self.priors else None)
-
-    def kernel(self, spec: Spec, path: str = "") -> fgp.kernels.Kernel:
-        parts = [self.kernel(part, f"{path}{i}") for i, part in enumerate(spec.parts())]
+    def kernel(self, spec: Spec) -> fgp.kernels.Kernel:
+        parts = [self.kernel(part) for part in spec.parts()]
         values = {}
         for name in spec.parameters():
             columned = name in ("lengthscale", "period", "frequency") or (
@@ -218,7 +206,7 @@ class Maker:
             )
             value = getattr(spec, name)
             plain = isinstance(spec, Custom)
-            values[name] = value if plain else self.parameter(value, name in spec.positive, columned)
+            values[name] = value if plain else self.number(value, columned)
         match spec:
             case Sum():
                 out: Any = parts[0] + parts[1]
@@ -230,7 +218,8 @@ class Maker:
                 out = fgp.kernels.Warped(Sines(), parts[0], spec.dims)
             case Custom():
                 columns = None if spec.dims else spec.columns
-                scale = self.parameter(values["scale"], True, constraint=torch.distributions.constraints.positive)
+                number = torch.as_tensor(self.number(values["scale"]), dtype=torch.float64)
+                scale = fgp.Parameter(number, torch.distributions.constraints.positive)
                 out = fgp.kernels.Custom(FUNCTIONS[spec.name], spec.dims, columns, scale=scale)
             case Coregionalization():
                 out = fgp.kernels.Coregionalization(
@@ -244,25 +233,7 @@ class Maker:
                 out = fgp.kernels.Constant(**values)
             case _:
                 out = getattr(fgp.kernels, type(spec).__name__)(active_dims=spec.dims, **values)
-        for name in values:
-            self.made[path, name] = getattr(out, name)
         return out
-
-
-LOG_MEAN, LOG_SD = 0.1, 1.3
-
-
-def nodes(spec: Spec, path: str = "") -> "list[tuple[str, Spec]]":
-    """Every kernel of the tree with its path."""
-    return [(path, spec), *(n for i, part in enumerate(spec.parts()) for n in nodes(part, f"{path}{i}"))]
-
-
-def with_value(spec: Spec, path: str, name: str, value: Value) -> Spec:
-    """The same tree with another value of one parameter."""
-    if not path:
-        return replace(spec, **{name: value})
-    field = [f.name for f in fields(spec) if isinstance(getattr(spec, f.name), Spec)][int(path[0])]
-    return replace(spec, **{field: with_value(getattr(spec, field), path[1:], name, value)})
 
 
 def member(spec: Spec, index: int) -> Spec:

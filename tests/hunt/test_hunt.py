@@ -7,34 +7,23 @@ import numpy
 import pytest
 import torch
 
-import flashgp as fgp
 from hunt import specs
 from hunt.calls import CALLS, CallCase
-from hunt.cases import Noise, Points, PosteriorCase
+from hunt.cases import PosteriorCase
 from hunt.differences import Findings, is_typed
 from hunt.generate import KINDS, case_of
-from hunt.gradients import derivative
 from hunt.layouts import LAYOUTS, cast, laid_out
 from hunt.reference import Data, NotDefiniteError, Reference, cholesky, covariance, inverse, solve
 from hunt.rounding import EPS, LD, Rounded
-from hunt.shrink import shrunk
-from hunt.usefulness import DateCase, DensityCase, DrawCase, LimitCase, ModeCase, PeriodCase, WeightCase
+from hunt.usefulness import DensityCase, LimitCase, PeriodCase
 
 SHORT = {
     "posterior": range(16),
     "operator": range(20),
-    "chain": range(3),
-    "gradient": range(12),
-    "call": range(60),
-    "likelihood": range(20),
-    "linalg": range(20),
-    "stream": range(3),
-    "fit": range(2),
+    "chain": (*range(3), 9000272),  # the last: a jitter that stays with a chain of two rows without noise
+    "call": range(90),
     "approximate": range(6),
-    "estimator": range(40),
-    "table": range(10),
-    "useful": (2, 3, 6, 10),
-    "meaning": (1, 3, 6, 7, 8, 11, 13, 18),
+    "useful": (2, 3, 10),
 }
 
 
@@ -45,61 +34,27 @@ def test_a_short_hunt_finds_nothing(kind: str) -> None:
         assert case.check().differences == {}, f"{case!r}"
 
 
-def test_a_case_is_its_seed_and_its_repr_runs() -> None:
-    names: dict[str, Any] = {}
-    exec("from hunt.everything import *", names)
+def test_a_case_is_its_seed() -> None:
     for kind in KINDS:
-        for seed in range(40):
-            case = case_of(kind, seed)
-            assert case == case_of(kind, seed)
-            assert eval(repr(case), names) == case
+        for seed in range(20):
+            assert case_of(kind, seed) == case_of(kind, seed)
 
 
 RAW_ONCE = [
     ("condition", "differentiable", "sparse"),
-    ("SquaredExponential", "active_dims", "nan"),
     ("Cosine", "active_dims", "numpy bool"),
     ("RationalQuadratic", "lengthscale", "ragged"),
-    ("RationalQuadratic", "scale_mixture", "tiny"),
-    ("Periodic", "lengthscale", "sparse"),
-    ("Matern", "nu", "vector"),
-    ("Matern", "nu", "ragged"),
     ("fit", "initial", "records"),
-    ("fit", "priors", "array of objects"),
     ("with_noise", "v", "complex tensor"),
-    ("with_noise", "v", "sparse"),
     ("fantasize", "x", "no rows"),
-    ("condition", "device", "many"),
-    ("theta", "value", "complex tensor"),
-    ("theta", "value", "sparse"),
-    ("SpectralMixture", "scales", "empty text"),
-    ("SpectralMixture.from_data", "seed", "vector"),
     ("Coregionalization", "count", "true"),
-    ("Constant mean", "outputs", "inf"),
-    ("Linear mean", "slope", "parameter"),
-    ("Linear mean", "slope", "object"),
     ("Gaussian", "noise_variance", "masked array"),
-    ("Parameter", "trainable", "scalar tensor"),
-    ("condition", "x", "masked array"),
-    ("evidence", "theta", "zero"),
     ("evidence", "jitter", "array of objects"),
-    ("evidence", "dtype", "minus one"),
-    ("condition", "solver", "ragged"),
-    ("condition", "differentiable", "none"),
-    ("condition", "deterministic", "cube"),
-    ("condition", "device", "masked array"),
-    ("predict", "variance", "masked array"),
+    ("condition", "device", "many"),
     ("sample", "seed", "scalar tensor"),
-    ("sample", "count", "many"),
-    ("sample", "observed", "other matrix"),
-    ("paths", "seed", "range"),
-    ("with_noise", "v", "type"),
-    ("to_dense", "dtype", "empty tensor"),
     ("save", "metadata", "nan"),
     ("load", "path", "nan tensor"),
     ("solve_triangular", "upper", "inf"),
-    ("fit", "jitter", "text"),
-    ("fit", "progress", "integers"),
 ]
 
 
@@ -110,29 +65,9 @@ def test_a_wrong_argument_is_named(call: str, argument: str, value: str) -> None
     assert found.refused == ["a wrong argument"]
 
 
-def test_a_jitter_that_stays_with_a_chain_is_the_references_too() -> None:
-    """Of two rows of a line without noise; one that is left would do without."""
-    case = case_of("chain", 9000272)
-    assert case.check().differences == {}
-
-
 def test_calls_that_are_right_are_answered() -> None:
     for call in CALLS.keys() - {"load", "save"}:
         assert CallCase(call).check().differences == {}, call
-
-
-RAW_OF_RIGHT = [
-    ("fit", "jitter", "many"),  # 1e30, as `condition` takes it
-    ("fit", "progress", "module"),  # what fails is the module
-    ("fantasies", "x_test", "no rows"),
-    ("append one", "y", "huge"),
-    ("stream", "y", "huge"),
-]
-
-
-@pytest.mark.parametrize(("call", "argument", "value"), RAW_OF_RIGHT)
-def test_an_argument_at_the_edge_is_answered_without_a_raw_error(call: str, argument: str, value: str) -> None:
-    assert CallCase(call, argument, value).check().differences == {}
 
 
 # -- running error analysis ------------------------------------------------------------------------------------------
@@ -144,11 +79,6 @@ def test_rounding_errors_of_float64_stay_within_their_bound_and_near_it() -> Non
     plain = (numpy.sin(a * b + a / (1 + b * b)) * numpy.exp(-abs(a - b))).sum(0)
     share = abs(plain - expected.value) / (EPS * expected.error)
     assert 0.02 < share.max() < 1.0
-
-
-def test_a_root_near_zero_may_lose_half_its_digits() -> None:
-    assert float(Rounded(0.0, 1.0).sqrt().error) == pytest.approx(EPS**-0.5)
-    assert float(Rounded(1.0, 1.0).sqrt().error) == pytest.approx(1.5)
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
@@ -201,15 +131,6 @@ def test_leave_one_out_really_leaves_out() -> None:
         assert spread == pytest.approx(float(variance.value[i]), abs=1e-13)
 
 
-def test_a_difference_quotient_knows_how_far_off_it_is_where_a_step_crosses_a_row() -> None:
-    """Of Matern-3/2, whose third derivative jumps there; orders of the quotient alone claimed less than they erred."""
-    length = LD(584.9)
-    for distance in LD(10.0) ** -numpy.arange(6):
-        slope, off = derivative(lambda h, r=distance: covariance(specs.Matern(1.5, 584.9), [[r + h]], [[0.0]]).value)
-        exact = -3 * distance / length**2 * numpy.exp(-numpy.sqrt(LD(3)) * distance / length)
-        assert abs(slope - exact) <= off
-
-
 def test_a_matrix_that_float64_cannot_tell_from_a_singular_one_is_not_judged() -> None:
     with pytest.raises(NotDefiniteError):
         Reference(_data(30, 1e-18, specs.SquaredExponential(5.0)))
@@ -253,34 +174,7 @@ def test_a_layout_changes_no_number(layout: str, dtype: str) -> None:
         assert numpy.array_equal(tensor.double().numpy(), part)
 
 
-def test_a_difference_is_shrunk_to_what_it_takes() -> None:
-    kernel = specs.Sum(specs.Constant(2.0), specs.Matern())
-    case = PosteriorCase(kernel, Points(3, 2), 7, noise=Noise(0.5), options=(("tolerance", -1.0),), extras=("text",))
-    small = shrunk(case)
-    assert small.check().differences.keys() == case.check().differences.keys() == {"refused in condition"}
-    assert small == PosteriorCase(specs.Constant(2.0), Points(3, 2), 1, 1, options=case.options)
-
-
 # -- faults that are planted ------------------------------------------------------------------------------------------
-class AbsoluteWeights(WeightCase):
-    def means(self, x: Any, y: Any, points: Any, weight: Any) -> numpy.ndarray:
-        likelihood = fgp.likelihoods.Gaussian(1e-4, row_variance=1 / weight)
-        return fgp.GPRegressor(likelihood=likelihood, target_transform="none").fit(x, y).predict(points)
-
-
-class RandomModule(ModeCase):
-    def net(self) -> torch.nn.Sequential:
-        return torch.nn.Sequential(AlwaysDropout(), *super().net())
-
-
-class AlwaysDropout(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(x, 0.5, training=True)
-
-
-class TimidDraws(DrawCase):
-    def draws(self, post: fgp.Posterior, x: torch.Tensor) -> torch.Tensor:
-        return 0.8 * post.predict(x).sample(2000, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -290,10 +184,6 @@ class TimidDraws(DrawCase):
         (DensityCase(room=-9.0), "nats a row beside scikit-learn"),
         (DensityCase(room=-9.0), "nats a row beside a constant"),
         (LimitCase(limit=0.5, room=-9.0), "seconds kept"),
-        (AbsoluteWeights(scale=1e4), "equal answers"),
-        (DateCase(of="%d of %m in %Y", n=12, each=3), "refused in dates"),
-        (RandomModule(), "mean again"),
-        (TimidDraws(), "least variance"),
     ],
 )
 def test_a_planted_fault_is_found(case: Any, name: str) -> None:

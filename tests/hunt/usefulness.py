@@ -1,14 +1,8 @@
-"""Two kinds of cases, judged as users judge: by what they have anyway (a sinusoid, a constant, scikit-learn, a clock),
-and by answers that must not change with how the same thing is said (weights, dates, modes of modules, draws).
-"""
+"""Cases that are judged as users judge: by what they have anyway (a sinusoid, a constant, scikit-learn, a clock)."""
 
-import copy
-import datetime
-import tempfile
 import time
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -16,10 +10,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.inference.findings import why_unfinished
-from hunt import specs
-from hunt.cases import ANY_POINTS, Points, targets
 from hunt.differences import Findings
-from hunt.table_models import written
 
 K = fgp.kernels
 PERIODIC = {
@@ -31,12 +22,6 @@ PERIODIC = {
 }
 FUNCTIONS = ("smooth", "rough", "step", "line", "noise", "ratio")
 ROUTES = ("exact", "auto", "sparse", "full_scale", "estimator", "table")
-DATES = (
-    "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%b %d %Y", "%d %B %Y", "%Y%m%d", "%Y-%m", "%b %Y",
-    "%d/%m/%y", "%m/%d/%y", "%d-%b-%y", "%Y-%m-%dT%H:%M",
-)  # fmt: skip
-DRAWS = 2000
-LAPLACE = specs.Custom()
 
 
 def explained(got: Any, truth: numpy.ndarray) -> float:
@@ -182,161 +167,6 @@ class LimitCase:
         return fit.posterior.predict(torch.from_numpy(points)).mean, fit.unfinished
 
 
-# -- kind "meaning" ----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class WeightCase:
-    """The scale of weights means nothing, equal ones mean nothing, and 1 / variance is as good as known variances."""
-
-    seed: int = 0
-    n: int = 30
-    d: int = 1
-    scale: float = 1.0
-    equal: bool = False
-    spread: float = 10.0  # of the standard deviations of the rows
-
-    def check(self) -> Findings:
-        found = Findings()
-        rng = numpy.random.default_rng([self.seed, 19])
-        x = rng.uniform(-2, 2, (self.n + 100, self.d))
-        truth = function_of(x, "smooth")
-        std = 0.3 * self.spread ** -rng.uniform(0, 1, self.n) * numpy.ones(self.n)
-        std = numpy.full(self.n, 0.1) if self.equal else std
-        rows, points, y = x[: self.n], x[self.n :], truth[: self.n] + std * rng.normal(size=self.n)
-        with found.watched("weights"):
-            plain = self.means(rows, y, points, None if self.equal else std**-2)
-            scaled = self.means(rows, y, points, self.scale * std**-2)
-            likelihood = fgp.likelihoods.Gaussian(1e-4, row_variance=std**2)
-            known = fgp.GPRegressor(likelihood=likelihood, target_transform="none").fit(rows, y).predict(points)
-            off = float(abs(scaled - plain).max())
-            short_of(found, "equal answers", -off, -1e-6)
-            least = explained(known, truth[self.n :])
-            short_of(found, "explained variance", explained(plain, truth[self.n :]), least - 0.05 - (1 - least))
-        return found
-
-    def means(self, x: Any, y: Any, points: Any, weight: Any) -> numpy.ndarray:
-        return fgp.GPRegressor(target_transform="none").fit(x, y, weight).predict(points)
-
-
-@dataclass(frozen=True)
-class DateCase:
-    """A table with dates in one of DATES is the table with ISO dates, perhaps after a question that `dates` answers."""
-
-    seed: int = 0
-    of: str = "%d.%m.%Y"
-    n: int = 24
-    each: int = 1  # rows of one date
-    step: int = 17  # days
-    form: str = "dict"
-
-    def check(self) -> Findings:
-        found = Findings()
-        first = datetime.datetime(1990, 1, 1) + datetime.timedelta(days=self.seed * 37 % 12000)
-        days = [first + datetime.timedelta(days=self.step * (i // self.each)) for i in range(self.n + 5)]
-        if "%d" not in self.of:
-            days = [day.replace(day=1) for day in days]
-        rng = numpy.random.default_rng([self.seed, 23])
-        share, y = rng.normal(size=self.n + 5), numpy.arange(self.n + 5.0) + rng.normal(size=self.n + 5)
-        order = "mdy" if self.of.startswith("%m") else "dmy"
-
-        def answer(of: str, **options: Any) -> numpy.ndarray:
-            with tempfile.TemporaryDirectory() as folder:
-                tables = [
-                    written(
-                        {"day": [d.strftime(of) for d in days[part]], "share": share[part], "y": y[part]},
-                        self.form,
-                        Path(folder) / name,
-                    )
-                    for name, part in (("rows", slice(self.n)), ("points", slice(self.n, None)))
-                ]
-                model = fgp.TableModel(starts=1).fit(tables[0], "y", **options)
-                return numpy.asarray(model.predict(tables[1]).mean)
-
-        with found.watched("dates"):
-            iso = answer("%Y-%m-%dT%H:%M" if "T" in self.of else "%Y-%m-%d")
-            try:
-                got = answer(self.of)
-            except fgp.DomainError as question:
-                if order not in str(question):
-                    raise
-                found.refused.append("dates: asked for the order")
-                got = answer(self.of, dates=order)
-            short_of(found, "equal answers", -float(abs(got - iso).max()), -1e-6 * float(abs(y).max()))
-        return found
-
-
-@dataclass(frozen=True)
-class ModeCase:
-    """Modules in training mode answer twice alike, as in evaluation mode, and are left as they were."""
-
-    seed: int = 0
-    n: int = 12
-    of_mean: bool = False
-    normalised: bool = False
-    fitted: bool = False
-
-    def check(self) -> Findings:
-        found = Findings()
-        torch.manual_seed(self.seed)
-        x, points = torch.rand(self.n, 2, dtype=torch.float64), torch.rand(7, 2, dtype=torch.float64)
-        y = torch.sin(3 * x[:, 0])
-        net = self.net()
-        gp = fgp.GP(K.Matern(), net) if self.of_mean else fgp.GP(K.Warped(net, K.Matern()))
-        before = [(name, part.training) for name, part in gp.named_modules()]
-        buffers = copy.deepcopy(dict(net.named_buffers()))
-        with found.watched("modes"):
-            if self.fitted:
-                gp = fgp.fit(gp, x, y, max_iterations=2).gp
-            twice = [gp.condition(x, y).predict(points) for _ in range(2)]
-            found.equal("mean again", twice[1].mean, twice[0].mean)
-            found.equal("mean read again", twice[0].mean, twice[0].mean)
-            found.equal("evidence again", gp.log_marginal_likelihood(x, y), gp.log_marginal_likelihood(x, y))
-            found.equal("modes", [(name, part.training) for name, part in gp.named_modules()], before)
-            for name, value in buffers.items():
-                found.equal(f"buffer {name}", dict(net.named_buffers())[name], value)
-            evaluated = copy.deepcopy(gp).eval().condition(x, y).predict(points)
-            found.equal("mean in evaluation mode", evaluated.mean, twice[0].mean)
-        return found
-
-    def net(self) -> torch.nn.Sequential:
-        layers = [torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(4, 1)]
-        if self.normalised:
-            layers.insert(1, torch.nn.BatchNorm1d(4))
-        if self.of_mean:
-            layers.append(torch.nn.Flatten(-2))
-        return torch.nn.Sequential(*layers).double().train()
-
-
-@dataclass(frozen=True)
-class DrawCase:
-    """The variance of posterior functions is the posterior's, .9 to 1.1 of it and four standard errors."""
-
-    kernel: specs.Spec = LAPLACE
-    points: Points = ANY_POINTS
-    n: int = 12
-    n_test: int = 6
-    noise: float = 0.01
-
-    def check(self) -> Findings:
-        found = Findings()
-        x, x_test = self.points.draw(self.n), self.points.draw(self.n_test, 1)
-        y = torch.from_numpy(targets(x, self.points.seed, 0, None, 1.0))
-        likelihood = fgp.likelihoods.Gaussian(self.noise)
-        with found.watched("paths", (fgp.DomainError,)):
-            gp = fgp.GP(specs.Maker().kernel(self.kernel), likelihood=likelihood)
-            post = gp.condition(torch.from_numpy(x), y)
-            test = torch.from_numpy(x_test)
-            variance = post.predict(test).variance
-            ratio = self.draws(post, test).var(0) / variance
-            ratio = ratio[variance > 1e-8 * variance.max()]
-            error = 4 * (2 / DRAWS) ** 0.5
-            short_of(found, "least variance", float(ratio.min()), 0.9 - error)
-            short_of(found, "most variance", -float(ratio.max()), -1.1 - error)
-        return found
-
-    def draws(self, post: fgp.Posterior, x: torch.Tensor) -> torch.Tensor:
-        return post.paths(DRAWS, seed=self.points.seed)(x)
-
-
 # -- work --------------------------------------------------------------------------------------------------------------
 def function_of(x: numpy.ndarray, of: str) -> numpy.ndarray:
     """One of FUNCTIONS at rows within -2 and 2, (n,), of spread about 1."""
@@ -357,9 +187,3 @@ def function_of(x: numpy.ndarray, of: str) -> numpy.ndarray:
 
 def log_normal(y: numpy.ndarray, mean: Any, std: Any) -> numpy.ndarray:
     return -0.5 * ((y - mean) / std) ** 2 - numpy.log(std) - 0.5 * numpy.log(2 * numpy.pi)
-
-
-__all__ = [
-    "DATES", "FUNCTIONS", "PERIODIC", "ROUTES", "DateCase", "DensityCase", "DrawCase", "LimitCase", "ModeCase",
-    "PeriodCase", "WeightCase",
-]  # fmt: skip

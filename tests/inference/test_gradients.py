@@ -89,6 +89,26 @@ def test_theta_by_chains() -> None:
     assert all(torch.equal(p, before[name]) for name, p in gp.named_parameters())
 
 
+def test_theta_jacobian() -> None:
+    """The density of the unconstrained values, eq. (M-38): prior times |d value / d raw|, eq. (M-18)."""
+    x, y = data(5)
+    gp = fgp.GP(
+        k.RBF(
+            fgp.Parameter(
+                0.7, prior=torch.distributions.LogNormal(torch.tensor(0.2, dtype=F64), torch.tensor(0.5, dtype=F64))
+            )
+        ),
+        m.Zero(),
+        lik.Gaussian(0.1),
+    )
+    # log N(raw; 0.2, 0.5): the Jacobian turns a LogNormal density of the value into a normal one of its logarithm.
+    raw = gp.kernel.lengthscale.raw.detach()
+    normal = torch.distributions.Normal(torch.tensor(0.2, dtype=F64), torch.tensor(0.5, dtype=F64)).log_prob(raw)
+    noise_jacobian = gp.likelihood.noise_variance.raw.detach()
+    wanted = gp.log_marginal_likelihood(x, y) + normal + noise_jacobian
+    assert relative(gp.log_joint(x, y, jacobian=True), wanted.squeeze()) < 1e-14
+
+
 @pytest.mark.parametrize(
     ("theta", "error", "message"),
     [

@@ -1,14 +1,12 @@
 """Random features have the covariance they are for: in expectation, and exactly where its rank is finite."""
 
-import math
-
 import pytest
 import torch
 from scipy.special import gammaincinv
 
 from flashgp import kernels
-from flashgp.foundations.errors import DerivativeError, DomainError
-from flashgp.kernels.random_features import Draw, gamma_quantile
+from flashgp.foundations.errors import DomainError
+from flashgp.kernels.random_features import gamma_quantile
 from kernels.plain_formulas import plain
 from pairwise.pair_cases import CASES, Case
 
@@ -88,12 +86,6 @@ def test_large_finite_ranks_are_projected() -> None:
         grams = torch.stack([gram(kernel, x, 1024, seed) for seed in range(SEEDS)])
         error = (grams.mean(0) - plain(kernel, x, x).detach()).abs()
         assert bool((error <= 4.5 * grams.std(0) / SEEDS**0.5 + 1e-9).all())
-
-
-def test_a_product_of_sums_is_expanded() -> None:
-    x = torch.randn(5, 2, generator=generator(3), dtype=F64)
-    kernel = (kernels.RBF(1.5) + 0.5 * kernels.Matern(1.5)) * (kernels.Periodic(2.0) + kernels.Linear(0.2))
-    assert_mean_is(kernel, x, plain(kernel, x, x).detach(), count=128)
 
 
 def test_equal_factors_have_randomness_of_their_own() -> None:
@@ -182,41 +174,7 @@ def test_gamma_quantiles_and_their_derivative() -> None:
     assert torch.autograd.gradcheck(lambda a: gamma_quantile(a, u), (shape,), rtol=1e-5)
 
 
-def test_draws_of_many_columns() -> None:
-    draw = Draw(64, 3)
-    assert draw.uniform(40).shape == (40, 64)
-    assert bool(((draw.uniform(40) > 0) & (draw.uniform(40) < 1)).all())
-    assert not torch.equal(draw.uniform(3), draw.part(0).uniform(3))
-    assert set(draw.signs(5).unique().tolist()) == {-1.0, 1.0}
-    assert abs(float(draw.uniform(1).mean()) - 0.5) < 0.5 / math.sqrt(64)
-
-
 @pytest.mark.parametrize("count", [1, 0, True, 2.5])
 def test_a_count_that_is_refused(count: object) -> None:
     with pytest.raises(DomainError, match="`count` must be a whole number, 2 or more"):
         kernels.RBF().features(count, generator(0))  # type: ignore[arg-type]
-
-
-def test_a_second_derivative_by_the_shape_is_refused() -> None:
-    """It was 0: the slope of the quantile is known at one shape only."""
-    shape = torch.tensor([1.3], dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(
-        gamma_quantile(shape, torch.tensor([0.2, 0.7], dtype=torch.float64)).sum(), shape, create_graph=True
-    )
-    with pytest.raises(DerivativeError, match="no second ones"):
-        torch.autograd.grad(slope.sum(), shape)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_draws_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
-    before = torch.get_default_dtype()
-    wanted = Draw(16, seed=3).uniform(2)
-    try:
-        torch.set_default_dtype(torch.float64)
-        exact = Draw(16, seed=3).uniform(2)
-        torch.set_default_dtype(dtype)
-        found = Draw(16, seed=3).uniform(2)
-    finally:
-        torch.set_default_dtype(before)
-    assert torch.equal(found, exact)
-    assert torch.equal(wanted, exact)

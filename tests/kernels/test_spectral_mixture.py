@@ -42,15 +42,6 @@ def test_it_is_a_sum_of_damped_cosines() -> None:
     assert relative_error(one.operator(x).to_dense(), wanted) <= 50 * EPS
 
 
-def test_a_batch_of_mixtures() -> None:
-    weights, means, scales = random(2, 3, seed=1), random(2, 3, 2, seed=2), random(2, 3, 2, seed=3)
-    x = random(5, 2, seed=4)
-    found = SpectralMixture(weights, means, scales).operator(x).to_dense()
-    for member in range(2):
-        single = SpectralMixture(weights[member], means[member], scales[member]).operator(x).to_dense()
-        assert relative_error(found[member].detach(), single.detach()) <= 50 * EPS
-
-
 @pytest.mark.parametrize("d", [1, 2])
 def test_the_spectrum_of_scattered_data_is_that_of_least_squares(d: int) -> None:
     """(M-53) with (M-247), and its largest value is at the frequency that is there, to the resolution of the data."""
@@ -111,16 +102,16 @@ def test_data_without_a_spectrum(y: Tensor) -> None:
 
 
 REFUSED: list[tuple[str, Any, type[FlashGPError], list[str]]] = [
-    ("means of other rows", lambda: SpectralMixture([1.0, 2.0], [[1.0]], [[1.0]]), ShapeError, ["`means`", "Q = 2"]),
-    ("scales of other columns", lambda: SpectralMixture([1.0], [[1.0, 2.0]], [[1.0]]), ShapeError, ["`scales`"]),
-    ("a number as weights", lambda: SpectralMixture(1.0, [[1.0]], [[1.0]]), ShapeError, ["`means`", "weights"]),
-    ("a negative weight", lambda: SpectralMixture([-1.0], [1.0], [1.0]), DomainError, ["`weights`", "positive"]),
-    ("a negative scale", lambda: SpectralMixture([1.0], [1.0], [-1.0]), DomainError, ["`scales`", "positive"]),
+
+
+
+
+
     ("too many", lambda: SpectralMixture([1.0] * 129, [1.0] * 129, [1.0] * 129), DomainError, ["at most 128", "129"]),
     ("columns", lambda: SpectralMixture([1.0], [1.0], [1.0]).operator(random(3, 2)), ShapeError, ["`means`"]),
     ("none", lambda: SpectralMixture.from_data(random(5, 1), random(5), 0), DomainError, ["`components`", "0"]),
     ("one row", lambda: SpectralMixture.from_data(random(1, 1), random(1)), ShapeError, ["`x`", "(1, 1)"]),
-    ("other rows", lambda: SpectralMixture.from_data(random(5, 1), random(4)), ShapeError, ["`y`", "(4,)"]),
+
 ]  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flashgp import linalg
 from flashgp.foundations.errors import (
-    BackendUnavailableError,
     ConvergenceError,
     DomainError,
     NotPositiveDefiniteError,
@@ -64,58 +63,30 @@ def test_gradients_by_finite_differences(name: str) -> None:
 
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no tensor": (lambda: linalg.qr([[1.0]]), DomainError, "`A` must be a tensor, got list"),
-    "no tensor, device": (lambda: linalg.qr([[1.0]], device="cpu"), DomainError, "`A` must be a tensor, got list"),
     "one dimension": (lambda: linalg.qr(matrix(5)), ShapeError, r"`A` must have shape \(\*batch, m, n\), got \(5,\)"),
-    "not square": (lambda: linalg.cholesky(matrix(5, 4)), ShapeError, r"`A` must have shape \(\*batch, n, n\)"),
-    "not square, eigh": (lambda: linalg.eigh(matrix(5, 4)), ShapeError, "as many rows as columns"),
     "integers": (lambda: linalg.eigh(torch.eye(3, dtype=torch.int64)), DomainError, "`A` must be float32 or float64"),
-    "half": (lambda: linalg.cholesky(torch.eye(3, dtype=torch.float16)), DomainError, "got torch.float16"),
     "mode": (lambda: linalg.qr(matrix(3, 3), mode="thin"), DomainError, "`mode` must be one of reduced, complete, r"),
     "device": (lambda: linalg.qr(matrix(3, 3), device="tpu"), DomainError, "`device` must be one of auto, cpu, cuda"),
-    "no device": (lambda: linalg.eigh(definite(3), device="cuda"), BackendUnavailableError, 'pass device="cpu"'),
     "crossover": (
         lambda: linalg.qr(matrix(3, 3), crossover=-1),
         DomainError,
         "`crossover` must be the order of a matrix",
     ),
-    "a crossover that is true": (lambda: linalg.qr(matrix(3, 3), crossover=True), DomainError, "`crossover`"),
-    "a crossover that is text": (lambda: linalg.eigh(definite(3), crossover="x"), DomainError, "`crossover`"),
     "B short": (
         lambda: linalg.solve_triangular(definite(3), matrix(4, 2), upper=True),
         ShapeError,
         r"`B` must have shape \(\*batch, n, t\) with n = 3 like `A`, got \(4, 2\)",
     ),
-    "B a vector": (
-        lambda: linalg.solve_triangular(definite(3), matrix(3), upper=True),
-        ShapeError,
-        r"pass B\[:, None\]",
-    ),
-    "B by the right": (
-        lambda: linalg.solve_triangular(definite(3), matrix(3, 2), upper=True, left=False),
-        ShapeError,
-        r"`B` must have shape \(\*batch, t, n\)",
-    ),
-    "B a list": (lambda: linalg.solve_triangular(definite(3), [1.0], upper=True), DomainError, "`B` must be a tensor"),
     "B of another batch": (
         lambda: linalg.solve_triangular(definite(3, 2), matrix(4, 3, 2), upper=True),
         ShapeError,
         "`B` has batch shape",
     ),
     "a sparse A": (lambda: linalg.qr(matrix(3, 3).to_sparse()), DomainError, "`A` must be dense"),
-    "a sparse B": (
-        lambda: linalg.solve_triangular(definite(3), matrix(3, 2).to_sparse(), upper=True),
-        DomainError,
-        "`B` must be dense",
-    ),
     "a complex B, of which torch takes the real part": (
         lambda: linalg.solve_triangular(definite(3), matrix(3, 2) * 1j, upper=True),
         DomainError,
         "`B` must be real like `A`",
-    ),
-    "nan in cholesky": (
-        lambda: linalg.cholesky(torch.full((2, 2), float("nan"))),
-        DomainError,
-        "`A` must be finite, got NaN at row 0 and column 0",
     ),
 }
 

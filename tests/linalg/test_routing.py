@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.linalg import LinAlgError
 
 from flashgp import linalg
 from flashgp.foundations.determinism import deterministically
@@ -18,8 +17,6 @@ from flashgp.foundations.errors import (
     BackendUnavailableError,
     DomainError,
     FlashGPWarning,
-    NotPositiveDefiniteError,
-    ShapeError,
 )
 from flashgp.foundations.machine import accelerator, using_accelerator
 from flashgp.foundations.profile import BUILT_IN, Crossover, MachineProfile
@@ -173,40 +170,6 @@ def test_an_accelerator_that_is_lost_costs_one_warning(fake: Fake) -> None:
         linalg.cholesky(big)
     with pytest.raises(BackendUnavailableError, match="no CUDA device that answers"):
         linalg.cholesky(big, device="cuda")
-
-
-def test_an_accelerator_that_is_full_is_asked_again(fake: Fake) -> None:
-    def full() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    fake.fails = full
-    with pytest.warns(FlashGPWarning, match="asked again next time"):
-        linalg.eigh(definite(320))
-    assert accelerator() == CUDA
-    fake.fails = None
-    linalg.eigh(definite(320))
-    assert fake.trips[1] == 2
-
-
-def test_errors_of_arguments_are_the_same_there(fake: Fake) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(NotPositiveDefiniteError, match="pivot 3 is -"):
-            linalg.cholesky(torch.diag(torch.tensor([1.0, 2, 3, -4, 5])), device="cuda")
-        with pytest.raises(ShapeError, match="`B` must have shape"):
-            linalg.solve_triangular(definite(5), matrix(4, 2), upper=True, device="cuda")
-        with pytest.raises(DomainError, match="`mode` must be one of"):
-            linalg.qr(definite(5), mode="thin", device="cuda")
-    asked = []
-
-    def singular(a: Tensor) -> Tensor:
-        asked.append(a)
-        raise LinAlgError("not positive definite")
-
-    with pytest.raises(LinAlgError):
-        routing.run_there("cholesky", singular, (definite(3),), CUDA)
-    assert len(asked) == 1, "the same matrix is not factorised again"
-    assert accelerator() == CUDA, "none of this is the accelerator's fault"
 
 
 # -- data that lie on the accelerator ----------------------------------------------------------------------------------

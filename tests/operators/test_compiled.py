@@ -8,7 +8,6 @@ import torch._dynamo.testing
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.tokens import object_of
 from flashgp.planner.products import ProductPlan
 
 F64 = torch.float64
@@ -57,16 +56,6 @@ def test_no_recompile_per_value() -> None:
     assert count.frame_count == 1
 
 
-def test_copies_are_kernels_of_their_own() -> None:
-    import copy
-    import pickle
-
-    kernel = fgp.kernels.RBF(1.0)
-    for other in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
-        assert other.token != kernel.token
-        assert object_of(other.token) is other
-
-
 def test_the_operation_keeps_torchs_contract() -> None:
     kernel = fgp.kernels.RBF(1.0)
     raws = [p.detach().clone().requires_grad_() for p in kernel.parameters()]
@@ -93,21 +82,19 @@ def test_a_plan_is_run_inside() -> None:
         compiled(wrong)
 
 
-@pytest.mark.parametrize("rectangular", [False, True])
-def test_products_from_the_left_are_those_of_the_transpose(rectangular: bool) -> None:
+def test_products_from_the_left_are_those_of_the_transpose() -> None:
     """K between two sets of points is not symmetric: V K is not K V."""
     kernel = fgp.kernels.RBF(0.7)
     for m, multiply in ((6, torch.matmul), (4, lambda v, k: v @ k)):
-        x, z = numbers(6, 2), numbers(m, 2, seed=1) if rectangular else None
+        x, z = numbers(6, 2), numbers(m, 2, seed=1)
         for v in (numbers(6, seed=2), numbers(3, 6, seed=3), numbers(2, 5, 6, seed=4)):
-            leaves = [t.clone().requires_grad_() for t in (x, z, v) if t is not None]
-            given = leaves if rectangular else [leaves[0], None, leaves[1]]
+            leaves = [t.clone().requires_grad_() for t in (x, z, v)]
             product = torch.compile(
                 lambda x, z, v: multiply(v, kernel.operator(x, z)),  # noqa: B023
                 fullgraph=True,
                 backend="aot_eager",
             )
-            wanted, found = given[-1] @ kernel.operator(*given[:2]), product(*given)
+            wanted, found = leaves[-1] @ kernel.operator(*leaves[:2]), product(*leaves)
             assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
             slopes = [torch.autograd.grad(out.square().sum(), leaves) for out in (found, wanted)]
             assert all(torch.allclose(one, two, rtol=1e-11, atol=1e-11) for one, two in zip(*slopes, strict=True))
@@ -146,15 +133,7 @@ def test_products_that_look_alike_are_refused_and_matmul_tells_them_apart() -> N
     assert torch.allclose(compiled(lambda k, v: v @ k, None)(square[0]), symmetric @ square[0])
 
 
-def test_other_operations_on_an_operator_are_refused() -> None:
-    kernel, x = fgp.kernels.RBF(0.7), numbers(6, 2)
-    for operation in (lambda k, v: v * k, lambda k, v: k + v):
-        compiled = torch.compile(lambda v: operation(kernel.operator(x), v), fullgraph=True, backend="aot_eager")  # noqa: B023
-        with pytest.raises(Exception, match=r"multiplies|TypeError|[Uu]nsupported"):
-            compiled(numbers(6, 6))
-
-
-@pytest.mark.parametrize("given", [torch.bfloat16, torch.float16, torch.float32, torch.int64, F64])
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.int64])
 def test_the_compiler_expects_the_dtype_that_eager_mode_gives(given: torch.dtype) -> None:
     kernel = fgp.kernels.RBF(2.0)
     x = (10 * numbers(6, 2)).to(given)
@@ -170,20 +149,6 @@ def test_the_compiler_expects_the_dtype_that_eager_mode_gives(given: torch.dtype
     found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=look)(x, v)
     assert torch.equal(found, wanted)
     assert seen == [(wanted.dtype, wanted.shape)]
-
-
-def test_the_compiler_expects_the_batch_of_the_parameters() -> None:
-    kernel = fgp.kernels.RBF(torch.tensor([0.5, 1.0, 2.0], dtype=F64).reshape(3, 1))
-    x, v = numbers(6, 1), numbers(6, 2, seed=1)
-    expected: list[torch.Size] = []
-
-    def look(graph: Any, inputs: Any) -> Any:
-        output = next(node for node in graph.graph.nodes if node.op == "output").args[0][0]
-        expected.append(output.meta["example_value"].shape)
-        return graph
-
-    found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=look)(x, v)
-    assert [found.shape] == expected == [(3, 6, 2)]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -137,23 +137,6 @@ def test_none_and_one_point() -> None:
     assert relative(kernel(x[:1]).to_dense(), torch.tensor([[1.3]], dtype=F64)) < 1e-15
 
 
-def test_second_order_of_no_points() -> None:
-    """Rows, columns or both may be none: derivatives of derivatives are empty, or zero for what is left."""
-    x, z = points()
-    for kernel in (KERNELS["matern"](), KERNELS["sum in a product"]()):
-        for a, b in ((x[:0], z), (x, z[:0]), (x[:0], None)):
-            a = a.clone().requires_grad_()
-            right = torch.ones(len(a) if b is None else len(b), 2, dtype=F64, requires_grad=True)
-            for value in (kernel(a, b) @ right, kernel(a, b).to_dense()):
-                (first,) = torch.autograd.grad(value.sum(), a, create_graph=True)
-                (second,) = torch.autograd.grad(first.sum(), a, allow_unused=True, materialize_grads=True)
-                assert second.shape == a.shape
-                assert not second.any()
-        assert torch.func.jvp(lambda p, k=kernel: k(p, z) @ torch.ones(5, 1, dtype=F64), (x[:0],), (x[:0],))[
-            1
-        ].shape == (0, 1)
-
-
 def test_a_symmetric_block_in_half_precision_evaluates_half() -> None:
     x = torch.randn(2, 1200, 3, generator=torch.Generator().manual_seed(0))
     pairs: list[int] = []

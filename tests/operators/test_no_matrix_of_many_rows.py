@@ -1,7 +1,7 @@
 """Every kernel, public method and backend at 20,000 rows, where a matrix would take 3.2 GB: none is allocated.
 
-Every kernel makes a product and its gradient; three of different structure, and those that run through Python, make
-all methods on all backends.
+Every kernel makes a product and its gradient; one compiled and one that runs through Python make all
+methods on all backends.
 
 Three witnesses: every dispatch of torch is watched, the Workspace enforces the plan, and the operating system counts
 what a fresh process takes. To be quick the loops visit only their first and last panels (portable backend) or tiles
@@ -33,8 +33,7 @@ METHODS = (
     "product", "rectangular", "transposed", "gradient", "diagonal", "row", "part", "noise", "scipy", "jvp", "second",
     "predict",
 )  # fmt: skip
-FEW_METHODS = ("product", "gradient")
-ALL_METHODS_OF = ("Matern", "Coregionalization", "Sum")
+FEW_METHODS = ("gradient",)  # whose value is a product
 
 CHILD = """
 import json, sys, warnings
@@ -43,8 +42,8 @@ import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.pairwise.torch import tile_job
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
-from operators.test_no_matrix import Watcher
 from pairwise.pair_cases import Case
+from pairwise.test_memory import LargestTensor
 
 N, T = int(sys.argv[1]), 2
 warnings.simplefilter("ignore")  # of values: what the panels left out would have filled is arbitrary
@@ -102,22 +101,22 @@ def methods(kernel, case, backend):
 for name, index, wanted in json.loads(sys.argv[2]):
     case = Case(name, index, 3)
     kernel = case.kernel
-    for backend in backends[: None if len(wanted) > 2 else 1]:
+    for backend in backends[: None if len(wanted) > 1 else 1]:
         if backend == "cpu" and not (kernel.form.fusable and kernel.form.statistics):
             continue
         for method, call in methods(kernel, case, backend):
             if method not in wanted:
                 continue
-            with PeakMeter(collect=False) as meter, Watcher() as watcher:
+            with PeakMeter(collect=False) as meter, LargestTensor() as watcher:
                 call()
-            print(json.dumps([name, index, backend, method, watcher.largest, meter.peak_bytes]), flush=True)
+            print(json.dumps([name, index, backend, method, 8 * watcher.elements, meter.peak_bytes]), flush=True)
 """
 
 
 def examples() -> list[tuple[str, int, tuple[str, ...]]]:
     """The first registered example of every kernel, and all that run through Python, with the methods to watch."""
     return [
-        (name, index, FEW_METHODS if kernel.form.fusable and name not in ALL_METHODS_OF else METHODS)
+        (name, index, METHODS if name == "Matern" or not kernel.form.fusable else FEW_METHODS)
         for name, row in REGISTRY.items()
         for index, kernel in enumerate(row.examples(3))
         if index == 0 or not kernel.form.fusable

@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.operators.multiplication import OperatorOptions
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.torch import opaque
 from flashgp.pairwise.torch import tiles as torch_tiles
-from flashgp.planner.engines import ENGINES
 from flashgp.planner.products import ProductPlan
 from operators.operator_cases import operator_with
-from planned import product_plan
 
 F64, F32 = torch.float64, torch.float32
 KERNEL = 1.3 * fgp.kernels.Matern(2.5, torch.tensor([0.7, 1.1])) + fgp.kernels.Linear(0.2)
@@ -62,20 +59,6 @@ def test_every_way_gives_the_same_numbers(route: str, backend: str, rectangular:
         assert (one - other).abs().max() <= 20 * limit * other.abs().max()
     with torch.no_grad():
         assert torch.equal(operator @ v, operator @ v)
-
-
-def test_a_product_has_the_tiles_of_its_plan() -> None:
-    """The same numbers to rounding, and the temporaries of one tile of that size."""
-    n = 3000
-    x, v = numbers(n, 2), numbers(n, 2, seed=1)
-    found, peaks = [], []
-    for pairs in (2**18, 2**20):
-        plan = dataclasses.replace(KERNEL.operator(x).plan(2, route="recomputed", backend="torch"), tile_pairs=pairs)
-        operator = KERNEL.operator(x, plan=dataclasses.replace(plan, peak_bytes=2**30))
-        found.append(operator @ v)
-        peaks.append(operator.report.peak_bytes)
-    assert torch.allclose(found[0], found[1], rtol=1e-12, atol=1e-9)
-    assert 3.0 < peaks[1] / peaks[0] < 4.5
 
 
 def test_a_product_follows_the_plan_that_is_shown() -> None:
@@ -157,32 +140,6 @@ def test_a_plan_that_does_not_fit_the_product_is_refused() -> None:
         KERNEL.operator(x, plan=dataclasses.replace(plan, backend="abacus")) @ numbers(N, T)
 
 
-@pytest.mark.parametrize("route", ["dense", "stored"])
-def test_what_is_kept_of_a_matrix_is_dropped_when_a_value_changes(route: str) -> None:
-    x, v = numbers(N, 2), numbers(N, T)
-    operator = KERNEL.operator(x, plan=KERNEL.operator(x).plan(T, products=9, route=route))
-    with torch.no_grad():
-        first = operator @ v
-        kept = operator._products.state.stored
-        operator @ v
-        assert operator._products.state.stored is kept, "made once"
-        operator.problem.rows.features[0].mul_(2.0)
-        second = operator @ v
-        wanted = operator.to_dense() @ v
-    assert not torch.equal(first, second)
-    assert (second - wanted).abs().max() <= tolerance(route, F64) * wanted.abs().max()
-
-
-def test_plans_compute_in_their_own_dtype() -> None:
-    """Results keep the operator's dtype; the compute dtype is the plan's choice."""
-    x, v = numbers(N, 2), numbers(N, T)
-    operator = KERNEL.operator(x, plan=KERNEL.operator(x).plan(T, dtype=F32))
-    out, exact = operator @ v, KERNEL.operator(x) @ v
-    assert out.dtype == F64
-    assert 0.0 < (out - exact).abs().max() <= tolerance("recomputed", F32) * exact.abs().max()
-    assert operator.report.dtype == "float32"
-
-
 def test_transforms_and_parts_of_planned_operators() -> None:
     x, v = numbers(N, 2), numbers(5, N, T)
     operator = operator_with(KERNEL, x, plan=KERNEL.operator(x).plan(T, backend="torch"), planned_pairs=0)
@@ -198,18 +155,6 @@ def test_transforms_and_parts_of_planned_operators() -> None:
     assert many.plan(T).batch == 2
     assert torch.allclose(many @ v[0], many.to_dense() @ v[0], rtol=1e-11, atol=1e-11)
     assert (many @ v[0][:, :0]).shape == (2, N, 0)
-
-
-def test_a_missing_package_costs_seconds_and_never_a_matrix() -> None:
-    absent = tuple(dataclasses.replace(e, package="not_there") if e.backend == "cpu" else e for e in ENGINES)
-    x = numbers(2000, 2)
-    plan = product_plan(KERNEL.form, 2000, d=4, profile=BUILT_IN, engines=absent)
-    assert (plan.route, plan.backend) == ("recomputed", "torch")
-    assert any(note.startswith("not_there is not installed: one product takes about") for note in plan.notes)
-    operator = operator_with(KERNEL, x, plan=plan)
-    operator @ numbers(2000, 1)
-    assert operator.report.backend == "portable backend"
-    assert operator.report.peak_bytes < 8 * 2000**2
 
 
 def test_plans_say_which_kernels_run_through_python_and_why() -> None:

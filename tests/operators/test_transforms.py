@@ -146,23 +146,6 @@ def test_dense_blocks(route: object) -> None:
     )
 
 
-@pytest.mark.parametrize("layout", ["expanded", "strided", "transposed"])
-def test_layouts_give_the_same_gradients(route: object, layout: str) -> None:
-    """Values and gradients do not depend on strides; an expanded input collects from all of its copies."""
-    if layout == "expanded":
-        base = numbers(1, 2).requires_grad_()
-        x = base.expand(6, 2)
-    elif layout == "strided":
-        base = numbers(12, 4).requires_grad_()
-        x = base[::2, ::2]
-    else:
-        base = numbers(2, 6).requires_grad_()
-        x = base.T
-    found = torch.autograd.grad((operator_of(KERNEL, x, Z) @ V).square().sum(), base)[0]
-    wanted = torch.autograd.grad(plain(x, Z, V).square().sum(), base)[0]
-    close(found, wanted)
-
-
 def close(found: Tensor, wanted: Tensor, tolerance: float = 1e-12) -> None:
     assert found.shape == wanted.shape
     assert float((found - wanted).abs().max()) <= tolerance * max(1.0, float(wanted.abs().max()))

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.foundations.form import Rows
 from flashgp.pairwise.backend import Backend
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 from pairwise.pair_cases import EPS, ROUTES, TORCH, gradients, relative_error, torch_tiles_by
 
 f64 = torch.float64
@@ -134,18 +132,6 @@ def test_no_member_feels_another(route: str, value: float) -> None:
                 assert torch.equal(after[what][[0, 2]], wanted[[0, 2]]), what
 
 
-def test_close_pairs_survive_a_far_member() -> None:
-    """Distances by one matrix product, eq. (M-22), have one bound per member: a wide member does not blur a narrow."""
-    backend = TorchTiles(settings=TileSettings(direct_pairs=0))
-    kernel = kernels.SquaredExponential()
-    narrow = points("", 9, False, 1)
-    wide = torch.stack([narrow, narrow * 30.0, narrow * 1e6])
-    block = backend.block(PairProblem(kernel.form, [], kernel.rows(wide).detach()), dtype=f64)
-    for member, points_of_it in zip(block, wide, strict=True):
-        alone = backend.block(PairProblem(kernel.form, [], kernel.rows(points_of_it).detach()), dtype=f64)
-        assert relative_error(member, alone) <= 10 * EPS
-
-
 def test_parameters_and_points_broadcast() -> None:
     """Batch dimensions of size one meet others, left and right."""
     kernel = kernels.SquaredExponential(SCALES[:, None, :])
@@ -157,25 +143,3 @@ def test_parameters_and_points_broadcast() -> None:
     one = kernels.SquaredExponential(SCALES[1])
     alone = TORCH.block(PairProblem(one.form, [], one.rows(x[2]).detach(), one.rows(z[0, 0]).detach()), dtype=f64)
     assert torch.equal(block[1, 2], alone)
-
-
-def test_rows_of_a_batch() -> None:
-    """Parts, dtypes and rebuilt rows keep the batch and the device of the points."""
-    kernel = kernels.Matern(2.5) * kernels.Categorical(active_dims=[0]) + 1.0
-    rows = kernel.rows(points("Categorical", 7, True, 1).sum(-1, keepdim=True))
-    part = rows.part(2, 5)
-    assert (part.count, part.batch_shape, part.part(1, 9).count) == (3, (B,), 2)
-    assert rows.part(0, 99) is rows
-    assert torch.equal(part.features[0], rows.features[0][:, 2:5])
-    assert torch.equal(part.features[1], rows.features[1][:, 2:5])
-    single = rows.to(torch.float32)
-    assert [f.dtype for f in single.features] == [torch.float32, torch.int64]
-    assert rows.rebuilt(rows.tensors) == rows
-    assert rows.nbytes == sum(t.numel() * 8 for t in rows.tensors)
-    constant = kernels.Constant().rows(points("", 7, True, 1))
-    assert (constant.batch_shape, constant.tensors, constant.device) == ((B,), (), torch.device("cpu"))
-    assert constant.to(f64, torch.device("meta")).device == torch.device("meta")
-    assert constant.part(0, 3).batch_shape == constant.rebuilt(()).batch_shape == (B,)
-    assert Rows((), (), 3).device == torch.device("cpu")
-    both = (kernels.Constant() + kernels.Constant()).rows(torch.zeros(4, 3, 2, device="meta"))
-    assert (both.batch_shape, both.device) == ((4,), torch.device("meta"))

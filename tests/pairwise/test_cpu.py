@@ -162,33 +162,6 @@ def test_a_profile_that_cancels_runs_in_float64() -> None:
     assert float(((found - K @ right).abs() / (K @ right.abs())).max()) <= 1e-6
 
 
-def test_what_is_not_a_number_stays_none() -> None:
-    """The compiled loops assume finite numbers; others go to the portable backend, which carries them.
-
-    Whether the loops would carry it too is the compiler's choice, so that who computed is asked for as well.
-    """
-    x, right = numbers(50, 3), numbers(50, 2)
-    plain, scaled = k.RBF(1.0), 2.0 * k.RBF(1.0)
-
-    def product(kernel: Kernel, theta: list[float], shift: float = 0.0) -> tuple[torch.Tensor, list[str]]:
-        operator, workspace = kernel.operator(x), Workspace()
-        rows = operator.problem.rows.detach()
-        for features in rows.features:
-            features += shift
-        values = [torch.tensor(value, dtype=torch.float64) for value in theta]
-        found = CPU.product(PairProblem(operator.problem.form, values, rows), right, workspace=workspace)
-        return found, workspace.backends
-
-    assert product(scaled, [2.0])[1] == [CPU.title]
-    for value in (math.nan, math.inf, -math.inf):
-        found, ran = product(scaled, [value])
-        assert ran == [TORCH.title]
-        assert not found.isfinite().any()
-    found, ran = product(plain, [], math.nan)
-    assert ran == [TORCH.title]
-    assert found.isnan().all()
-
-
 def test_equal_rows_have_distance_zero() -> None:
     """By every way: the value at equal rows is that of the diagonal, also where a slope is unbounded."""
     for d in (3, 26):
@@ -199,34 +172,6 @@ def test_equal_rows_have_distance_zero() -> None:
                 block = CPU.block(PairProblem(kernel.form, [], kernel.rows(x).detach()), dtype=dtype)
                 assert torch.equal(block[:20, 20:].diagonal(), torch.ones(20, dtype=dtype))
                 assert torch.equal(block.diagonal(), torch.ones(40, dtype=dtype))
-
-
-def test_right_hand_sides() -> None:
-    kernel, x = k.RBF(1.0), numbers(50, 2)
-    for t in (0, 1, 2, 3, 4, 5, 17, 512):
-        right = numbers(50, t)
-        found = CPU.product(PairProblem(kernel.form, [], kernel.rows(x).detach()), right)
-        wanted = kernel(x).to_dense().detach() @ right
-        assert found.shape == wanted.shape
-        assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
-
-
-def test_batches_are_their_members() -> None:
-    kernel = fgp.Parameter(torch.tensor([0.5, 2.0])) * k.RBF(fgp.Parameter(torch.tensor([[1.0], [0.4]])))
-    x, right, left = numbers(2, 60, 2), numbers(2, 60, 3), numbers(2, 60, 3, seed=3)
-    rows, theta = kernel.rows(x).detach(), [t.detach() for t in kernel.theta()]
-    for one, two in zip(
-        flat(CPU.bilinear_gradient(PairProblem(kernel.form, theta, rows), left, right)),
-        flat(TORCH.bilinear_gradient(PairProblem(kernel.form, theta, rows), left, right)),
-        strict=True,
-    ):
-        assert torch.allclose(one, two, rtol=1e-11, atol=1e-11)  # type: ignore[arg-type]
-    found = CPU.product(PairProblem(kernel.form, theta, rows), right)
-    assert torch.allclose(found, TORCH.product(PairProblem(kernel.form, theta, rows), right), rtol=0, atol=1e-12)
-    assert torch.allclose(
-        CPU.block(PairProblem(kernel.form, theta, rows), dtype=F64),
-        TORCH.block(PairProblem(kernel.form, theta, rows), dtype=F64),
-    )
 
 
 def test_the_same_bits_again_and_for_any_member() -> None:
@@ -255,16 +200,6 @@ def test_extreme_lengthscales() -> None:
             assert torch.allclose(found, right.to(dtype).sum(0).expand(100, 2), rtol=1e-5, atol=1e-5)
 
 
-def test_small_problems_do_not_wait_for_a_compiler() -> None:
-    kernel, x = k.RBF(1.0), numbers(100, 2)
-    backend = CpuTiles()
-    assert not backend.serves(PairProblem(kernel.form, [], kernel.rows(x)), F32)
-    assert torch.equal(
-        backend.product(PairProblem(kernel.form, [], kernel.rows(x).detach()), x),
-        TORCH.product(PairProblem(kernel.form, [], kernel.rows(x).detach()), x),
-    )
-
-
 def inner_products(x: Tensor, z: Tensor) -> Tensor:
     return torch.exp(x @ z - 0.5 * (x @ x) - 0.5 * (z @ z))
 
@@ -289,20 +224,6 @@ def test_a_few_far_rows_keep_their_digits(rectangular: bool) -> None:
     found = CPU.product(PairProblem(kernel.form, [], rows, cols), right.float()).double()
     dense = plain.operator(x, z).to_dense()
     assert share(found, dense @ right, dense @ right.abs()) <= 1e-6
-
-
-@pytest.mark.parametrize("rectangular", [False, True])
-def test_codes_beyond_32_bits_are_told_apart(rectangular: bool) -> None:
-    codes = torch.tensor([5.0, 5.0 + 2.0**32, -3.0, 5.0 + 2.0**33, 5.0], dtype=F64).repeat(7)[:, None]
-    z = codes.flip(0)[:20].contiguous() if rectangular else None
-    kernel = k.Categorical(1.0)
-    right = numbers(20 if rectangular else 35, 2)
-    form, theta = kernel.form, [t.detach() for t in kernel.theta()]
-    rows, cols = kernel.rows(codes), None if z is None else kernel.rows(z)
-    wanted = TORCH.product(PairProblem(form, theta, rows, cols), right)
-    assert torch.allclose(CPU.product(PairProblem(form, theta, rows, cols), right), wanted, rtol=1e-12, atol=1e-12)
-    dense = TORCH.block(PairProblem(form, theta, rows), dtype=F64)
-    assert torch.allclose(CPU.block(PairProblem(form, theta, rows), dtype=F64), dense, rtol=1e-14, atol=0)
 
 
 def _backend_of(computation: str, problem: PairProblem, right: Tensor) -> tuple[Tensor, str]:

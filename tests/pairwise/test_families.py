@@ -1,8 +1,5 @@
 """Repeated terms of a profile as loops over an index: found, evaluated and pulled back like terms written out."""
 
-import dataclasses
-from fractions import Fraction
-
 import pytest
 import torch
 
@@ -10,13 +7,11 @@ import flashgp as fgp
 from flashgp.foundations.expression import Symbol, exp, number, parameter, product, squared_distance
 from flashgp.foundations.form import Form
 from flashgp.kernels import Kernel, SpectralMixture
-from flashgp.pairwise.cpu import precision
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.generation import generated_source
 from flashgp.pairwise.cpu.layout import Statistic, layout_of
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.program import slopes
-from flashgp.pairwise.program.families import MIN_MEMBERS, Indexed, distance_runs, indexed
+from flashgp.pairwise.program.families import MIN_MEMBERS, Indexed, indexed
 from pairwise.test_cpu import CPU, check, check_product, numbers
 
 k = fgp.kernels
@@ -79,15 +74,6 @@ def test_families_are_found(name: str) -> None:
             assert family.term.renamed(rename).key in form.profile.key
 
 
-def test_a_spectral_mixture_is_one_term() -> None:
-    found = seen(mixture(7).form)
-    assert found.families[0].term == parameter(0) * exp(-squared_distance(0) / 2) * product(1)
-    assert found.profile.key == "1*sum[0]^1"
-    assert found.statistics == (tuple(range(0, 14, 2)), tuple(range(1, 14, 2)))
-    assert found.parameters == (tuple(range(7)),)
-    assert found.slope_of_sum(0) == number(1)
-
-
 @pytest.mark.parametrize(
     ("profile", "statistics"),
     [
@@ -110,55 +96,12 @@ def test_no_family(profile: object, statistics: int) -> None:
         assert found.profile is form.profile
 
 
-def test_other_columns_are_another_family() -> None:
-    """What is unrolled in the text must be alike in it."""
-    kernel = sum_of([k.RBF(1.0, active_dims=[0]) for _ in range(4)] + [k.RBF(1.0) for _ in range(4)])
-    x = numbers(20, 2)
-    rows = kernel.rows(x).detach()
-    layout, _, _ = layout_of(kernel.form, [t.item() for t in kernel.theta()], rows, rows, F64)
-    assert [f.count for f in indexed(kernel.form, layout).families] == [4, 4]
-
-
 def test_generated_text_does_not_grow() -> None:
     """One text for every number of components, hardly longer than that of two."""
     of = {q: mixture(q).form for q in (2, MIN_MEMBERS, 32, 90)}
     text = {q: generated_source(form, differences(form), "float64") for q, form in of.items()}
     assert text[MIN_MEMBERS] == text[32] == text[90]
     assert len(text[32].splitlines()) <= 1.1 * len(text[2].splitlines())
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_distances_of_a_family_move_together(name: str) -> None:
-    """What rounding does to a covariance, eq. (M-75), is what moving every distance alone says."""
-    form = KERNELS[name].form
-    every = tuple(i for i, kind in enumerate(form.statistics) if kind == "distance")
-    runs = distance_runs(form)
-    assert len(runs) < len(every)
-    assert runs.count(every) == 1
-    rows = KERNELS[name].rows(numbers(60, 13 if name == "many columns" else 2)).detach()
-    theta = [t.item() for t in KERNELS[name].theta()]
-    reach = [4.0 * float(f.square().sum(-1).max()) for f in rows.features]
-    found = precision.sensitivity(form, theta, rows, rows, reach)
-    # The same covariances but for 1e-12, by which the distances no longer are terms of a sum.
-    coupling = number(Fraction(1, 10**12)) * exp(-sum((squared_distance(i) for i in every), number(0)))
-    coupled = dataclasses.replace(form, profile=form.profile + coupling)
-    assert distance_runs(coupled) == (*((i,) for i in every), every)
-    alone = precision.sensitivity(coupled, theta, rows, rows, reach)
-    for one, two in ((found.by_coordinate, alone.by_coordinate), (found.by_square, alone.by_square)):
-        assert one == pytest.approx(two, rel=1e-6)
-        assert max(one) > 0
-    values = torch.tensor([theta], dtype=F64)
-    separately, together = slopes.rounding_slopes(coupled, values), slopes.rounding_slopes(form, values)
-    assert {k: [float(v) for v in pair] for k, pair in together.items()} == {
-        k: pytest.approx([float(v) for v in pair], rel=1e-6) for k, pair in separately.items()
-    }
-
-
-def test_a_nonlinear_sum_moves_its_distances_alone() -> None:
-    total = sum((parameter(q) * exp(-squared_distance(q)) for q in range(4)), number(0))
-    form = Form(exp(total), ("distance",) * 4, 0, 4)
-    assert len(seen(form).families) == 1
-    assert distance_runs(form) == ((0,), (1,), (2,), (3,), (0, 1, 2, 3))
 
 
 @needs_numba

@@ -12,13 +12,12 @@ from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.near import boxes as boxes_module
 from flashgp.pairwise.near.boxes import boxes_of, covariance_bound
 from flashgp.pairwise.near.far import FarTiles, far_tiles, spatial_order
-from flashgp.pairwise.near.tile_lists import NearTiles
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 from pairwise.pair_cases import CASES, REFERENCE, TORCH, Case
 
-F32, F64 = torch.float32, torch.float64
 k = fgp.kernels
+F64 = torch.float64
 PANEL = 16  # the smallest that compiled loops take
 
 
@@ -178,27 +177,6 @@ def test_the_bound_is_the_sum_over_skipped_parts(rectangular: bool, t: int) -> N
     assert float(torch.linalg.matrix_norm(bounds, 2)) <= float(far.norm_bound)
 
 
-def test_a_batch_shares_tiles_that_serve_all_its_members() -> None:
-    kernel = fgp.Parameter(torch.tensor([0.5, 2.0])) * k.RBF(fgp.Parameter(torch.tensor([[1.0], [3.0]])))
-    x = torch.stack([clusters(120, 2), clusters(120, 2)])
-    far = far_tiles(
-        PairProblem(kernel.form, theta_of(kernel), kernel.rows(x).detach()),
-        torch.tensor([1e-6, 1e-5], dtype=F64),
-        PANEL,
-    )
-    assert far is not None
-    dense = kernel(x).to_dense().detach()[:, far.row_order][:, :, far.row_order]
-    lost = torch.where(far.near.mask() == 0, dense, 0.0).abs()
-    assert float(lost[0].max()) <= 1e-6
-    assert float(lost[1].max()) <= 1e-5
-    assert far.norm_bound.shape == (2,)
-    right = numbers(2, 120, 3)
-    order = far.row_order
-    off = torch.empty(2, 120, 3, dtype=F64)
-    off[:, order] = lost @ right[:, order].abs()
-    assert bool((off <= far.left_out(right)).all())
-
-
 def flat(gradient: PairGradient) -> list[Tensor | None]:
     return [*gradient.rows, *gradient.cols, *gradient.theta]
 
@@ -235,16 +213,6 @@ def test_backends_run_over_the_same_tiles(name: str, kernel: str, rectangular: b
             assert torch.allclose(one.reshape(two.shape), two, rtol=1e-9, atol=1e-9)
         else:
             assert not two.any()
-
-
-def test_runs_join_neighbours_only() -> None:
-    pairs = numpy.array([[0, 0], [0, 2], [0, 3], [0, 4], [2, 4]])
-    near = NearTiles(16, 40, 70, False, pairs)
-    first, last = slice(0, 16), slice(32, 40)
-    assert near.runs(64) == [(first, slice(0, 16)), (first, slice(32, 70)), (last, slice(64, 70))]
-    assert near.runs(32)[1:3] == [(first, slice(32, 64)), (first, slice(64, 70))]
-    assert near.pair_count == 16 * (16 + 38) + 8 * 6 == int(near.mask().sum())
-    assert NearTiles(16, 40, 70, False, pairs[:0]).runs(64) == []
 
 
 def test_torch_tiles_cut_tiles_that_are_large() -> None:

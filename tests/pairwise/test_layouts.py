@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.pairwise.cpu.layout import _extremes
 from flashgp.pairwise.problem import PairProblem
 from pairwise.pair_cases import (
     EPS,
@@ -28,15 +27,6 @@ def strided(x: Tensor) -> list[Tensor]:
     padded = torch.zeros(x.shape[0] + 2, x.shape[1] + 3, dtype=x.dtype)
     padded[1:-1, 2:-1] = x
     return [x.mT.contiguous().mT, wide[:, ::2], padded[1:-1, 2:-1]]
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (64, 1), (65, 3), (200, 64), (30, 90)])
-def test_extremes_of_every_layout(shape: tuple[int, int]) -> None:
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for values in [x, *strided(x)]:
-        least, most = _extremes(values.numpy())
-        assert least.tolist() == x.amin(0).tolist()
-        assert most.tolist() == x.amax(0).tolist()
 
 
 @pytest.mark.parametrize("route", ROUTES)

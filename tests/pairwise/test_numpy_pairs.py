@@ -68,17 +68,6 @@ def test_matrix_and_pullback_are_those_of_the_loops(case: Case, n: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, (*given.rows.tensors, given.weights), strict=True))
 
 
-def test_an_offset_costs_no_digits_of_the_gradient() -> None:
-    """(M-24) far from the origin."""
-    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
-    x = (x * 2**20).round() / 2**20
-    kernel = kernels.SquaredExponential([1.0, 0.5])
-    pairs = NumpyPairs(kernel.form, [])
-    weights = torch.ones(30, 30, dtype=F64).numpy()
-    near, far = (torch.as_tensor(pairs.taped_block(RowArrays.of(kernel.rows(p)))[1](weights)[0]) for p in (x, x + 1e9))
-    assert relative_error(far, near) <= 100 * EPS
-
-
 def test_it_leaves_to_torch_what_it_cannot_do() -> None:
     kernel = kernels.RBF(torch.tensor([[0.5], [0.7]], dtype=F64)) * torch.tensor([1.0, 2.0], dtype=F64)
     assert NumpyPairs.of(kernel.form, kernel.theta()) is None  # a batch

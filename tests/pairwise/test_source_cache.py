@@ -1,7 +1,6 @@
 """Compiled loops and their cache under bad luck: many processes, broken files, foreign directories, forks."""
 
 import inspect
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,11 +9,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 import flashgp as fgp
-from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
-from flashgp.pairwise.problem import PairProblem
+from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.program import source_cache
 from flashgp.pairwise.program.source_cache import cache_directory, import_generated
 from forked import Forked
@@ -120,19 +117,11 @@ FULL = """
 import os, resource, sys, tempfile, warnings
 import numba, torch
 import flashgp as fgp
-from flashgp.pairwise.program import source_cache
 tempfile.tempdir = sys.argv[2]
 limit = int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # no file may grow beyond: what a full disk does to a write
-if sys.argv[4] == "cache":  # only the cache's disk is full
-    whole = source_cache._write
-    def fails(path, text):
-        if not str(path).startswith(sys.argv[2]):
-            raise OSError(28, "No space left on device")
-        whole(path, text)
-    source_cache._write = fails
 with warnings.catch_warnings(record=True) as caught:
-    exec(sys.argv[5])
+    exec(sys.argv[4])
 print([str(w.message) for w in caught if issubclass(w.category, fgp.FlashGPWarning)])
 print(os.listdir(sys.argv[2]))
 """
@@ -140,13 +129,12 @@ print(os.listdir(sys.argv[2]))
 
 @numba_needed
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such limit here")
-@pytest.mark.parametrize(("limit", "full", "temporary"), [(16_384, "all", 0), (10**9, "cache", 1)], ids=str)
-def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path, limit: int, full: str, temporary: int) -> None:
-    """The text fits and the code does not; only the cache's disk is full. One warning, and nothing is left."""
+def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path) -> None:
+    """The text fits and the code does not. One warning, and nothing is left."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "temporary").mkdir()
     done = subprocess.run(  # to its real end, where what is temporary is removed
-        [sys.executable, "-c", FULL, "always", str(tmp_path / "temporary"), str(limit), full, WORK],
+        [sys.executable, "-c", FULL, "always", str(tmp_path / "temporary"), "16384", WORK],
         env={**os.environ, "FLASHGP_CACHE_DIR": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
@@ -155,7 +143,7 @@ def test_a_full_disk_costs_the_cache_and_not_the_product(tmp_path: Path, limit: 
     assert done.returncode == 0, done.stderr
     *_, said, left = done.stdout.splitlines()
     assert said.count("generated code cannot be kept in") == 1, said
-    assert left.count("flashgp-") == temporary
+    assert "flashgp-" not in left
     assert os.listdir(tmp_path / "temporary") == []
 
 
@@ -202,27 +190,6 @@ def test_a_module_has_a_file_and_its_source(empty_cache: Path) -> None:
     assert file.read_text() == text
 
 
-def test_processes_at_once_write_one_file(tmp_path: Path) -> None:
-    text = "def answer():\n    return 42\n" * 200
-    code = (
-        "import warnings; from flashgp.pairwise.program.source_cache import import_generated\n"
-        f"warnings.simplefilter('error'); assert import_generated({text!r}).answer() == 42"
-    )
-    runs = [Forked(code, FLASHGP_CACHE_DIR=str(tmp_path)) for _ in range(2)]
-    assert [run.wait() for run in runs] == [0] * len(runs)
-    (file,) = (tmp_path / "generated").iterdir()
-    assert file.read_text() == text
-
-
-def test_owner_only_and_by_content(empty_cache: Path) -> None:
-    one = import_generated("value = 1\n", "versions")
-    assert import_generated("value = 1\n", "versions") is one
-    assert import_generated("value = 1\n", "other versions") is not one
-    assert import_generated("value = 2\n", "versions").value == 2
-    if hasattr(os, "getuid"):
-        assert (empty_cache / "generated").stat().st_mode & 0o077 == 0
-
-
 @numba_needed
 def test_nowhere_to_write_costs_the_cache_and_not_the_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No home directory, and no temporary one either."""
@@ -248,33 +215,6 @@ def test_nowhere_to_write_costs_the_cache_and_not_the_product(tmp_path: Path, mo
     assert ["home directory" in str(one.message) for one in said] == [True, False]
     assert "any directory" in str(said[1].message)
     assert list(tmp_path.iterdir()) == [], "and no folder named ~"
-
-
-def _in_child(queue: "multiprocessing.Queue[float]") -> None:
-    queue.put(_total())
-
-
-def _total() -> float:
-    kernel = fgp.kernels.RBF(1.3)
-    x = torch.linspace(0, 1, 3000, dtype=torch.float64)[:, None]
-    right = torch.ones(3000, 1, dtype=torch.float64)
-    return float(CpuTiles(0).product(PairProblem(kernel.form, [], kernel.rows(x).detach()), right).sum())
-
-
-@numba_needed
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_threads_survive_a_fork(method: str) -> None:
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"no {method} here")
-    wanted = _total()  # the pool of this process is in use before the child is made
-    context = multiprocessing.get_context(method)
-    queue = context.Queue()
-    process = context.Process(target=_in_child, args=(queue,))
-    process.start()
-    assert queue.get(timeout=120) == pytest.approx(wanted, rel=1e-14)
-    process.join(60)
-    assert process.exitcode == 0
-    assert _total() == wanted
 
 
 FORK = """
@@ -333,7 +273,7 @@ assert status == 0, status
 
 @numba_needed
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("moment", ["importing", "compiling", "loading"])
+@pytest.mark.parametrize("moment", ["compiling", "loading"])
 def test_a_fork_while_another_thread_compiles(tmp_path: Path, moment: str) -> None:
     """The child computes: locks that a thread of the parent held (ours, numba's, an import's) are free in it."""
     done = subprocess.run(
@@ -345,33 +285,6 @@ def test_a_fork_while_another_thread_compiles(tmp_path: Path, moment: str) -> No
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-
-
-@numba_needed
-def test_callers_threads_are_left_alone() -> None:
-    before = torch.get_num_threads()
-    _total()
-    assert torch.get_num_threads() == before
-
-
-@numba_needed
-def test_an_error_in_one_thread_reaches_the_caller() -> None:
-    import threading
-
-    from flashgp.pairwise.cpu.pool import run_together
-
-    seen: list[bool] = []
-
-    def fails(stop: threading.Event) -> None:
-        raise ArithmeticError("not today")
-
-    def waits(stop: threading.Event) -> None:
-        seen.append(stop.wait(30))
-
-    for tasks in ([fails, waits], [waits, fails]):
-        with pytest.raises(ArithmeticError, match="not today"):
-            run_together(tasks)
-    assert seen == [True, True]
 
 
 @numba_needed
@@ -405,15 +318,21 @@ def test_threads_that_ask_for_pools_of_different_sizes() -> None:
     assert failures == []
 
 
-def test_without_a_home_directory_nothing_is_kept_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLASHGP_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "USERPROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    source_cache.cache_directory.cache_clear()
-    source_cache.warn_not_kept.cache_clear()
-    try:
-        with pytest.warns(fgp.FlashGPWarning, match="there is no home directory"):
-            assert cache_directory() == source_cache._temporary()
-    finally:
-        source_cache.cache_directory.cache_clear()
-        source_cache.warn_not_kept.cache_clear()
+@numba_needed
+def test_an_error_in_one_thread_reaches_the_caller() -> None:
+    import threading
+
+    from flashgp.pairwise.cpu.pool import run_together
+
+    seen: list[bool] = []
+
+    def fails(stop: threading.Event) -> None:
+        raise ArithmeticError("not today")
+
+    def waits(stop: threading.Event) -> None:
+        seen.append(stop.wait(30))
+
+    for tasks in ([fails, waits], [waits, fails]):
+        with pytest.raises(ArithmeticError, match="not today"):
+            run_together(tasks)
+    assert seen == [True, True]

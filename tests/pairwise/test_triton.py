@@ -16,8 +16,6 @@ import torch
 
 from flashgp import kernels
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
-from flashgp.foundations.expression import cos, log1p, parameter, sin, squared_distance
-from flashgp.foundations.form import Form
 from flashgp.foundations.workspace import Workspace
 from flashgp.kernels import REGISTRY
 from flashgp.pairwise.backend import BACKENDS
@@ -25,7 +23,6 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.triton import TritonTiles, launch
 from flashgp.pairwise.triton.gradient_source import gradient_source
 from flashgp.pairwise.triton.kernel_source import block_source, product_source
-from flashgp.pairwise.triton.profile_source import profile_source
 
 HERE = Path(__file__).resolve().parent
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -124,14 +121,6 @@ runpy.run_path({str(root / "benchmark" / "gpu_check.py")!r}, run_name="__main__"
     assert (tmp_path / "generated").is_dir()
 
 
-def test_tiles_follow_how_distances_are_formed() -> None:
-    """Many columns of features unroll none, and take the tile of the tensor cores, not that of three columns."""
-    form = kernels.SquaredExponential().form
-    narrow, wide = (launch.shape_for("few", launch.routes(form, [columns], False)) for columns in (3, 26))
-    assert (narrow.rows, narrow.columns) == (64, 32)
-    assert (wide.rows, wide.columns) == (32, 32)
-
-
 @needs_triton
 @pytest.mark.slow
 def test_the_gpu_check_without_a_gpu(source_environment: dict[str, str]) -> None:
@@ -150,24 +139,6 @@ def test_source_is_the_same_for_equal_forms() -> None:
         for columns in (20, 26, 32):
             texts.add(product_source(form, launch.routes(form, [columns], False), False, 16))
     assert len(texts) == 1
-
-
-def test_common_subexpressions_are_computed_once() -> None:
-    form = (kernels.SquaredExponential() * kernels.RationalQuadratic(2.0)).form
-    source = profile_source(form)
-    assert source.partials.count("tl.exp2") == 1
-    assert source.partials.count("_log1p(") == 1
-
-
-def test_scalars_of_parameters() -> None:
-    """Powers are spelled out and functions of parameters named: Triton has neither ** nor log1p."""
-    profile = cos(squared_distance()) * parameter(0) ** -2 * log1p(parameter(1)) + sin(parameter(0)) ** 3
-    source = profile_source(Form(profile, ("distance",), 0, 2))
-    text = source.value + source.partials
-    assert "**" not in text
-    assert "(1.0 / (p0 * p0))" in text
-    assert "tl.log(1.0 + (p1))" in text
-    compile(text.replace("@triton.jit", ""), "<source>", "exec")
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))

@@ -121,51 +121,6 @@ def test_first_and_second_derivatives_by_everything(kernel: kernels.Kernel) -> N
     assert torch.autograd.gradgradcheck(block, inputs)
 
 
-def test_forward_mode_by_one_term_of_a_sum() -> None:
-    """The slope by a constant is a number: its tangent still has the shape of the block."""
-    kernel = kernels.SquaredExponential() + 1.5
-    rows = kernel.rows(torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=f64))
-
-    def block(variance: Tensor) -> Tensor:
-        return differentiable.block(PairProblem(kernel.form, [variance], rows))
-
-    variance = torch.tensor(1.5, dtype=f64)
-    assert torch.equal(torch.func.jacfwd(block)(variance), torch.ones(3, 3, dtype=f64))
-    value, tangent = torch.func.jvp(block, (variance,), (torch.ones_like(variance),))
-    assert tangent.shape == value.shape == (3, 3)
-    assert torch.equal(tangent, torch.ones(3, 3, dtype=f64))
-
-
-def test_function_transforms() -> None:
-    """vmap, forward mode and forward over reverse agree with loops and reverse mode."""
-    kernel = kernels.Matern(2.5, 0.9) * kernels.RationalQuadratic(0.5)
-    x = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0), dtype=f64)
-
-    def total(x: Tensor) -> Tensor:
-        return differentiable.block(
-            PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x))
-        ).sum()
-
-    assert torch.allclose(torch.func.vmap(total)(x), torch.stack([total(one) for one in x]), rtol=20 * EPS)
-    one = x[0]
-    assert torch.allclose(torch.func.jacfwd(total)(one), torch.func.jacrev(total)(one), rtol=1e3 * EPS, atol=1e3 * EPS)
-    forward = torch.func.jacfwd(torch.func.jacrev(total))(one)
-    reverse = torch.func.jacrev(torch.func.jacrev(total))(one)
-    assert torch.allclose(forward, reverse, rtol=1e3 * EPS, atol=1e3 * EPS)
-
-
-@pytest.mark.parametrize("kernel", SMOOTH)
-def test_differentiable_diagonal(kernel: kernels.Kernel) -> None:
-    x = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=f64)
-
-    def diagonal(x: Tensor) -> Tensor:
-        return differentiable.diagonal(PairProblem(kernel.form, [t.detach() for t in kernel.theta()], kernel.rows(x)))
-
-    dense = differentiable.block(PairProblem(kernel.form, kernel.theta(), kernel.rows(x)))
-    assert torch.allclose(diagonal(x), dense.diagonal(), rtol=20 * EPS)
-    assert torch.autograd.gradcheck(diagonal, (x.requires_grad_(),))
-
-
 STATIONARY = [
     kernels.SquaredExponential,
     lambda s: kernels.Matern(0.5, s),

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from flashgp import kernels
-from flashgp.foundations.expression import exp, parameter, row_scalar, squared_distance
+from flashgp.foundations.expression import exp, parameter, squared_distance
 from flashgp.foundations.form import Form, Rows
 from flashgp.kernels import Kernel
-from flashgp.pairwise.backend import BACKENDS
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton import TritonTiles, launch, packing
 from flashgp.pairwise.triton.launch import LaunchSettings, TileShape
-from flashgp.pairwise.triton.packing import Packed
 from pairwise.pair_cases import CASES, ONE_CASE_EACH, REFERENCE, TORCH, Case, Job, gradients, job, relative_error
 from pairwise.test_contract import EVERYTHING, everything_rows
 
@@ -123,18 +121,12 @@ def made(kernel: Kernel, x: Tensor, z: Tensor | None = None, seed: int = 1) -> J
     )
 
 
-def test_it_is_registered_and_interpreted() -> None:
-    import triton
-
-    assert BACKENDS["triton"] is TritonTiles
-    assert triton.knobs.runtime.interpret
-
-
 @pytest.mark.parametrize("case", ONE_CASE_EACH)
 def test_every_covariance_function(case: Case) -> None:
     """(M-1), (M-20), (M-21) and (M-63), rectangular and symmetric, rows repeating inside and between the sides."""
     assert compare(job(case, 7, 5)) == []
-    assert compare(job(case, 5, None), count=6, blocks=False) == []
+    if case.name in ("Matern", "Coregionalization", "Warped"):
+        assert compare(job(case, 5, None), count=6, blocks=False) == []
 
 
 def test_several_tiles() -> None:
@@ -164,13 +156,7 @@ def test_tensor_core_products(d: int) -> None:
         assert compare(made(kernel, x[:9]), count=2) == []
 
 
-def test_many_right_hand_sides() -> None:
-    """More right-hand sides than one program holds (64), few rows, and a width that is no power of two."""
-    assert compare(made(kernels.SquaredExponential(), points(5, 2), points(18, 2, 1)), count=70) == []
-
-
-@pytest.mark.parametrize("d", [2, 20])
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("d", "symmetric"), [(2, False), (20, True)])
 def test_equal_rows_have_distance_zero(d: int, symmetric: bool) -> None:
     """(M-22), (M-64): the variance to the last bit, among rows whose squares are far from exact."""
     x = points(18, d) * 7.3 / d**0.5
@@ -182,20 +168,6 @@ def test_equal_rows_have_distance_zero(d: int, symmetric: bool) -> None:
     assert block[3, 17] == block[17, 3] == 1
     if symmetric:
         assert torch.equal(block, block.mT)
-
-
-def test_a_distance_below_the_rounding_is_zero() -> None:
-    """(M-22), (M-64): should a device's products differ from its norms in the last bit, equal rows are still at 0."""
-
-    class OffByOneBit(TritonTiles):
-        def _pack(self, problem: PairProblem, *others: Tensor, slopes: bool = False) -> Packed:
-            job = super()._pack(problem, *others, slopes=slopes)
-            job.rows.channels[:, 40] *= 1 + EPS
-            return job
-
-    rows, form = kernels.SquaredExponential(1.9).rows(points(9, 20)).detach(), kernels.SquaredExponential(1.9).form
-    block = OffByOneBit(SMALL_TILES).block(PairProblem(form, [], rows), dtype=f32)
-    assert torch.equal(block.diagonal(), torch.ones(9))
 
 
 def test_a_symmetric_block_is_symmetric_to_the_last_bit() -> None:
@@ -218,20 +190,7 @@ def test_the_diagonal_pulls_nothing() -> None:
     assert torch.equal(one, two)
 
 
-def test_a_small_argument_of_log1p() -> None:
-    """A rational quadratic of large shape: log1p(q / 2e6) keeps its digits."""
-    assert compare(made(kernels.RationalQuadratic(1e6), points(9, 2))) == []
-
-
-def test_half_a_block() -> None:
-    kernel = kernels.SquaredExponential()
-    rows = kernel.rows(points(18, 2)).detach()
-    block = TRITON.block(PairProblem(kernel.form, [], rows), dtype=f32)
-    upper = TRITON.block(PairProblem(kernel.form, [], rows), dtype=f32, upper=True)
-    assert torch.equal(block.triu(), upper.triu())
-
-
-@pytest.mark.parametrize(("d", "scale"), [(3, 1e-8), (3, 0.01), (20, 0.01), (20, 1e8)])
+@pytest.mark.parametrize(("d", "scale"), [(3, 0.01), (20, 1e8)])
 def test_lengthscales(d: int, scale: float) -> None:
     """(M-60), (M-61): short lengthscales take split features, long ones the fast route; both keep the digits."""
     kernel = kernels.SquaredExponential(scale * d**0.5)
@@ -243,8 +202,7 @@ def test_lengthscales(d: int, scale: float) -> None:
     assert compare(given) == []
 
 
-@pytest.mark.parametrize("d", [1, 12])
-@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize(("d", "scale"), [(1, 1.0), (12, 1e6)])
 def test_a_steep_profile_takes_split_features(d: int, scale: float) -> None:
     """(M-61), (M-75): a scale inside the profile makes small errors large; each member of a batch goes its own way."""
     x = 0.5 * points(9, 1).expand(9, d)
@@ -263,7 +221,7 @@ def test_a_steep_profile_takes_split_features(d: int, scale: float) -> None:
     assert float(((ours - exact).abs() / sizes).max()) <= (1e-6 if d == 1 else packing.DOT_BUDGET)  # as (M-61) states
 
 
-@pytest.mark.parametrize("d", [3, 20])
+@pytest.mark.parametrize("d", [20])
 def test_an_offset_costs_no_digits(d: int) -> None:
     """(M-60): x + 1000 gives the bits of x, where adding the offset rounds nothing."""
     x = (points(9, d) * 2**20).round() / 2**20
@@ -323,17 +281,6 @@ def test_row_scalars() -> None:
         assert compare(given) == []
 
 
-def test_one_sided_row_scalars() -> None:
-    """A profile that treats left and right differently: rows and columns must not be mistaken for each other."""
-    profile = exp(-squared_distance() / 2 * row_scalar("left", 0)) * row_scalar("right", 1) ** 2
-    form = Form(profile, ("distance",), 2, 0)
-    given = job(Case("SquaredExponential", 0, 2), 7, 5)
-    sides = [
-        Rows(r.features, tuple(torch.rand(2, r.count, dtype=f64) + 0.5), r.count) for r in (given.rows, given.cols)
-    ]  # type: ignore[union-attr]
-    assert compare(Job(form, [], *sides, given.left, given.right, given.weights)) == []
-
-
 def test_batches() -> None:
     """Members with lengthscales on both sides of the route's limit: each is served by its own, eq. (M-61)."""
     lengthscale = torch.tensor([[1.0], [0.01], [0.3]], dtype=f64)
@@ -347,37 +294,6 @@ def test_batches() -> None:
         theta = [t.detach() for t in alone.theta()]
         together = TRITON.product(PairProblem(given.form, given.theta, given.rows), given.right.float())[member]
         assert torch.equal(TRITON.product(PairProblem(alone.form, theta, rows), given.right[member].float()), together)
-
-
-def test_batches_broadcast() -> None:
-    """A batch of right-hand sides or weights over one set of rows, and batched parameters alone."""
-    kernel = kernels.Scaled(kernels.Matern(2.5), torch.tensor([0.5, 2.0], dtype=f64))
-    given = made(kernel, points(7, 2), points(5, 2, 1))
-    assert compare(given) == []
-    plain = made(kernels.Matern(2.5), points(7, 2), points(5, 2, 1))
-    right = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(1))
-    found = TRITON.product(PairProblem(plain.form, [], plain.rows, plain.cols), right)
-    assert (
-        relative_error(found, TORCH.product(PairProblem(plain.form, [], plain.rows, plain.cols), right.double()))
-        <= VALUE_TOLERANCE
-    )
-
-
-def test_weights_of_any_layout() -> None:
-    given = made(kernels.Matern(2.5), points(7, 2), points(5, 2, 1))
-    weights = given.weights.float()
-    spread = torch.zeros(14, 15)
-    spread[::2, ::3] = weights
-    wanted = gradients(TRITON.block_gradient(PairProblem(given.form, [], given.rows, given.cols), weights))
-    for same in (weights.mT.contiguous().mT, spread[::2, ::3]):
-        for a, b in zip(
-            gradients(TRITON.block_gradient(PairProblem(given.form, [], given.rows, given.cols), same)),
-            wanted,
-            strict=True,
-        ):
-            assert a is not None
-            assert b is not None
-            assert torch.equal(a, b)
 
 
 def test_equal_calls_give_equal_bits() -> None:

@@ -55,20 +55,3 @@ def fitted(process_group: Any, kind: str, counts: tuple[int, ...], path: str | N
         "shared": shared[0].fields if shared else None, "files": Path(path).exists() if path else None,
         "replayed": resumed[0].fields["evaluations"] if resumed else 0,
     }  # fmt: skip
-
-
-def conditioned_again(process_group: Any, counts: tuple[int, ...]) -> list[tuple[Any, Any, bool]]:
-    """Means of a fit with known variances, and of its GP conditioned on the same rows again; whether the GP has the
-    variances of this rank's rows. One rank prints the fit."""
-    x, y, variance, z = table(sum(counts))
-    rank = torch.distributed.get_rank(process_group)
-    part = Shares(counts).slice(rank)
-    out = []
-    for asked in ({}, {"approximation": "sparse", "inducing": x[:12]}):
-        gp = model("variances", variance[part])
-        fit = fgp.fit(gp, x[part], y[part], group=process_group, progress=False, starts=1, max_iterations=5, **asked)
-        assert rank or "log marginal likelihood" in repr(fit)
-        again = fit.gp.condition(x[part], y[part], group=process_group, **asked)
-        known = torch.equal(fit.gp.likelihood.row_variance, variance[part])
-        out.append((fit.posterior.predict(z).mean.numpy(), again.predict(z).mean.numpy(), known))
-    return out

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -28,7 +27,6 @@ from inference import plain_gp
 from processes.condition_jobs import case, model, table
 from processes.time_jobs import LIMIT, EndsAt
 
-F64 = torch.float64
 FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=80))
 SIZES = {"approximation": "full_scale", "inducing": 12, "neighbours": 20}
 
@@ -155,32 +153,3 @@ def limited(process_group: Any, moment: int | None) -> dict[str, Any]:
         "theta": theta.tolist(), "mean": fit.posterior.predict(z).mean.tolist(), "evaluations": len(fit.history),
         "interrupted": fit.interrupted, "read": clock.read,
     }  # fmt: skip
-
-
-def refusals(process_group: Any) -> dict[str, str]:
-    """What full scale over ranks says no to, as every rank hears it; and that the group works afterwards."""
-    group = Group.of(process_group)
-    x, y, _, z = table(60)
-    part, last = Shares.even(60, group.size).slice(group.rank), group.rank == group.size - 1
-    x, y, gp = x[part], y[part], model("plain")
-    small = SIZES | {"neighbours": 8}
-    post = gp.condition(x, y, group=process_group, **small)
-    asked = {
-        "neighbours": lambda: gp.condition(x, y, group=process_group, **small | {"neighbours": 9 if last else 8}),
-        "inducing": lambda: gp.condition(x, y, group=process_group, **small | {"inducing": x[: 4 + last]}),
-        "exact on one": lambda: gp.condition(x, y, group=process_group, **{} if last else small),
-        "not finite": lambda: gp.condition(x * (float("nan") if last else 1.0), y, group=process_group, **small),
-        "memory": lambda: gp.condition(x, y, memory=1000, group=process_group, **small),
-        "fit memory": lambda: fgp.fit(gp, x, y, memory=1000, group=process_group, **small),
-        "append": lambda: post.append(x[:1], y[:1]),
-        "stream": lambda: fgp.Stream(post),
-    }  # fmt: skip
-    out = {}
-    for name, ask in asked.items():
-        try:
-            ask()
-        except fgp.FlashGPError as error:
-            out[name] = f"{type(error).__name__}: {error}"
-    again = gp.condition(x, y, group=process_group, **small)
-    assert numpy.array_equal(again.predict(z).mean.numpy(), post.predict(z).mean.numpy())
-    return out

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-import traceback
 import warnings
 from typing import Any
 
@@ -146,19 +145,6 @@ def mistakes(process_group: Any) -> list[Any]:
     return out
 
 
-def alike(process_group: Any) -> list[int]:
-    """How often a traceback shows an error that all ranks have found by themselves, or rank 1 alone."""
-    group, out = Group.of(process_group), []
-    for those in (range(group.size), [1]):
-        try:
-            with group.together():
-                if group.rank in those:
-                    raise DomainError("`x` is of no use")
-        except DomainError as error:
-            out.append("".join(traceback.format_exception(error)).count("DomainError: `x` is of no use"))
-    return out
-
-
 def warned(process_group: Any) -> list[list[str]]:
     """What this rank shows: of warnings of all ranks, of its own and of ranks from 1 on; where a step ends in an error;
     and where a filter makes the common one an error of all."""
@@ -249,23 +235,6 @@ def asked_by_one_rank(_: Any, seconds: float) -> dict[str, Any]:
         with contextlib.suppress(ProcessGroupError), hurried.together(asked="covariance"):
             hurried.sum(torch.ones(1))
     return {name: [one.numpy() for one in value] if isinstance(value, list) else value for name, value in out.items()}
-
-
-def late_to_condition(_: Any, seconds: float) -> tuple[str, str]:
-    """The same of a public function that takes the group."""
-    from torch import distributed as dist
-
-    group = Group.of(dist.new_group(list(range(dist.get_world_size()))), GroupSettings(time_limit=seconds))
-    group.sum(torch.ones(1))
-    x = torch.linspace(0.0, 1.0, 5, dtype=torch.float64)[:, None]
-    if group.rank:
-        time.sleep(4.0 * seconds)
-        return "", ""
-    try:
-        fgp.GP(fgp.kernels.Matern()).condition(x, x[:, 0], group=group)
-    except ProcessGroupError as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
 
 
 def given(process_group: Any) -> list[str]:

@@ -134,22 +134,6 @@ def refused(group: Any) -> list[str]:
     return out
 
 
-def limited(group: Any) -> list[Any]:
-    """A fit whose time is over at once on one rank: all have the same posterior of the sample."""
-    x, y = table(300)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    out = []
-    for limit in (1e-9, 0.3):
-        fit = fgp.fit(
-            model(), x[rank::size], y[rank::size], approximation="sparse", inducing=8, settings=FEW, progress=False,
-            group=group, time_limit=limit,
-        )  # fmt: skip
-        out.append([t.tolist() for t in answers(fit.posterior)])
-        events = (report.events for report in (fit.report, fit.posterior.report))
-        out += [[event.fields["ranks"] for event in of if event.kind.name == "SHARED"] for of in events]
-    return out
-
-
 def limited_at(group: Any, moment: int | None) -> dict[str, Any]:
     """A fit whose time ends on rank 1 alone, after so many readings of its clock."""
     x, y = table(300)

@@ -7,8 +7,6 @@ import numpy as np
 from torch import distributed as dist
 
 import flashgp as fgp
-from flashgp.cli.console import Console
-from flashgp.cli.ranks import SilentConsole, warn_of_others
 from flashgp.fitted_table import TableSettings
 from flashgp.foundations.errors import FlashGPError
 from flashgp.inference.plan_settings import RowCounts
@@ -81,14 +79,3 @@ def refused(group: Any, folder: str) -> list[str]:
         except FlashGPError as error:
             out.append(f"{type(error).__name__}: {error}")
     return out
-
-
-def warned(group: Any) -> list[str]:
-    """What the consoles of the ranks have said, where each was warned of one thing that all were, and of its own."""
-    rank = dist.get_rank(group)
-    console = SilentConsole() if rank else Console(quiet=True)
-    console.group = Group.of(group)
-    for text in ("of all", f"of {rank}"):
-        console.warn(text)
-    warn_of_others(console)
-    return console.warnings

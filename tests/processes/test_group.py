@@ -12,11 +12,11 @@ import torch
 from flashgp.foundations import errors
 from flashgp.foundations.errors import DomainError, FlashGPWarning, ProcessGroupError
 from flashgp.processes import Group, GroupSettings
-from flashgp.processes.group import ALONE, LET_GO_SECONDS
+from flashgp.processes.group import ALONE
 from flashgp.processes.shared_errors import packed, unpacked
 from flashgp.processes.shares import Shares
 from processes import group_jobs
-from processes.launch import JobError, Ranks
+from processes.launch import Ranks
 
 
 def test_a_collective_waits_until_its_thread_lets_go() -> None:
@@ -35,36 +35,6 @@ def test_a_collective_waits_until_its_thread_lets_go() -> None:
 
     Group()._wait("a test", Work, tensor)
     assert let_go.is_set()
-
-
-def test_a_thread_that_keeps_tensors_is_waited_for_once() -> None:
-    tensor, held, group = torch.ones(3), list[torch.Tensor](), Group()
-
-    class Work:
-        def wait(self, _: timedelta) -> None:
-            held.append(tensor.view(3))
-
-    seconds = []
-    for _ in range(2):
-        began = time.monotonic()
-        group._wait("a test", Work, tensor)
-        seconds.append(time.monotonic() - began)
-    assert seconds[0] >= LET_GO_SECONDS > seconds[1]
-
-
-def test_a_collective_that_holds_its_tensors_is_let_go_of_first() -> None:
-    """As one that gathers does. Seen red: each group of ranks waited LET_GO_SECONDS at its first gather."""
-    tensor, group = torch.ones(3), Group()
-
-    class Work:
-        def __init__(self) -> None:
-            self.kept = tensor.view(3)
-
-        def wait(self, _: timedelta) -> None:
-            """Done."""
-
-    group._wait("a test", Work, tensor)
-    assert group._threads_let_go
 
 
 @pytest.mark.parametrize("counts", [(5,), (4, 4), (101, 97, 3), (101, 97, 3, 0), (0, 1, 0, 9)])
@@ -100,10 +70,6 @@ def test_one_rank_s_error_is_every_rank_s(ranks: Ranks) -> None:
     assert ends[1:] == [True, True, True]
 
 
-def test_an_error_is_shown_once_by_each_rank(ranks: Ranks) -> None:
-    assert ranks.run(group_jobs.alike, 3) == [[1, 1]] * 3
-
-
 def test_a_warning_is_shown_by_the_first_rank_that_has_it(ranks: Ranks) -> None:
     told = ranks.run(group_jobs.warned, 3)
     common = "FlashGPWarning: an error here"
@@ -121,20 +87,16 @@ def test_a_rank_that_does_not_come_is_an_error_within_the_limit(ranks: Ranks) ->
 
 def test_one_rank_alone_reads_what_it_has_and_is_told_who_did_not_come(ranks: Ranks) -> None:
     """`if rank == 0: print(p.mean)` sends nothing; a call that needs the others ends soon, and names the absent."""
-    first, *_ = ranks.run(group_jobs.asked_by_one_rank, 4, 2.0, timeout=90.0)
+    first, *_ = ranks.run(group_jobs.asked_by_one_rank, 4, 0.7, timeout=90.0)
     assert first["sent"] == 0
     for one, other in zip(first["factor"][:2], first["solved"][:2], strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
-    assert "`covariance` must be made on all 4 ranks of `group`, but rank 1 did not come within 2 s" in first["error"]
+    assert "`covariance` must be made on all 4 ranks of `group`, but rank 1 did not come within 0.7 s" in first["error"]
     assert "GroupSettings(arrival_limit=...)" in first["error"]
     assert (first["ranks"], first["operation"]) == ((1,), "covariance")
 
 
-def test_a_limit_of_the_caller_s_own_is_kept(ranks: Ranks) -> None:
-    """By the public functions too: half a second of conditioning in place of ten minutes."""
-    first, *_ = ranks.run(group_jobs.late_to_condition, 4, 0.5, timeout=60.0)
-    assert first[0] == "ProcessGroupError"
-    assert "within 0.5 s" in first[1]
+def test_a_limit_of_the_caller_s_own_is_kept() -> None:
     group = Group.of(Group.of(None), GroupSettings(time_limit=5.0))
     assert Group.of(group) is group
     assert group is not ALONE
@@ -174,11 +136,6 @@ def test_a_group_that_has_ended_is_refused(ranks: Ranks) -> None:
         dist.destroy_process_group()
     with pytest.raises(ProcessGroupError, match="not initialised"):
         Group.of(world)
-
-
-def test_the_harness_reports_what_a_rank_raised(ranks: Ranks) -> None:
-    with pytest.raises(JobError, match="assert"):
-        ranks.run(group_jobs.collectives, 2, (1, 1, 1))
 
 
 def test_shares() -> None:

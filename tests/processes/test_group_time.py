@@ -6,13 +6,7 @@ from processes import time_jobs
 from processes.launch import Ranks
 
 UP = {"POSTERIOR_OF_PART", "SOLVE_ENDED", "FIT_TIME_UP"}
-CASES = [
-    ("condition", "direct"),
-    ("condition", "refined"),
-    ("condition", "stored"),
-    ("fit", "direct"),
-    ("fit", "stored"),
-]
+CASES = [("condition", "direct"), ("condition", "stored"), ("fit", "direct"), ("fit", "stored")]
 
 
 @pytest.mark.parametrize(("what", "route"), CASES)
@@ -21,7 +15,7 @@ def test_a_clock_that_ends_on_one_rank_ends_all_alike(ranks: Ranks, what: str, r
     whole = ranks.run(time_jobs.answered, 3, what, route, 1, None)
     assert not UP & set(whole[0]["events"])
     readings, ended = whole[1].pop("read"), []
-    moments = sorted({0, 1, *(round(readings * part) for part in (0.2, 0.5, 0.8, 0.99))})
+    moments = sorted({0, *(round(readings * part) for part in (0.3, 0.7, 0.99))})
     for number, moment in enumerate(moments):
         found = ranks.run(time_jobs.answered, 3, what, route, 2 * (number % 2), moment)
         for one in found:
@@ -29,7 +23,7 @@ def test_a_clock_that_ends_on_one_rank_ends_all_alike(ranks: Ranks, what: str, r
         assert found[0] == found[1] == found[2]
         ended.append(bool(UP & set(found[0]["events"])))
     assert ended[0]  # at the first question
-    assert sum(ended) >= 3 or readings < 10  # and in the midst of the work
+    assert sum(ended) >= 2 or readings < 10  # and in the midst of the work
 
 
 @pytest.mark.parametrize(("seconds", "left", "wanted"), [((0.01, 90.0), 60.0, True), ((0.01, 0.02), -1e6, False)])

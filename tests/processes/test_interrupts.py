@@ -81,7 +81,7 @@ def test_a_collective_ends_before_it(ranks: Ranks) -> None:
     """In the midst of any: the others are told by the next one, which may be in their last pass, and the group works
     afterwards."""
     for told in ranks.run(fault_jobs.signalled, 3):
-        assert len(told) > 8
+        assert len(told) >= 5
         assert set(told) == {"KeyboardInterrupt"}
 
 

@@ -28,19 +28,18 @@ def test_spaces_equal_one_process(ranks: Ranks) -> None:
 @pytest.mark.parametrize("kernel", ["matern", "sum", "periodic", "custom"])
 def test_products_and_gradients_equal_one_process(ranks: Ranks, kernel: str) -> None:
     n = 1100
-    for size in (2, 3, 4):
-        parts = ranks.run(space_jobs.products, size, kernel, n)
-        evaluated = [part["evaluated"] for part in parts]
-        assert n * (n + 1) / 2 <= sum(evaluated) <= 1.05 * n * (n + 1) / 2
-        assert max(evaluated) <= 1.05 * sum(evaluated) / size
-        assert [part["stored"] for part in parts] == evaluated
+    parts = ranks.run(space_jobs.products, 3, kernel, n)
+    evaluated = [part["evaluated"] for part in parts]
+    assert n * (n + 1) / 2 <= sum(evaluated) <= 1.05 * n * (n + 1) / 2
+    assert max(evaluated) <= 1.05 * sum(evaluated) / 3
+    assert [part["stored"] for part in parts] == evaluated
 
 
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32 products"])
 def test_solves_equal_one_process(ranks: Ranks, single: bool) -> None:
     n = 700
     one = space_jobs.solves(None, n, single)
-    for size in (2, 3, 4):
+    for size in (2, 4) if single else (3,):
         for part in ranks.run(space_jobs.solves, size, n, single):
             assert part["rank"] == one["rank"]
             assert part["stopped"] == one["stopped"]
@@ -70,7 +69,7 @@ def test_full_scale_preconditioners_equal_one_process(
 ) -> None:
     """Eq. (M-203), with equal distances, fewer blocks than ranks and fewer rows than ranks."""
     one = space_jobs.full_scale_laws(None, kind, n, rank, sizes)
-    for size in (2, 3, 4):
+    for size in (2, 4) if kind == "points" else (3,):
         for part in ranks.run(space_jobs.full_scale_laws, size, kind, n, rank, sizes):
             assert (part["reduced"], part["rank"]) == (one["reduced"], one["rank"])
             assert part["determinant"] == pytest.approx(one["determinant"], rel=1e-12)
@@ -86,7 +85,7 @@ def test_comparisons_of_preconditioners_equal_one_process(ranks: Ranks, refused:
     one = space_jobs.comparisons(None, 700, refused, goal, at_once)
     assert one["outcome"] == ("refused" if refused == "both" else "kept")
     assert one["size"] == (0 if refused else 1)
-    for size in (2, 3, 4):
+    for size in (2,) if refused == "both" else (3,):
         parts = ranks.run(space_jobs.comparisons, size, 700, refused, goal, at_once)
         for part in parts:
             assert abs(part["iterations"] - one["iterations"]) <= 1

@@ -14,7 +14,7 @@ EPS = torch.finfo(torch.float64).eps
 TOLERANCE = EPS * 1e8
 # A search ends where a step gains next to nothing: its rounding moves the end by the root of that.
 SEARCHED = 1e-4
-SHARES = [(61, 40), (101, 97, 3), (151, 0, 5, 24)]
+SHARES = [(61, 40), (151, 0, 5, 24)]
 
 
 @pytest.mark.parametrize("counts", SHARES)
@@ -30,9 +30,7 @@ def test_conditioning_equals_one_process(ranks: Ranks, counts: tuple[int, ...]) 
         assert found[4] < 1e2 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize(
-    ("counts", "settings"), [((61, 40), {}), ((101, 97, 3), {"priors": "given"}), ((151, 0, 5, 24), {})]
-)
+@pytest.mark.parametrize(("counts", "settings"), [((101, 97, 3), {"priors": "given"}), ((151, 0, 5, 24), {})])
 def test_a_fit_is_that_of_one_process(ranks: Ranks, counts: tuple[int, ...], settings: dict[str, Any]) -> None:
     told = ranks.run(streamed_jobs.fitted, len(counts), counts, settings)
     assert all(one == told[0] for one in told)
@@ -66,17 +64,11 @@ def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
     assert memory.startswith("RankMismatchError")
 
 
-def test_time_ends_on_all_ranks_together(ranks: Ranks) -> None:
-    told = ranks.run(streamed_jobs.limited, 2)
-    assert told[0] == told[1]
-    assert [ranks_named for ranks_named in told[0] if len(ranks_named) == 1] == [[2]] * 4
-
-
 def test_a_clock_that_ends_on_one_rank_ends_all_alike(ranks: Ranks) -> None:
     """Also within an evaluation of the sample, which each rank goes through by itself."""
     whole = ranks.run(streamed_jobs.limited_at, 2, None)
     readings = whole[1]["read"]
-    for moment in (*range(readings // 2, readings // 2 + 6), readings - 4):
+    for moment in (*range(readings // 2, readings // 2 + 3), readings - 4):
         one, other = ranks.run(streamed_jobs.limited_at, 2, moment)
         assert one["answers"] == other["answers"], moment
 
@@ -106,7 +98,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4])
 def test_row_groups_are_dealt_so_that_each_row_is_read_once(ranks: Ranks, files: Path, size: int) -> None:
     """(M-164) and (M-221) over files."""
     told = ranks.run(streamed_jobs.parquet, size, str(files / "part-*.parquet"))
@@ -119,14 +111,13 @@ def test_row_groups_are_dealt_so_that_each_row_is_read_once(ranks: Ranks, files:
         assert fitted < SEARCHED
 
 
-@pytest.mark.parametrize(("name", "settings"), [("part-*", {}), ("holes", {"target_transform": "log"})])
-def test_a_table_is_learned_by_ranks_as_by_one(ranks: Ranks, files: Path, name: str, settings: dict[str, Any]) -> None:
-    told = ranks.run(streamed_jobs.table_model, 2, str(files / f"{name}.parquet"), settings)
+def test_a_table_is_learned_by_ranks_as_by_one(ranks: Ranks, files: Path) -> None:
+    told = ranks.run(streamed_jobs.table_model, 2, str(files / "holes.parquet"), {"target_transform": "log"})
     assert told[0] == told[1]
     apart, same, notes = told[0]
     assert apart < SEARCHED
     assert same
-    assert name != "holes" or any("1 of 97 rows have missing values" in note for note in notes)
+    assert any("1 of 97 rows have missing values" in note for note in notes)
 
 
 def test_other_files_on_one_rank_are_told_to_all(ranks: Ranks, files: Path) -> None:

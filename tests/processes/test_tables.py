@@ -66,9 +66,3 @@ def test_every_rank_is_refused_alike(ranks: Ranks, tmp_path: Path) -> None:
     assert other.startswith("RankMismatchError")
     assert "x is" in other
     assert "got dict" in frame
-
-
-def test_what_one_rank_alone_is_warned_of_is_said(ranks: Ranks) -> None:
-    first, second, third = ranks.run(table_jobs.warned, 3)
-    assert first == ["of all", "of 0", "rank 1: of 1", "rank 2: of 2"]
-    assert (second, third) == (["of all", "of 1"], ["of all", "of 2"])

@@ -1,8 +1,6 @@
 """What the long benchmarks are judged by: plain references against the library and automatic differentiation."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import problems
@@ -57,16 +55,3 @@ def test_a_draw_of_the_prior_has_its_covariance_and_does_not_depend_on_how_many_
     few, many = (problems.drawn_table(n, 5, 2, 0.4, 0.1) for n in (7, 50))
     np.testing.assert_array_equal(few.f_test, many.f_test)
     np.testing.assert_allclose(few.y, many.y[:7], rtol=1e-12)
-
-
-def test_what_is_kept_is_made_once(tmp_path: Path) -> None:
-    made: list[int] = []
-
-    def make() -> dict[str, Any]:
-        made.append(1)
-        return {"a": np.arange(3.0)}
-
-    for _ in range(2):
-        np.testing.assert_array_equal(problems.kept(tmp_path / "new" / "a.npz", make)["a"], np.arange(3.0))
-    assert len(made) == 1
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.npz"]

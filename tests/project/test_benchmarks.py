@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import cells
 import psutil
@@ -57,37 +56,3 @@ def test_a_killed_command_leaves_no_process(jobs: cells.Cell, tmp_path: Path) ->
     command.wait()
     assert children, "the cell was running"
     assert psutil.wait_procs(children, timeout=60)[1] == []
-
-
-def test_finished_cells_are_kept_and_others_asked_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entries = {"a": "done", "b": "failed", "c": "refused"}
-    names = [cells.Cell(key, {"n": number}, 1.0) for number, key in enumerate(entries)]
-    asked: list[str] = []
-
-    def run(cell: cells.Cell) -> dict[str, Any]:
-        asked.append(cell.key)
-        return {**cells.environment(), **cell.settings(), "status": entries[cell.key], "error": "why"}
-
-    def run_missing(again: str | None = None, jobs: list[cells.Cell] = names) -> list[str]:
-        asked.clear()
-        failed = cells.run_missing(
-            jobs,
-            tmp_path / "record.json",
-            run=run,
-            again=again,
-            payload=lambda found: {"rows": list(found)},
-            line=lambda entry: "well",
-        )
-        assert failed == 1
-        return list(asked)
-
-    assert run_missing() == ["a", "b", "c"]
-    assert run_missing() == ["c"], "what did not fit is asked for again"
-    assert run_missing("failed") == ["b", "c"]
-    assert run_missing("all") == ["a", "b", "c"]
-    capsys.readouterr()
-    run_missing(jobs=[cells.Cell("a", {"n": 7}, 1.0), *names[1:]])
-    assert "a: kept (made with n=0), well" in capsys.readouterr().out
-    assert list(cells.stored(tmp_path / "record.json")) == ["a", "b", "c"]

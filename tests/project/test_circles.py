@@ -107,20 +107,6 @@ def test_a_circle_is_found_however_it_is_written(tmp_path: Path, back: str) -> N
     assert circles(tmp_path) == [["flashgp.high", "flashgp.low", "flashgp.middle"]]
 
 
-def test_two_circles_are_told_apart_and_a_package_counts_as_its_front(tmp_path: Path) -> None:
-    planted(
-        tmp_path,
-        {
-            "a.py": "import flashgp.b\nimport flashgp.room",
-            "b.py": "import flashgp.a",
-            "room/__init__.py": "from .inner import thing",
-            "room/inner.py": "from flashgp.room import other\nfrom ..c import thing",
-            "c.py": "",
-        },
-    )
-    assert circles(tmp_path) == [["flashgp.a", "flashgp.b"], ["flashgp.room", "flashgp.room.inner"]]
-
-
 @pytest.mark.parametrize(
     "files",
     [

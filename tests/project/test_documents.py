@@ -167,18 +167,6 @@ def test_design_counts_the_lines_to_read_first() -> None:
     assert int(said[1].replace(",", "")) == pytest.approx(lines, rel=0.1)
 
 
-def test_long_lines_count_as_they_wrap() -> None:
-    assert shown_lines("a\n\n" + "b" * SCREEN[1] + "\n" + "c" * (SCREEN[1] + 1)) == 5
-
-
-def test_blocks_of_a_document_share_a_namespace(reader: pytest.MonkeyPatch) -> None:
-    text = (
-        "```python\nvalue = 1\n```\ntext\n\n<!-- no-run: takes an hour -->\n\n```python\nraise SystemError\n```\n"
-        "```text\nnot code\n```\n```python\nassert value == 1\nopen('data/concrete.csv').close()\n```\n"
-    )
-    assert run_document(text, "document.md", reader) == 2
-
-
 def test_a_failing_block_fails_with_its_line(reader: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError) as error:
         run_document("a\n\n```python\nvalue = 1\nvalue / 0\n```\n", "document.md", reader)
@@ -198,10 +186,3 @@ def test_commands_are_found() -> None:
     assert commands(console) == [["fit", "a.csv", "--target", "two words"]]
     shell = Block("sh", "pip install flashgp\nflashgp --version\n", 1, None)
     assert commands(shell) == [["--version"]]
-
-
-def test_a_failing_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flashgp.cli", reason="flashgp.cli is not written yet")
-    run_command(["--help"], monkeypatch)
-    with pytest.raises(AssertionError, match="ended with 2"):
-        run_command(["no-such-command"], monkeypatch)

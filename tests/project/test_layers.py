@@ -132,23 +132,15 @@ def test_imports_point_down(root: Path) -> None:
     ("module", "text", "problem"),
     [
         ("foundations/numerics.py", "import flashgp.kernels", "a layer above it"),
-        ("foundations/numerics.py", "def f():\n    from flashgp.solvers import cholesky", "a layer above it"),
         ("kernels/base.py", "from flashgp import operators", "a layer above it"),
         ("kernels/base.py", "from ..operators import Dense", "a layer above it"),
         ("kernels/base.py", "import importlib\nimportlib.import_module('flashgp.solvers')", "a layer above it"),
-        ("kernels/base.py", "if True:\n    from flashgp.inference.gp import GP", "a layer above it"),
-        ("kernels/base.py", "class K:\n    def block(self):\n        import flashgp.operators", "a layer above it"),
-        ("kernels/base.py", "def operator():\n    import flashgp.operators", "a layer above it"),
         ("kernels/base.py", "class K:\n    def operator(self):\n        import flashgp.solvers", "a layer above it"),
         ("kernels/base.py", "if TYPE_CHECKING:\n    from flashgp.inference import GP", "a layer above it"),
         ("planner/plan.py", "from flashgp.operators import Dense", "a layer above it"),
-        ("planner/plan.py", "if TYPE_CHECKING:\n    from flashgp.solvers import Factor", "a layer above it"),
         ("solvers/direct.py", "import flashgp", "front door"),
-        ("solvers/direct.py", "from flashgp import GP", "front door"),
         ("solvers/direct.py", "from flashgp.helpers import f", "which no layer claims"),
         ("helpers.py", "", "no layer claims `helpers`"),
-        ("page.py", "from flashgp.plots import calibration", "a layer above it"),
-        ("files/model.py", "from flashgp.table import read_table", "a layer above it"),
     ],
 )
 def test_an_arrow_up_is_found(tmp_path: Path, module: str, text: str, problem: str) -> None:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import tables
-import torch
 
-from flashgp.bench import compare, write_record
+from flashgp.bench import write_record
 from flashgp.bench.results import format_error, format_ratio, format_seconds
-from flashgp.foundations.errors import DomainError
 
 RECORD = {
     "title": "Claims",
@@ -103,12 +101,6 @@ def test_the_document_is_rewritten_between_its_markers_only(document: Path, caps
     assert "rewritten" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_hand_made_change_is_found(document: Path) -> None:
-    tables.main([str(document)])
-    document.write_text(document.read_text().replace("4.09x", "9.09x"))
-    assert tables.main([str(document), "--check"]) == 1
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -124,39 +116,6 @@ def test_markers_that_do_not_pair(document: Path, text: str, message: str, capsy
     assert tables.main([str(document)]) == 1
     assert message in capsys.readouterr().err
     assert document.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"columns": None}, "`columns` of a record must be"),
-        ({"rows": []}, "`rows` of a record must be"),
-        ({"rows": [1]}, "`rows` must hold objects"),
-        ({"columns": [{"title": "x"}]}, "`columns` must hold"),
-        ({"columns": [{"key": "work", "width": 3}]}, "`columns` must hold"),
-        ({"columns": [{"key": "work", "format": "roman"}]}, "`format` of column 'work'"),
-        ({"rows": [{"work": [1], "ratio": [1]}]}, "`ratio` must be a number"),
-    ],
-)
-def test_unusable_records(change: dict[str, object], message: str) -> None:
-    with pytest.raises(DomainError, match=message):
-        tables.markdown_table({**RECORD, **change})
-
-
-def test_bad_usage_is_two() -> None:
-    with pytest.raises(SystemExit) as stopped:
-        tables.main([])
-    assert stopped.value.code == 2
-
-
-def test_a_claim_needs_two_accepted_candidates() -> None:
-    x = torch.rand(4, 3, dtype=torch.float64) + 0.5
-    found = compare({"a": lambda x: x @ x.T, "b": lambda x: None}, (x,), reference=lambda x: x @ x.T, repeats=1)
-    row = tables.claim_row(found, work="gram", against="itself", ours="a", peer="a", target=4.0)
-    assert (row["ratio"], row["target"], row["met"]) == (1.0, 4.0, False)
-    assert row["inputs"][0]["shape"] == [4, 3]
-    with pytest.raises(DomainError, match="`peer` must be an accepted candidate, got 'b'"):
-        tables.claim_row(found, work="w", against="b", ours="a", peer="b")
 
 
 def test_numbers_as_people_read_them() -> None:

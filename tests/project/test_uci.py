@@ -9,14 +9,9 @@ import pytest
 import torch
 import uci
 import uci_cell
-import uci_gpytorch
-import uci_summary
-from tables import markdown_table
-from uci_types import Cell
 
 import flashgp as fgp
 from flashgp.bench import read_record
-from flashgp.foundations.errors import MemoryBudgetError
 
 
 @pytest.fixture
@@ -72,52 +67,3 @@ def uci_environment() -> dict[str, Any]:
     from flashgp.bench import environment
 
     return environment()
-
-
-def test_what_does_not_fit_states_its_bytes(data: Path) -> None:
-    with pytest.raises(MemoryBudgetError) as error:
-        uci_cell.run_cell(Cell("tiny", 0, "dense", str(data), memory="1"))
-    assert error.value.needed_bytes > error.value.available_bytes == 1
-    with pytest.raises(MemoryBudgetError, match="GPyTorch needs about") as error:
-        uci_gpytorch._require_room(100_000, True, "8GiB")
-    assert error.value.needed_bytes == uci_gpytorch.needed_bytes(100_000, True) > 2 * 8 * 100_000**2
-
-
-def test_gpytorch_is_measured_with_a_float64_product(data: Path) -> None:
-    pytest.importorskip("gpytorch", reason="the peers are not installed")
-    strict, default = (
-        uci_cell.run_cell(Cell("tiny", 0, f"gpytorch-{how}", str(data), peer_steps=30))
-        for how in ("cholesky", "default")
-    )
-    assert strict["relative_residual"] < 1e-9
-    assert 1e-9 < default["relative_residual"] < 1e-2
-    assert strict["rmse"] == pytest.approx(default["rmse"], rel=0.05)
-
-
-def cell(name: str, split: int, method: str, **values: Any) -> dict[str, Any]:
-    entry = {
-        "set": name, "split": split, "method": method, "rows": None, "memory": None, "status": "done", "n": 100,
-        "n_distinct": 90, "rmse": 0.3, "nll": 0.2, "coverage": 0.95, "relative_residual": 1e-5, "evaluations": 20,
-        "iterations": 20, "seconds": 10.0, "fit_seconds": 8.0, "predict_seconds": 1.0, "compile_seconds": 1.0,
-        "peak_bytes": 10**6, "route": "direct",
-    }  # fmt: skip
-    return {**entry, **values}
-
-
-def test_the_table_compares_with_targets_and_with_the_dense_optimum() -> None:
-    entries = {
-        "elevators/0/flashgp": cell("elevators", 0, "flashgp", rmse=0.356, nll=0.39, relative_residual=1e-4),
-        "elevators/1/flashgp": cell("elevators", 1, "flashgp", rmse=0.36, nll=0.39, peak_bytes=3 * 10**6),
-        "elevators/0/dense": cell("elevators", 0, "dense", rmse=0.355, nll=0.385),
-        "elevators/1/dense": cell("elevators", 1, "dense", rmse=0.3585, nll=0.3845),
-        "pol/0/flashgp": cell("pol", 0, "flashgp", rmse=0.085, nll=-1.19, seconds=200.0),
-        "pol/1/flashgp": cell("pol", 1, "flashgp", status="failed", error="ValueError: no\nmore"),
-    }
-    rows = uci_summary.summary(entries)
-    ours, _, pol = rows
-    assert (ours["splits"], ours["residual_error"], ours["peak_bytes"]) == ("0, 1", 1e-4, 3 * 10**6)
-    assert ours["rmse"] == pytest.approx(0.358)
-    assert (ours["met"], ours["verdict"], ours["optimum"]) == (True, "reached", "+0.0015, +0.0055: reached")
-    assert pol["met"] is False
-    assert pol["verdict"].endswith("split 1 failed: ValueError: no")
-    assert "0.358, 0.393, 120 s" in markdown_table({"columns": uci_summary.COLUMNS, "rows": rows})

@@ -1,9 +1,5 @@
 """The factor as a solver: memory, the float64 answer of a float32 factor, a shift of the factor alone, its bound."""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 
@@ -82,49 +78,3 @@ def test_the_second_attempt_takes_no_second_matrix() -> None:
     CholeskySolver(dtype=F32).prepare(system)
     assert len(alive) > 1
     assert set(alive) == {0}
-
-
-def test_memory_of_the_process() -> None:
-    """One float32 matrix and little else, by the operating system's own account, in a fresh process."""
-    script = """
-        import torch
-        from flashgp.foundations.workspace import Workspace
-        from flashgp.solvers import CholeskySolver, Goal, System
-
-        n, KIB = 5000, 1024
-
-        class Banded(System):
-            count, device, workspace = n, torch.device("cpu"), Workspace()
-            noise = torch.full((n,), 0.1, dtype=torch.float64)
-            def diagonal(self):
-                return torch.ones(n, dtype=torch.float64)
-            def multiply(self, v):
-                out = 1.1 * v
-                out[1:] += 0.4 * v[:-1]
-                out[:-1] += 0.4 * v[1:]
-                return out
-            def dense(self, dtype):
-                matrix = self.workspace.empty((n, n), dtype, self.device).zero_()
-                matrix.diagonal().fill_(1.1)
-                matrix.diagonal(1).fill_(0.4)
-                return matrix
-            columns = block = cross = None
-
-        def status(name):
-            with open("/proc/self/status") as file:
-                return next(int(line.split()[1]) * KIB for line in file if line.startswith(name))
-
-        torch.linalg.cholesky_ex(torch.eye(700))  # loads the library and starts its threads
-        rhs = torch.ones(n, 4, dtype=torch.float64)
-        before = status("VmRSS")
-        solution = CholeskySolver(dtype=torch.float32).prepare(Banded()).solve(rhs, Goal(1e-10))
-        assert solution.stopped == "goal"
-        print((status("VmHWM") - before) / (4 * n * n))
-    """
-    if not sys.platform.startswith("linux"):
-        pytest.skip("reads /proc/self/status, which only Linux has")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert 0.9 <= float(done.stdout) <= 1.25

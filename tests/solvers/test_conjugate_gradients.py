@@ -59,16 +59,6 @@ def test_the_best_over_the_shared_space() -> None:
         space = torch.cat([space, low.solve(system.A @ space[:, -3:])], 1)
 
 
-def test_columns_help_each_other() -> None:
-    """A block takes fewer passes than its slowest column alone."""
-    system = DenseSystem(matern(points(300, 2), 0.5), 1e-3)
-    rhs = normal(300, 12)
-    prepared = ConjugateGradients(10, DOUBLE).prepare(system)
-    together = prepared.solve(rhs, Goal(1e-6)).iterations
-    alone = max(prepared.solve(rhs[:, [j]], Goal(1e-6)).iterations for j in range(2))
-    assert together < 0.7 * alone
-
-
 def test_columns_that_are_done_leave() -> None:
     """Once more than a quarter is done the block gets narrower, and what is left goes on undisturbed."""
     system = DenseSystem(matern(points(300, 2), 0.5), 1e-3)
@@ -158,8 +148,7 @@ def test_rounding_is_no_obstacle_to_a_bound() -> None:
     assert float(energy_error(system, rhs, found.value)) <= float(found.energy_bound) <= goal.energy
 
 
-@pytest.mark.parametrize("by", ["interrupt", "callback"])
-def test_what_ends_a_solve_for_the_error_ends_the_solve(by: str) -> None:
+def test_what_ends_a_solve_for_the_error_ends_the_solve() -> None:
     """With the values before it. Seen red as a stagnation, after which another method would take over."""
     system = DenseSystem(matern(points(400, 2), 3.0) * 200.0, 1e-6)
     rhs = system.A @ normal(400, 1)
@@ -171,14 +160,14 @@ def test_what_ends_a_solve_for_the_error_ends_the_solve(by: str) -> None:
     last = whole.iterations - event.fields["iterations"] + 1
 
     def end(step: Step) -> bool:
-        if step.iteration == last and by == "interrupt":
+        if step.iteration == last:
             raise KeyboardInterrupt
-        return step.iteration == last
+        return False
 
     told: list[bool] = []
     found = prepared.solve(rhs, goal, limits=Limits(callback=end, interrupted=lambda: told.append(True)))
-    assert told == ([True] if by == "interrupt" else [])
-    assert found.stopped == by
+    assert told == [True]
+    assert found.stopped == "interrupt"
     assert torch.equal(found.value, whole.value)
     assert float(energy_error(system, rhs, found.value)) <= float(found.energy_bound)
 
@@ -213,10 +202,3 @@ def test_the_bound_of_the_recurrence_reaches_the_callback() -> None:
     assert torch.allclose(steps[-1].relative, solution.relative_residual, rtol=1e-3)
     assert torch.allclose(steps[-1].energy, solution.energy_bound, rtol=1e-3)
     assert len(steps) == solution.iterations
-
-
-@pytest.mark.parametrize("rank", [None, 7])
-def test_the_rank(rank: int | None) -> None:
-    system = DenseSystem(matern(points(100, 2), 0.3), 1e-9)
-    prepared = ConjugateGradients(rank=rank).prepare(system)
-    assert prepared.preconditioner.rank == (25 if rank is None else 7)

@@ -1,6 +1,5 @@
 """The partial Cholesky factor stays below K; the preconditioner made of it is what it says, also at tiny noise."""
 
-import copy
 import math
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError
 from flashgp.solvers.preconditioners.low_rank import LowRank
-from flashgp.solvers.preconditioners.pivoted_cholesky import PartialCholesky, partial_cholesky
+from flashgp.solvers.preconditioners.pivoted_cholesky import partial_cholesky
 from flashgp.solvers.settings import LowRankSettings
 from solvers.dense_system import F64, DenseSystem, matern, normal, points
 
@@ -66,14 +65,6 @@ def test_why_it_ends() -> None:
             partial_cholesky(smooth, limit=limit, settings=LowRankSettings(trace_share=share))
 
 
-@pytest.mark.parametrize("limit", [300, 60])
-def test_a_factor_holds_little_more_than_its_columns(limit: int) -> None:
-    """However many were allowed."""
-    partial = partial_cholesky(DenseSystem(matern(points(300, 1), 3.0), 1e-2), limit=limit)
-    assert partial.rank < limit
-    assert partial.factor.untyped_storage().nbytes() <= 8 * 300 * partial.rank / LowRankSettings().kept_buffer
-
-
 def test_the_share_of_each_pivot() -> None:
     """The first pivot is i with probability K_ii / tr K, within four standard errors."""
     K = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64))
@@ -82,34 +73,6 @@ def test_the_share_of_each_pivot() -> None:
     share = torch.bincount(torch.tensor(first), minlength=4) / draws
     wanted = K.diagonal() / K.trace()
     assert bool(((share - wanted).abs() <= 4 * (wanted * (1 - wanted) / draws).sqrt()).all())
-
-
-@pytest.mark.parametrize("block", [1, 4])
-def test_pivots_in_blocks_are_those_drawn_one_by_one(block: int) -> None:
-    """The first pair has the probability of two draws, p_i p_j(after i), whatever the block, eq. (M-77)."""
-    settings = replace(ALL, block=block, min_decay=-math.inf)
-    K = torch.tensor([[1.0, 0.9, 0.1], [0.9, 1.0, 0.3], [0.1, 0.3, 0.5]], dtype=F64)
-    wanted = torch.zeros(3, 3, dtype=F64)
-    for i in range(3):
-        rest = (K - torch.outer(K[:, i], K[:, i]) / K[i, i]).diagonal()
-        wanted[i] = K[i, i] / K.trace() * rest / rest.sum()
-    draws = 600
-    found = torch.zeros(3, 3, dtype=F64)
-    for seed in range(draws):
-        i, j = partial_cholesky(DenseSystem(K, 0.0), limit=2, seed=seed, settings=settings).pivots.tolist()
-        found[i, j] += 1 / draws
-    assert bool(((found - wanted).abs() <= 4 * (wanted * (1 - wanted) / draws).sqrt() + 1e-12).all())
-
-
-def test_proposals_of_one_block_know_the_pivots_before_them() -> None:
-    """Of a matrix of rank 3 there are three pivots, also where the second block meets rows of equal rest."""
-    settings = LowRankSettings(block=4, trace_share=1e-6, min_decay=-math.inf)
-    features = normal(12, 3) * torch.tensor([1.0, 0.3, 0.1], dtype=F64)
-    system = DenseSystem(features @ features.mT, 1e-4)
-    for seed in range(40):
-        partial = partial_cholesky(system, limit=12, seed=seed, settings=settings)
-        assert partial.rank == 3
-        assert torch.allclose(partial.factor @ partial.factor.mT, system.K, atol=1e-12)
 
 
 def test_given_pivots() -> None:
@@ -162,19 +125,6 @@ def test_the_preconditioner(noise: Tensor | float) -> None:
     values = torch.linalg.eigvalsh(P)
     if float(system.noise.min()) > 1e-9:
         assert low.log_determinant == pytest.approx(float(values.log().sum()), rel=1e-8)
-
-
-def test_the_determinant_at_tiny_noise() -> None:
-    """log |P| through the matrix determinant lemma in a case with a closed form: P = 1 1^T + s I."""
-    n, noise = 100, 1e-12
-    partial = partial_cholesky(DenseSystem(torch.ones(n, n, dtype=F64), noise), limit=5)
-    low = LowRank(partial, torch.full((n,), noise, dtype=F64))
-    assert low.log_determinant == pytest.approx((n - 1) * math.log(noise) + math.log(n + noise), rel=1e-12)
-    ones = torch.ones(n, 1, dtype=F64)
-    assert float(low.solve(ones).mean()) == pytest.approx(1 / (n + noise), rel=1e-8)
-    across = ones.clone()
-    across[::2] *= -1
-    assert torch.allclose(low.solve(across), across / noise, rtol=1e-12)
 
 
 def test_rows_without_noise() -> None:
@@ -261,46 +211,3 @@ def test_a_basis_is_orthonormal_whatever_the_condition(limit: int) -> None:
     if limit == 60:
         values = torch.linalg.svdvals(low.inner)
         assert EPS * float(values[0] / values[-1]) ** 2 > GRAM.max_defect, "this test is of such a factor"
-
-
-def test_a_factor_without_anything_in_it() -> None:
-    """K = 0 at given pivots: F is rounding or nothing, and P is the noise."""
-    system = DenseSystem(torch.zeros(5, 5, dtype=F64), 1.0)
-    low = LowRank(partial_cholesky(system, limit=2, pivots=torch.tensor([0, 1])), system.noise, GRAM)
-    v = normal(5, 2)
-    assert torch.allclose(low.solve(v), v, rtol=1e-12)
-
-
-def test_eigenvectors_that_do_not_come_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gives_up(*_: object, **__: object) -> None:
-        raise torch.linalg.LinAlgError("LAPACK gave up")
-
-    noise = torch.full((80,), 1e-2, dtype=F64)
-    partial = partial_cholesky(DenseSystem(matern(points(80, 2), 0.5), noise), limit=20, settings=ALL)
-    v = normal(80, 2)
-    wanted = LowRank(partial, noise).solve(v)
-    monkeypatch.setattr(torch.linalg, "eigh", gives_up)
-    assert torch.allclose(
-        LowRank(partial, noise, GRAM).solve(v), wanted, rtol=0.0, atol=1e-10 * float(wanted.abs().max())
-    )
-
-
-@pytest.mark.parametrize("largest", [3e3, 6e4])
-def test_a_basis_that_is_less_orthonormal_is_applied_twice_sooner(largest: float) -> None:
-    """F with singular values from `largest` to a 200th: what P^-1 leaves of its first column is rounding."""
-    n, k = 200, 20
-    generator = torch.Generator().manual_seed(0)
-    Q, V = (torch.linalg.qr(torch.randn(rows, k, generator=generator, dtype=F64))[0] for rows in (n, k))
-    factor = Q * torch.logspace(0.0, -math.log10(200.0), k, dtype=F64) * largest @ V.mT
-    none = torch.zeros(n, dtype=F64)
-    partial = PartialCholesky(factor, torch.arange(k), none, 1.0)
-    low = LowRank(partial, torch.ones(n, dtype=F64), GRAM)
-    assert low.skew == pytest.approx(200.0, rel=1e-3), "by eigenvectors"
-    assert low._twice == (largest > 1e4)
-    once = copy.copy(low)
-    once.skew = 0.0
-    for w in Q[:, :3].mT:
-        v = factor @ (factor.mT @ w) + w
-        lost, lost_once = (float((one.solve(v.unsqueeze(-1))[:, 0] - w).norm()) for one in (low, once))
-        assert lost <= GRAM.lost + 10.0 * EPS * float(v.norm())
-        assert low._twice <= (lost < 0.1 * lost_once), "what it is applied twice for"

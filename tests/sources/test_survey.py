@@ -47,13 +47,6 @@ def test_mean_and_spread_are_those_of_all_rows() -> None:
     assert survey.y_moments.scale == pytest.approx(y.std(0, correction=0, keepdim=True), rel=1e-12)
 
 
-def test_float32_and_arrays_become_float64() -> None:
-    x, y = data(20)
-    survey = surveyed(Batches([(x.float().numpy(), y.tolist())]), None, 10, seed=0)
-    assert survey.dtype == torch.float32
-    assert whole(survey, 8)[0].dtype == F64
-
-
 def test_the_sample_is_uniform_and_independent_of_the_batches() -> None:
     x = torch.arange(60, dtype=F64)[:, None]
     counts = torch.zeros(60)
