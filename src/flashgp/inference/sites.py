@@ -40,6 +40,8 @@ class SiteSettings:
         turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where it is less than that of the last one.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that a posterior is, two a step.
+        start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
+            log odds, so that a search begins where much is explained.
     """
 
     search: float = 1e-2
@@ -51,6 +53,7 @@ class SiteSettings:
     falling: float = 0.25
     likelihoods: float = 4.5
     conditionings: int = 25
+    start_variance: float = 10.0
 
     def of_rows(self, tolerance: float, rows: int) -> float:
         """A tolerance of so many rows, nats."""
@@ -237,6 +240,13 @@ def local_sites(
         if float(moved) < settings.posterior and bool(good.all()):
             break
     return sites, at
+
+
+def each_alone(prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> Marginals:
+    """q(f) of every row by itself under a wide prior: what starting values are taken from."""
+    before = from_prior(prior, x, y).at
+    wide = Marginals(before.mean, before.variance.clamp_min(settings.start_variance))
+    return local_sites(prior.likelihood, y, wide, settings)[1]
 
 
 def settle_rows(

@@ -133,6 +133,17 @@ def test_rows_that_are_read_are_rows_that_are_held() -> None:
     assert dataclasses.asdict(held.report)["events"]
 
 
+def test_a_prior_that_leaves_nothing_to_points_is_the_posterior() -> None:
+    """Rows say less than rounding: no pivot is taken."""
+    x, y = labels(50)
+    gp = fgp.GP(1e-12 * fgp.kernels.Matern(nu=1.5), fgp.means.Zero(), Labels())
+    for one in (gp, fgp.GP(gp.kernel, fgp.means.Zero(), Gaussian(1.0))):
+        post = one.condition(x, y, approximation="sparse", inducing=5)
+        assert len(post.inducing) == 0
+        exact = float(one.condition(x, y).log_marginal_likelihood())
+        assert float(post.log_marginal_likelihood()) == pytest.approx(exact, rel=1e-6)
+
+
 def test_a_fit_of_rows_that_are_read() -> None:
     x, y = labels(200)
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), Labels())

@@ -27,7 +27,7 @@ from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.base import Sites
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Sizes
-from inference.iterated import Counts, Iterated, Rates, model, table
+from inference.iterated import Counts, Iterated, Labels, Rates, labels, model, table
 
 F64 = torch.float64
 NAMES = ["kernel.kernel.lengthscale", "kernel.variance", "mean.value"]  # in the order of the dense reference
@@ -242,6 +242,15 @@ def test_starts_are_of_latent_values() -> None:
     logs = (y + 0.5).log()
     assert centre == pytest.approx(float(logs.mean()), abs=0.3)
     assert variance == pytest.approx(float(logs.var()), rel=0.5)
+
+
+def test_labels_of_small_regions_are_found() -> None:
+    """A search that begins at a small variance, as of rows that the parameters given explain, ends at none."""
+    x, y = labels(400)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.5), fgp.means.Zero(), Labels())
+    fit = fgp.fit(gp, x, y, starts=1, max_iterations=25)
+    assert float(fit.gp.kernel.variance.value) > 2.0
+    assert float(fit.posterior.log_marginal_likelihood()) > 400 * math.log(0.5) + 50.0
 
 
 def test_what_a_fit_by_sites_does_not_go_with_is_refused() -> None:

@@ -368,7 +368,8 @@ def pairs_of(count: int, inducing: int) -> CpuTiles:
 def noise_floor(basis: Basis, count: int) -> float:
     """Noise variance of rounding with so many rows: smaller ones count as that, (M-148)."""
     diagonal = TorchTiles().diagonal(PairProblem(basis.form, basis.theta, basis.points), dtype=F64)
-    return max(count * EPS * float(diagonal.mean()), torch.finfo(F64).tiny)
+    mean = float(diagonal.mean()) if len(diagonal) else 0.0
+    return max(count * EPS * mean, torch.finfo(F64).tiny)
 
 
 def add_symmetric(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -43,7 +43,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.sites import IteratedSites
+from flashgp.inference.sites import IteratedSites, each_alone
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
@@ -283,9 +283,7 @@ def problem_of(
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
     sites = IteratedSites.of(prior, x, y, options.settings.sites)
     if sites is not None:
-        few = Problem(prior, x, y, direct, sites=sites).subset(options.stages.start_rows, options.run.seed)
-        found = LogJoint(few).settled(sites.settings.search)
-        facts = facts if found is None else facts.of_latent(found.at)
+        facts = facts.of_latent(each_alone(prior, x, y, sites.settings))
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)

@@ -89,7 +89,7 @@ class DataFacts:
 
     def of_latent(self, at: Marginals) -> "DataFacts":
         """Facts of latent values in place of the targets, where these are on another scale. Args: at, q(f) of rows
-        under the parameters given."""
+        by themselves."""
         centre = at.mean.mean()
         variance = float((at.mean - centre).square().mean() + at.variance.mean())
         one = torch.tensor([variance], dtype=torch.float64)
