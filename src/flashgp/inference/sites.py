@@ -39,7 +39,8 @@ class SiteSettings:
         max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
         turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where it is less than that of the last one.
-        likelihoods: that an evaluation of a fit is priced at; conditionings, that a posterior is, two a step.
+        likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
+            two a step, and linear_conditionings, that one in time linear in the rows is.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
     """
@@ -53,6 +54,7 @@ class SiteSettings:
     falling: float = 0.25
     likelihoods: float = 4.5
     conditionings: int = 25
+    linear_conditionings: int = 12
     start_variance: float = 10.0
 
     def of_rows(self, tolerance: float, rows: int) -> float:

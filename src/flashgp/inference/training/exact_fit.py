@@ -104,11 +104,15 @@ class ExactFit(EngineFit[AnyState]):
     def _objective(self, rows: int) -> LogJoint:
         return LogJoint(self.problem if rows == self.problem.rows else self.problem.subset(rows, self.options.run.seed))
 
+    @property
+    def conditionings(self) -> int:
+        return 1 if self.problem.sites is None else self.options.settings.sites.conditionings
+
     def rows_on_time(self) -> int:
         run, settings = self.options.run, self.options.settings
         return rows_on_time(
             self.prior, self.plan, run.deadline, settings.time, deterministic=run.deterministic,
-            slowdown=settings.sites.conditionings,
+            slowdown=self.conditionings,
         )  # fmt: skip
 
 

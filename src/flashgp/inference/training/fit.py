@@ -168,9 +168,14 @@ class EngineFit(ABC, Generic[S]):
         """Likelihoods that an evaluation takes."""
         return 1.0 if self.problem.sites is None else self.options.settings.sites.likelihoods
 
+    @property
+    def conditionings(self) -> int:
+        """Conditionings that a posterior with its sites takes."""
+        return 1 if self.problem.sites is None else self.options.settings.sites.linear_conditionings
+
     def rows_on_time(self) -> int:
         """Rows whose sites and posterior there is time for by the plan, of work that is linear in them."""
-        seconds = self.options.settings.sites.conditionings * self.plan.seconds / self.problem.rows
+        seconds = self.conditionings * self.plan.seconds / self.problem.rows
         rows = self.options.run.deadline.left / seconds if seconds > 0.0 else self.problem.rows
         return int(min(self.problem.rows, max(self.options.settings.time.min_rows, rows)))
 
@@ -231,8 +236,7 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
     mark = "" if path is None else mark_of(problem, options, engine.mark)
     log = log_over(engine.searchers, path, mark, options.settings.seconds_between_writes)
     plan, deadline = engine.plan if exact is None else exact.plan, options.run.deadline
-    times = 1.0 if problem.sites is None else options.settings.sites.conditionings
-    reserved = options.settings.time.reserved(plan, deadline.left, times)
+    reserved = options.settings.time.reserved(plan, deadline.left, engine.conditionings)
     searching = engine.searching(log, deadline.before(reserved))
     recorder = Recorder(log, options.progress, searching, began=began, group=engine.searchers)
     engine.expect(recorder)
