@@ -30,7 +30,6 @@ from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.findings import Unfinished
-from flashgp.inference.run import Run
 from flashgp.table_model import TableModel
 from flashgp.table_model.model import fit_prepared
 from inside_torch import InsideTorch, factorises, raising
@@ -696,60 +695,3 @@ def test_a_time_limit_counts_from_the_beginning_of_the_command(folder: Path, mon
     assert said["interrupted"]
     assert said["leave_one_out"] is not None, "of few rows it takes no time"
     assert "FIT_TIME_UP" in kinds(said)
-
-
-def test_what_follows_a_fit_keeps_to_what_is_left() -> None:
-    """Rows are scored as far as there is time, by the plan."""
-    import torch
-
-    import flashgp as fgp
-    from flashgp.cli.after_fit import AFTER_FIT
-    from flashgp.foundations.deadline import Deadline
-
-    x = torch.rand(2000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    post = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).condition(x, x[:, 0])
-    whole = post.predict_seconds(100_000)
-    assert whole > 0.5, "else this test says nothing"
-
-    def left(seconds: float) -> Deadline:
-        return Deadline(10.0, seconds, lambda: 0.0)
-
-    assert AFTER_FIT.scored(post, 100_000, left(whole)) == 100_000
-    assert 64 < AFTER_FIT.scored(post, 100_000, left(0.3 * whole - 2.0)) < 50_001
-    assert AFTER_FIT.scored(post, 100_000, left(-1e6)) < 25_000, "only what takes no time"
-    assert AFTER_FIT.scored(post, 10, left(-1e6)) == 10
-    assert AFTER_FIT.has_time_for_left_out(post, left(10.0))
-    post.report.seconds = 30.0
-    assert not AFTER_FIT.has_time_for_left_out(post, left(10.0))
-    few = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5)).condition(x[:300], x[:300, 0])
-    few.report.seconds = 30.0
-    assert AFTER_FIT.has_time_for_left_out(few, left(-1e6))
-
-
-@pytest.mark.filterwarnings("ignore:The progress callback:flashgp.FlashGPWarning")
-def test_no_row_is_scored_by_solves_like_the_one_that_time_ended() -> None:
-    """Seen red: a limit of 20 s, and four minutes for the variances of 415 rows, planned at the passes so far."""
-    import torch
-
-    import flashgp as fgp
-    from flashgp.cli.after_fit import AFTER_FIT
-    from flashgp.foundations.deadline import Deadline
-    from flashgp.inference.data import Data
-    from flashgp.inference.exact.condition import condition
-    from flashgp.inference.settings import ConditionSettings, TimeSettings
-
-    x = torch.rand(1500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Gaussian(1e-4))
-    in_time = Deadline(1e6, 1e6, lambda: 0.0)
-    short = gp.condition(x, x[:, 0], solver="cg", progress=lambda step: True)
-    assert AFTER_FIT.scored(short, 100, in_time) == 100, "not the time ended it"
-    plan = fgp.plan(gp, n=1500, d=3, solver="cg")
-    with pytest.warns(fgp.FlashGPWarning, match="The time limit ended the solve"):
-        state = condition(
-            gp,
-            Data.of(gp, x, x[:, 0]),
-            ConditionSettings(
-                run=Run(deadline=Deadline(1e6, 0.0, lambda: 0.0)), plan=plan, time=TimeSettings(min_rows=1500)
-            ),
-        )
-    assert AFTER_FIT.scored(fgp.Posterior(state), 100, in_time) == 0

@@ -1,6 +1,5 @@
 """Bad input on the command line: one plain sentence, exit code 2, nothing half-written."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -112,35 +111,6 @@ def test_columns_in_another_order_or_of_a_lenient_type_are_matched(model: Path, 
     for name in "ab":
         run("predict", model, tmp_path / f"{name}.csv", "--std", "-o", tmp_path / f"{name}.out.csv")
     assert (tmp_path / "a.out.csv").read_bytes() == (tmp_path / "b.out.csv").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "a table",
-        "cut short",
-        "another version",
-        "a folder",
-    ],
-)
-def test_a_file_that_is_not_a_model(model: Path, tmp_path: Path, kind: str) -> None:
-    path, table, whole = tmp_path / "m", model.parent / "good.csv", model.read_bytes()
-    content = {
-        "a table": table.read_bytes(), "nothing": b"", "text": b"hello", "cut short": whole[:-100],
-        "another version": whole.replace(b'"format"', b'"formas"', 1).replace(b"flashgp-", b"flashgq-", 1),
-        "Python": pickle.dumps({"a": 1}),
-    }  # fmt: skip
-    if kind == "a folder":
-        path.mkdir()
-    elif kind != "absent":
-        path.write_bytes(content[kind])
-    for command in ("predict", "update"):
-        result = run(command, path, table, "--out", tmp_path / "p.csv", code=2)
-        one_sentence(result, str(path)[:20])
-        if kind in ("a table", "nothing", "text", "Python"):
-            one_sentence(result, f"{str(path)!r} is no model file of FlashGP, it ")
-            one_sentence(result, f"the order is: flashgp {command} MODEL ")
-        assert not (tmp_path / "p.csv").exists()
 
 
 def one_sentence(result: Any, said: str) -> None:

@@ -88,24 +88,6 @@ def test_latent_and_observed() -> None:
         model.predict(x, return_std=True, return_cov=True)
 
 
-def test_deterministic_estimators_do_not_depend_on_the_number_of_threads() -> None:
-    """And nothing that they are asked later."""
-    x, y = table(300)
-    before, results = torch.get_num_threads(), []
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        model = fgp.GPRegressor(max_iterations=3, starts=1, deterministic=True).fit(x, y)
-        assert model.posterior_.state.run.deterministic
-        mean, deviation = model.predict(x[:40] + 0.1, return_std=True)
-        results.append((mean, deviation, model.sample_y(x[:40] + 0.1), model.log_marginal_likelihood()))
-    torch.set_num_threads(before)
-    for one, two in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, two)
-    fixed = fgp.GPRegressor(optimise=False, deterministic=True).fit(x, y)
-    assert fixed.posterior_.state.run.deterministic
-    assert fixed.posterior_.plan.profile == "built-in"
-
-
 def test_the_report_has_the_standard_error_of_the_likelihood() -> None:
     x, y = table(120)
     iterative = given(0.05, solver="cg").fit(x, y)
@@ -136,43 +118,6 @@ def test_deviations_come_as_they_are_asked_for(caplog: pytest.LogCaptureFixture)
     unfitted = fgp.GPRegressor().predict(x, return_std=True, latent=True, variance="sampled")[1]
     prior = DEFAULT.build(x.shape[1])(torch.from_numpy(x)).diagonal().detach()
     np.testing.assert_allclose(unfitted**2, prior, rtol=1e-12)
-
-
-def test_samples_have_the_predicted_moments() -> None:
-    x, y = table()
-    model = given(0.3).fit(x, np.stack([y, 100.0 * y + 7.0], axis=1))
-    drawn = model.sample_y(x[:3] + 0.2, 4000, random_state=1)
-    assert drawn.shape == (3, 2, 4000)
-    mean, covariance = model.predict(x[:3] + 0.2, return_cov=True)
-    for output in range(2):
-        deviation = np.sqrt(covariance[..., output].diagonal())
-        assert (np.abs(drawn[:, output].mean(1) - mean[:, output]) < 4.0 * deviation / np.sqrt(4000)).all()
-        np.testing.assert_allclose(drawn[:, output].std(1), deviation, rtol=4.0 / np.sqrt(2 * 4000))
-    single = given(0.3).fit(x, y)
-    np.testing.assert_array_equal(single.sample_y(x[:3], 2), single.sample_y(x[:3], 2, random_state=0))
-    assert (single.sample_y(x[:3], 2) != single.sample_y(x[:3], 2, random_state=1)).all()
-    state = np.random.RandomState(0)
-    assert (single.sample_y(x[:3], 2, state) != single.sample_y(x[:3], 2, state)).all()
-    assert single.sample_y(x[:3], 400, latent=True).std(1).max() < single.sample_y(x[:3], 400).std(1).min()
-
-
-def test_every_output_is_the_single_one() -> None:
-    x, y = table()
-    both = np.stack([y, -1e4 * y**2], axis=1)
-    model = given().fit(x, both)
-    mean, std = model.predict(x + 0.1, return_std=True)
-    covariance = model.predict(x + 0.1, return_cov=True)[1]
-    assert covariance.shape == (30, 30, 2)
-    for output in range(2):
-        alone = given().fit(x, both[:, output])
-        wanted = alone.predict(x + 0.1, return_std=True)
-        np.testing.assert_allclose(mean[:, output], wanted[0], rtol=1e-9)
-        np.testing.assert_allclose(std[:, output], wanted[1], rtol=1e-9)
-        np.testing.assert_allclose(covariance[..., output], alone.predict(x + 0.1, return_cov=True)[1], rtol=1e-7)
-        assert model.scaling_[output].y_scale == pytest.approx(alone.scaling_.y_scale, rel=1e-14)
-    column = given().fit(x, y[:, None])
-    assert column.predict(x).shape == (30, 1)
-    assert fgp.GPRegressor(starts=1, max_iterations=3).fit(x, both).predict(x).shape == (30, 2)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------

@@ -27,9 +27,13 @@ def noted(table: Table, text: str) -> bool:
     [
         ('a,b\n"1,234.5",1\n12,2\n', {}, [1234.5, 12.0]),
         ('a,b\n"1,234",1\n"12,000",2\n', {"decimal": "."}, [1234.0, 12000.0]),
+        ('a,b\n"1,234,567",1\n"12,000",2\n', {}, [1234567.0, 12000.0]),
         ("a;b\n1,234.5;1\n-2,000,000;2\n", {}, [1234.5, -2e6]),
         ("a;b\n1.234,5;1\n1.000;2\n", {}, [1234.5, 1000.0]),
+        ("a;b\n1.234.567;1\n2,5;2\n", {}, [1234567.0, 2.5]),
         ("a;b\n1.234;1\n2.000;2\n", {"decimal": ","}, [1234.0, 2000.0]),
+        ("a;b\n1'234.5;1\n20;2\n", {}, [1234.5, 20.0]),
+        ("a;b\n1 234,5;1\n20;2\n", {"decimal": ","}, [1234.5, 20.0]),
         ("a;b\n1\u00a0234;1\n20;2\n", {}, [1234.0, 20.0]),
     ],
 )
@@ -40,12 +44,22 @@ def test_thousands_are_numbers(tmp_path: Path, text: str, options: Any, wanted: 
     assert table.columns[1].values.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("text", ["a;b\n1.234;1\n0.5;2\n", "a,b\n12.345,1\n1.000,2\n", "a\n1e3\n0.001\n"])
+def test_plain_decimals_have_no_thousands(tmp_path: Path, text: str) -> None:
+    table = read(tmp_path, text)
+    assert table.columns[0].kind == "number"
+    assert not noted(table, "thousands")
+
+
 @pytest.mark.parametrize(
     ("cells", "beside", "wanted"),
     [
         (["45\u00a0%", "50 %", "60\u202f%"], "1", [45.0, 50.0, 60.0]),
+        (["1,5%", "2,5 %", "3%"], "1", [1.5, 2.5, 3.0]),
+        (["1,5%", "-2,25\u00a0%", "3%"], "0,5", [1.5, -2.25, 3.0]),
         (["1,234.5%", "2.5%", "3%"], "0.5", [1234.5, 2.5, 3.0]),
         (["1.234,5 %", "2%", "3%"], "1", [1234.5, 2.0, 3.0]),
+        (["1'234%", "2%", "3%"], "0.5", [1234.0, 2.0, 3.0]),
     ],
 )
 def test_percentages_are_read_as_numbers_are(
@@ -55,6 +69,18 @@ def test_percentages_are_read_as_numbers_are(
     assert table.columns[0].kind == "percentage"
     assert table.columns[0].values.tolist() == wanted
     assert table.columns[1].values[0] == float(beside.replace(",", "."))
+
+
+def test_marks_of_percentages_are_refused_as_those_of_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DomainError, match="decimal commas in column 'a' and decimal points in column 'b'"):
+        read(tmp_path, "a;b\n1,5%;0.5\n2%;1.5\n")
+    with pytest.raises(DomainError, match="'1,234' in column 'a', decimals or thousands"):
+        read(tmp_path, "a;b\n1,234%;1\n2%;1\n")
+    mixed = read(tmp_path, "a;b\n1.5%;1\n1.5%;2\n2,5%;3\n")
+    with pytest.raises(
+        DomainError, match=r"\(percentages with decimal commas, the first '2,5%' at row 3.*: write points, or take"
+    ):
+        Encoding.learn(mixed, "b")
 
 
 def test_groups_between_points_do_not_decide_what_other_points_are(tmp_path: Path) -> None:
@@ -135,6 +161,16 @@ def test_what_other_columns_hold_decides_what_commas_are(tmp_path: Path, delimit
 
 
 @pytest.mark.parametrize(
+    ("beside", "what"), [("1.0", "points"), ("1.5e3", "points"), ("1,000,000", "commas between thousands")]
+)
+def test_no_number_becomes_text_by_the_decimal_mark_of_others(tmp_path: Path, beside: str, what: str) -> None:
+    """Whole numbers too."""
+    with pytest.raises(DomainError, match=f"decimal commas in column 'a' and .*{what} in column 'b'"):
+        read(tmp_path, f"a;b\n1,5;{beside}\n2,5;{beside}\n")
+    assert read(tmp_path, "a;b\n1,5;inf\n2,5;1\n").columns[0].values.tolist() == [1.5, 2.5]
+
+
+@pytest.mark.parametrize(
     "cells",
     [
         ["+41 123 456", "+49 123 457"],
@@ -165,7 +201,16 @@ def test_thousands_of_numbers_that_differ_in_size_are_numbers(tmp_path: Path, ce
     assert encoding.apply(one, need_target=False).x.item() == float(cells[0].replace(" ", ""))
 
 
-MARKS = ["None", "-", "#DIV/0!", "n/a", "*"]
+def test_what_has_two_readings_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    text = "a;b\n1.234;1,5\n2.000;2,5\n3.001;2,5\n"
+    with pytest.raises(DomainError, match=r"pass decimal=',' \(--decimal ,\) if these are thousands"):
+        read(tmp_path, text)
+    assert read(tmp_path, text, decimal=",").columns[0].values.tolist() == [1234.0, 2000.0, 3001.0]
+    with pytest.raises(DomainError, match="write all numbers with a point"):
+        read(tmp_path, "a;b\n1.5;1,5\n2.25;2,5\n", decimal=",")
+
+
+MARKS = ["None", "-", "--", ".", "#DIV/0!", "#N/A", "#VALUE!", "NULL", "n/a", "N/A", "missing", "\u2013", "\\N", "*"]
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -196,9 +241,14 @@ def test_marks_that_were_taken_for_missing_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "header"),
     [
+        ("1990,1991,1992\n3.5,4.5,5.5\n6.5,7.5,8.5\n", True),
+        ("1990,1991,1992\n34000,35000,36000\n1000,2000,3000\n", True),
         ("country,1990,1991\nUlm,10,20\nBonn,30,40\n", True),
+        ("0,1,2\n0.5,1.5,2.5\n3.5,1.5,0.5\n", True),
         ("1990,1991,1992\n1993,1994,1995\n1996,1997,1998\n", False),
         ("0,1\n1,0\n0,0\n", False),
+        ("5,6,7\n1.5,2.5,3.5\n", False),
+        ("1,2,3\n4,5,6\n7,8,9\n", False),
     ],
 )
 def test_a_header_of_numbers_that_count_up(tmp_path: Path, text: str, header: bool) -> None:
@@ -212,8 +262,13 @@ def test_a_header_of_numbers_that_count_up(tmp_path: Path, text: str, header: bo
     ("text", "header"),
     [
         ("08:00,09:00\n1,2\n3,4\n", True),
+        ("5%,10%\n1.5,2\n2.5,3\n", True),
+        ("2020-01,2020-02\n1,2\n3,4\n", True),
         ("01.01.2020;02.01.2020\n1,5;2,5\n3,5;4,5\n", True),
+        ("station,2020-01-01,2020-01-02\nUlm,1,2\nBonn,2,3\n", True),
+        ("day,08:00\n2020-01-01,5%\n2020-01-02,6%\n", True),
         ("08:00,2020-01-01,5%\n09:00,2020-01-02,6%\n", False),
+        ("2020-01-01,1\n,2\n,3\n", False),
         ("0,2020-01-01\n1,2020-01-02\n", False),
     ],
 )
@@ -225,12 +280,25 @@ def test_a_header_of_another_kind_than_the_cells_below(tmp_path: Path, text: str
     ("text", "options", "names", "rows"),
     [
         ("# made by hand\n# twice\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("# a,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
         ("# made, by hand, in May\n# a,b\n1,2\n# pause\n3,4\n", {}, ("a", "b"), 2),
+        ("a,b\n1,2\n% pause\n3,4\n", {"comment": "%"}, ("a", "b"), 2),
+        ("#id,b\n1,2\n3,4\n", {}, ("#id", "b"), 2),
         ('a,b\n1,"x\n# inside"\n3,y\n', {"comment": "#"}, ("a", "b"), 2),
+        ("# one\u2028two\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("#a,b\n#red,1\n#blue,2\n", {}, ("#a", "b"), 2),
         ("#ff0000,1\n#00ff00,2\n", {}, ("column_1", "column_2"), 2),
         ("# colours\n\na,b\n#red,1\n#blue,2\n", {}, ("a", "b"), 2),
+        ("# by hand, in May\na,b\n1,2\n3,4\n", {}, ("a", "b"), 2),
+        ("# by hand, in May\na,b\n1,2\n3,4\n", {"header": True}, ("a", "b"), 2),
         ("# by hand; in May\na;b\nUlm;2020-01-05\nBonn;2020-01-06\n", {}, ("a", "b"), 2),
+        ("# by hand, in May\na,b\n#red,2\n#blue,4\n", {}, ("a", "b"), 2),
+        ("# a,b\nUlm,2020-01-05\nBonn,2020-01-06\n", {}, ("a", "b"), 2),
+        ("# town,street\nUlm,Ring\nBonn,Markt\n", {"header": True}, ("town", "street"), 2),
+        ("# 5,6\n1,2\n3,4\n", {}, ("column_1", "column_2"), 2),
+        ("# a,b\n# 5,6\n# 6,7\n1,2\n3,4\n", {}, ("a", "b"), 2),
         ("# a,b,c\n# 5,6\n1,2\n3,4\n", {}, ("column_1", "column_2"), 2),
+        ("# a,b\n1,2\n3,4\n", {"header": False}, ("column_1", "column_2"), 2),
         ("# 1990,1991\n3.5,4.5\n6.5,7.5\n", {}, ("1990", "1991"), 2),
     ],
 )
@@ -253,6 +321,18 @@ def test_comments_are_said_and_lines_are_those_of_the_file(tmp_path: Path) -> No
         read(tmp_path, "a\n1\n", comment=" ")
 
 
+def test_comments_below_the_first_row_may_be_rows_and_are_said(tmp_path: Path) -> None:
+    text = "# colours\nc,y\n#1,2\nred,3\n{},4\nred,5\n"
+    table = read(tmp_path, text.format("#2"))
+    assert table.rows == 2
+    assert noted(table, "2 of them stand below the first row, the first at line 3: put the first cell in quotes where")
+    way_out = read(tmp_path, text.format('"#2"').replace("#1", '"#1"'))
+    assert way_out.columns[0].levels == ("#1", "#2", "red")
+    assert noted(way_out, "1 line that begins with '#' is a comment")
+    assert not noted(way_out, "below the first row")
+    assert noted(read(tmp_path, "c,y\n1,2\n%1,3\n", comment="%"), "1 of them stands below the first row, the first at")
+
+
 @pytest.mark.parametrize(
     "first", ["sep=;", '"sep=;"', "SEP=;", "\ufeffsep=;", "sep=; "], ids=["plain", "quoted", "upper", "mark", "space"]
 )
@@ -265,6 +345,14 @@ def test_a_first_line_that_names_the_delimiter(tmp_path: Path, first: str, end: 
     assert table.where(0) == "row 1 (line 3)"
     with pytest.raises(ShapeError, match="got 3 at line 4"):
         read(tmp_path, f"{first}\na;y\n1,5;2\n2,5;3;4\n".replace("\n", end))
+
+
+def test_a_delimiter_that_is_named_by_the_first_line_or_by_the_user(tmp_path: Path) -> None:
+    assert read(tmp_path, "sep=~\na~y\n1~2\n").names == ("a", "y")
+    assert read(tmp_path, "sep=\t\n# by hand\na\ty\n1\t2\n").names == ("a", "y")
+    assert read(tmp_path, "sep=;\na,y\n1,2\n", delimiter=",").names == ("a", "y")
+    assert read(tmp_path, "sep=x,y\n1,2\n").names == ("sep=x", "y")
+    assert read(tmp_path, "sep=1\n1\n2\n").names == ("sep=1",)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
@@ -304,6 +392,13 @@ def test_encodings(tmp_path: Path) -> None:
         read(tmp_path, text, encoding="latin99")
 
 
+def test_names_of_rows_as_r_writes_them(tmp_path: Path) -> None:
+    table = read(tmp_path, '"size","price"\n"1",60,210\n"2",80,330\n')
+    assert table.names == ("column_1", "size", "price")
+    assert table.columns[0].unnamed
+    assert table.columns[2].values.tolist() == [210.0, 330.0]
+
+
 def test_kept_cells_are_those_of_the_file(tmp_path: Path) -> None:
     text = "id,size,x\n007,1.50,a\n,2,b\n"
     kept = read(tmp_path, text, keep=["id,size"]).kept
@@ -320,3 +415,7 @@ def test_addresses_and_versions_tell_no_decimal_mark(tmp_path: Path) -> None:
     table = read_table(str(path))
     assert table.columns[2].values.tolist() == [1 + i / 1000 for i in range(30)]
     assert table.columns[0].kind == "category"
+
+
+def test_groups_of_other_than_three_digits_are_no_numbers(tmp_path: Path) -> None:
+    assert read(tmp_path, "a;b\n1234,567.5;1\n20;2\n").columns[0].kind == "category"

@@ -11,7 +11,7 @@ import pytest
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ModelFileError
 from flashgp.table import Encoding, FrameEncoding, Table, read_table, table_of
-from flashgp.table.dates import calendar_days, read_dates, shown_date
+from flashgp.table.dates import calendar_days, clock_hours, likely_dates, read_dates, shown_date
 
 DAYS = [dt.date(2000, 1, 1) + dt.timedelta(days=30 * i) for i in range(40)]
 MOMENTS = [dt.datetime(2000, 1, 1, 7, 30) + dt.timedelta(days=30 * i, hours=5 * i, minutes=i) for i in range(40)]
@@ -60,7 +60,7 @@ def test_every_form_is_what_iso_is(tmp_path, how, shares):
             assert found == pytest.approx(np.repeat(wanted, shares), abs=1e-9), form
 
 
-@pytest.mark.parametrize("form", ["%Y-%m", "%Y/%m", "%YM%m"])
+@pytest.mark.parametrize("form", ["%Y-%m", "%Y/%m", "%b %Y", "%B-%Y", "%Y-%b", "%YM%m"])
 def test_months_are_their_first_day(tmp_path, form):
     firsts = [day.replace(day=1) for day in DAYS]
     found = days_of(table([day.strftime(form) for day in firsts], tmp_path, "csv", 3))
@@ -105,8 +105,12 @@ def test_two_digits_of_a_year_are_asked_for_and_taken(tmp_path, form):
     ("cells", "readings", "day"),
     [
         (["Jan-20", "Feb-20", "Dec-31"], "'Jan-20' at .* as the month 2020-01 or the day 01-20 without a year", 18262),
+        (["Jan-20", "Mar-21", "", "NA"], "'Jan-20' at .* as the month 2020-01 or the day 01-20 without a year", 18262),
         (["Jan-20", "Feb-45"], "'Jan-20' at .* as 2020-01-01 or 1920-01-01", 18262),
+        (["05-Jan-00", "06-Jan-00"], "'05-Jan-00' at .* as 2000-01-05 or 1900-01-05", 10961),
         (["Jan 5, 70", "Jan 6, 70"], "'Jan 5, 70' at .* as 1970-01-05 or 2070-01-05", 4),
+        (["31/12/70", "1/1/71"], "'31/12/70' at .* as 1970-12-31 or 2070-12-31", 364),
+        (["1/1/70", "2/2/70"], "'1/1/70' at .* as 1970-01-01 or 2070-01-01", 0),
         (["5/1/70", "2/2/70"], "'5/1/70' at .* as 1970-01-05 by dmy or 1970-05-01 by mdy", 4),
         (["1/1/1970", "2/2/1970"], "'1/1/1970' at .* as 1970-01-01 by either", 0),
     ],
@@ -175,11 +179,25 @@ def test_percentages_and_clock_times_are_numbers(tmp_path, how, cells, kind, val
         encoding.apply(table_of({"day": [0.45], "share": [1], "y": [1.0]}), need_target=False)
 
 
+def test_a_target_of_percentages_stays_one(tmp_path):
+    read = table_of({"x": [1.0, 2, 3], "y": ["10%", "20%", "40%"]})
+    encoding = Encoding.learn(read, "y")
+    assert encoding.apply(read, need_target=True).y.tolist() == [10.0, 20.0, 40.0]
+    assert Encoding.from_json(json.loads(json.dumps(encoding.to_json()))) == encoding
+    with pytest.raises(DomainError, match="kind percentage"):
+        encoding.apply(table_of({"x": [1.0], "y": [0.1]}), need_target=True)
+    assert encoding.observed(table_of({"x": [1.0], "y": [0.1]}))[0] is None
+
+
 @pytest.mark.parametrize(
     ("good", "bad", "what"),
     [
         (["2000-01-05", "2000-02-05"], "soon", "dates"),
         (["2000-01-05", "2000-02-05"], "05.01.2000", "dates written alike"),
+        (["2000-01-05 10:00", "2000-02-05 10:00"], "2000-01-05 10:00Z", "dates written alike"),
+        (["13.01.2000", "14.01.2000"], "01.15.2000", "dates written alike"),
+        (["2000-02-28", "2000-02-29"], "2000-02-30", "dates"),
+        (["Jan-00", "Feb-00"], "winter", "dates"),
         (["45%", "50%"], "half", "percentages"),
         (["14:30", "15:00"], "noon", "clock times"),
         (["1.5", "12"], "12a", "numbers"),
@@ -218,13 +236,18 @@ def season(year: int, mark: str = "-") -> str:
     [
         ([season(year) for year in range(2000, 2011)], "seasons of two years, or months, '2000-01' at"),
         ([season(year, "/") for year in (2005, 2006, 2006)], "seasons of two years, or months, '2005/06' at"),
+        ([season(year) for year in range(1996, 2006)], "seasons of two years, the first '1996-97' at"),
         (["2012\u201313", "2013\u201314"], "seasons of two years, the first '2012\u201313' at"),
         (
             ["2005-06", "2006-07", "2007-08", "summer"],
             "6 of 8 cells are seasons of two years, the first that is not is 'summer' at",
         ),
+        (["10 May", "11 Jun", "31 July"], "days without a year, the first '10 May' at"),
         (["10-May", "29-Feb", "1st-Jul"], "days without a year"),
+        (["May 5", "May 10"], "days without a year"),
         (["May 10", "Jun 11"], "days without a year, or months of years of two digits, 'May 10' at"),
+        (["5/13", "6/1"], "days without a year"),
+        (["13.5.", "1.6."], "days without a year"),
         (
             ["2000-01-05", "25.1.2000", "5 Feb 2000"],
             "2 of 6 cells are dates written alike, the first that is not is '25.1.2000' at",
@@ -240,6 +263,43 @@ def test_dates_of_which_something_is_open_are_asked_for(tmp_path, how, cells, wh
     assert Encoding.learn(read, "y", categorical=["day"]).inputs[0].levels == tuple(sorted({*cells}))
 
 
+@pytest.mark.parametrize("cells", [["2005-06", "2005-07", "2006-07"], ["2005-06", "2006-05"], ["2005M06", "2006M07"]])
+def test_months_are_no_seasons(tmp_path, cells):
+    learned = Encoding.learn(table(cells, tmp_path, "csv", 2), "y")
+    assert learned.inputs[0].kind == "date"
+    one = table(["2005-06"], tmp_path, "csv")
+    assert learned.apply(one, need_target=False).x[0, 0] == 12935.0
+
+
+def test_parts_are_seasons_where_all_are(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    from flashgp.data.table_parts import ParquetParts
+    from flashgp.table.parts import learn_encoding
+
+    for last in ("2007-08", "2007-09"):
+        for at, days in enumerate((["2005-06", "2006-07"], ["2006-07", last])):
+            pyarrow.parquet.write_table(pyarrow.table({"day": days, "y": [1.0, 2.0]}), tmp_path / f"part-{at}.parquet")
+        parts = ParquetParts(str(tmp_path / "part-*.parquet"))
+        if last == "2007-09":
+            assert learn_encoding(parts, "y", (), "error")[0].inputs[0].kind == "date"
+            continue
+        with pytest.raises(DomainError, match="seasons of two years, or months"):
+            learn_encoding(parts, "y", (), "error")
+
+
+def test_names_of_digits_stay_what_they_are():
+    codes = ["01234", "02345", "20000105"]
+    frame = table_of({"zip": codes * 4, "id": [31415926, 20000101, 20009999] * 4, "y": [0.5 + i for i in range(12)]})
+    assert [column.kind for column in Encoding.learn(frame, "y").inputs] == ["category", "number"]
+
+
+def test_numbers_kept_as_text_are_called_that():
+    encoding = Encoding.learn(table_of({"a": [1.0, 4.0, 2.5], "y": [1.0, 2.0, 3.0]}), "y")
+    with pytest.raises(DomainError, match="numbers that are kept as text: convert the column to numbers"):
+        encoding.apply(table_of({"a": ["1.0", "4.0"]}), need_target=False)
+
+
 def test_numbers_that_are_all_dates_are_dates_in_tables_and_numbers_to_the_estimator():
     frame = table_of({"day": [20000105, 20000229, 19991231], "y": [20000101.0, 20000102.0, 20000103.0]})
     encoding = Encoding.learn(frame, "y")
@@ -250,6 +310,21 @@ def test_numbers_that_are_all_dates_are_dates_in_tables_and_numbers_to_the_estim
         encoding.apply(table_of({"day": [20000230]}), need_target=False)
     assert FrameEncoding.learn(frame).inputs[0].kind == "number"
     assert calendar_days(np.array([20000230.0])) is None
+
+
+def test_declared_categories_are_not_read_for_slips():
+    pyarrow = pytest.importorskip("pyarrow")
+    for cells, kind in ((["1", "2", "3+"], "category"), (["01/02/2000", "03/04/2000", "02/02/2000"], "category"),
+                        (["2005-06", "2006-07", "2007-08"], "category"), (["May 10", "Jun 11"] , "category"),
+                        (["2000-01-05", "2000-01-06", "2000-01-07"], "date")):  # fmt: skip
+        frame = table_of(pyarrow.table({"a": pyarrow.array(cells).dictionary_encode(), "y": [1.0, 2, 4][: len(cells)]}))
+        assert Encoding.learn(frame, "y").inputs[0].kind == kind
+
+
+def test_a_learned_category_may_come_back_as_what_looks_like_times():
+    frame = table_of({"when": ["14:30", "noon", "late", "dawn"] * 2, "y": [float(i) for i in range(8)]})
+    encoding = Encoding.learn(frame, "y")
+    assert encoding.apply(table_of({"when": ["14:30"]}), need_target=False).x.tolist() == [[0.0]]
 
 
 def test_parts_of_a_table_decide_together(tmp_path):
@@ -277,6 +352,19 @@ def test_parts_of_a_table_decide_together(tmp_path):
     assert learn_encoding(parts, "y", (), "error", "mdy")[0].inputs[0].order == "mdy"
 
 
+def test_numbers_of_parts_are_dates_where_all_are(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    from flashgp.data.table_parts import ParquetParts
+    from flashgp.table.parts import learn_encoding
+
+    for last, kind in ((20000301, "date"), (20009999, "number")):
+        for at, days in enumerate(([20000105, 20000106], [20000229, last])):
+            pyarrow.parquet.write_table(pyarrow.table({"day": days, "y": [1.0, 2.0]}), tmp_path / f"part-{at}.parquet")
+        encoding, _ = learn_encoding(ParquetParts(str(tmp_path / "part-*.parquet")), "y", (), "error")
+        assert encoding.inputs[0].kind == kind
+
+
 def test_the_keyword_reaches_models_and_estimators(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"day": ["05/01/2000", "06/02/2000", "07/03/2000"], "y": [1.0, 2.0, 4.0]})
@@ -292,3 +380,13 @@ def test_the_keyword_reaches_models_and_estimators(tmp_path):
     model.save(tmp_path / "m.safetensors")
     again = fgp.load(tmp_path / "m.safetensors")
     assert again.predict(frame).mean.tolist() == model.predict(frame).mean.tolist()
+
+
+def test_the_form_that_most_cells_have():
+    texts = ["2000-01-05", "5.1.2000", "6.1.2000", "13.13.2000"]
+    dates, alike = likely_dates(texts, np.array([2, 1, 2, 9]))
+    assert dates.tolist() == [True, True, True, False]
+    assert alike.tolist() == [False, True, True, False]
+    hours, known = clock_hours(["24:00", "24:01", "12:00 am", "13:00 pm", "7:05"])
+    assert known.tolist() == [True, False, True, False, True]
+    assert hours[known] == pytest.approx([24.0, 0.0, 7 + 1 / 12])

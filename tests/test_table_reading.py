@@ -52,6 +52,17 @@ def test_without_header_columns_are_numbered_and_it_is_said(tmp_path):
     assert noted(table, "no header row")
 
 
+def test_header_can_be_stated(tmp_path):
+    assert read(tmp_path, "2019,2020\n1,2\n", header=True).names == ("2019", "2020")
+    table = read(tmp_path, "a,b\n1,2\n", header=False)
+    assert [c.kind for c in table.columns] == ["category", "category"]
+
+
+def test_one_text_column_above_text_decides_nothing_alone(tmp_path):
+    assert read(tmp_path, "city,price\nulm,1\nbonn,2\n").header
+    assert not read(tmp_path, "ulm,1\nbonn,2\n").header
+
+
 def test_years_above_numbers_with_a_name_are_reported(tmp_path):
     table = read(tmp_path, "day,2019,2020\n2020-01-01,1,2\n2020-01-02,3,4\n")
     assert table.header
@@ -74,6 +85,13 @@ def test_one_row(tmp_path, text, header):
         assert read(tmp_path, text).rows == 1
 
 
+def test_nameless_header_cells_get_a_name(tmp_path):
+    table = read(tmp_path, ",a\n0,5\n1,6\n2,6\n")
+    assert table.names == ("column_1", "a")
+    assert table.columns[0].unnamed
+    assert not table.columns[1].unnamed
+
+
 def test_duplicate_names(tmp_path):
     with pytest.raises(ShapeError, match=r"'a' for columns 1 and 3"):
         read(tmp_path, "a,b,a\n1,2,3\n")
@@ -86,6 +104,10 @@ def test_duplicate_names(tmp_path):
 def test_delimiters(tmp_path, delimiter):
     table = read(tmp_path, "a,b,c\n1,2.5,x\n2,3,y\n".replace(",", delimiter))
     assert rows_of(table) == [[1.0, 2.5, "x"], [2.0, 3.0, "y"]]
+
+
+def test_text_with_commas_between_semicolons(tmp_path):
+    assert rows_of(read(tmp_path, "x;y\n1;a, b\n2;c\n")) == [[1.0, "a, b"], [2.0, "c"]]
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
@@ -161,6 +183,11 @@ def test_missing_values_in_every_kind(tmp_path):
     assert rows_of(table) == [[1.0, 1.0, 18262.0, "x"], empty, empty, [2.0, 0.0, 1.0, "None"]]
 
 
+def test_dates_with_times_and_offsets(tmp_path):
+    table = read(tmp_path, "d\n1970-01-01T12:00:00+12:00\n1970-01-02T06:00:00.000Z\n")
+    assert table.columns[0].values.tolist() == [0.0, 1.25]
+
+
 @pytest.mark.parametrize(
     "cells", ["2020-02-30\n2020-01-01", "2020-01-01T00:00\n2020-01-01T00:00Z", "1_000\n2_000", "0x1\n0x2"]
 )
@@ -192,16 +219,25 @@ def test_choice_of_columns(tmp_path):
     [
         (b"", ShapeError, "empty file"),
         (b"\n \n\r\n", ShapeError, "only blanks"),
+        (b"\xef\xbb\xbf", ShapeError, "only blanks"),
         (b"a,b\n1,2\n3\n4,5\n", ShapeError, "2 cells like the first, got 1 at line 3"),
+        (b"a,b\n1,2\n3,4,5\n", ShapeError, "2 cells like the first, got 3 at line 3"),
         (b'a,b\n1,"x\n2,y\n', DomainError, "unexpected end of data.*line 2"),
+        (b'a,b\n1,"x', DomainError, "unexpected end of data.*line 2"),
+        (b'a,b\n"1,x\n2,y\n', DomainError, "unexpected end of data.*line 2"),
+        (b'a,b\n1,"x\n2,"y"\n3,z\n', DomainError, "expected after.*line 2"),
+        (b'a,b\n0,w\n1,"x\n2,"y\n3,z\n', DomainError, "expected after.*line 3"),
         (b",,\n,,\n", ShapeError, "only empty cells"),
         (b'a,b\n1, "x"\n', DomainError, "a space before a quote in column 2"),
         (b"a,b\n1,x\n2,\xe9\n", DomainError, r"byte 0xe9 at line 3 \(byte 10"),
+        (b"\xef\xbb\xbfa,b\n1,\xe9\n", DomainError, r"byte 0xe9 at line 2 \(byte 9"),
         (b"a\n1\n\0\n", DomainError, "zero byte at line 3"),
+        (b"\xff\xfea\0\0\xd8", DomainError, "must be UTF-16"),
         (b"PK\x03\x04rest", DomainError, "spreadsheet"),
         (b"PAR1 not really", DomainError, "readable Parquet"),
         # mtime: the bytes are in the name of the test, which must be the same in every worker
         (gzip.compress(b"a,b\n1,2\n", mtime=0)[:-9], DomainError, "complete gzip"),
+        (b"\x1f\x8bgarbage", DomainError, "complete gzip"),
     ],
 )
 def test_refused_files(tmp_path, content, error, message):
@@ -215,6 +251,10 @@ def test_paths_that_are_no_table(tmp_path):
             read_table(path)
     with pytest.raises(DomainError, match="must be a Parquet file"):
         read(tmp_path, "a\n1\n", "t.parquet")
+
+
+def test_gzip_is_told_by_its_bytes(tmp_path):
+    assert rows_of(read(tmp_path, gzip.compress(b"a,b\n1,2\n"), "t.csv")) == [[1.0, 2.0]]
 
 
 # --- Parquet

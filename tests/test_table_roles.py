@@ -33,6 +33,14 @@ def test_missing_text_is_a_category(tmp_path: Path, missing: Any) -> None:
         assert back.apply(written(tmp_path, text), need_target=False).x[0, 0] == 2.0
 
 
+def test_missing_numbers_and_text_that_had_all_its_cells_are_as_before(tmp_path: Path) -> None:
+    encoding = Encoding.learn(written(tmp_path, "energy,size,y\nA,1,1\nB,2,2\nB,3,3\n"), "y")
+    with pytest.raises(fgp.DomainError, match="must have no missing values"):
+        encoding.apply(written(tmp_path, "energy,size,y\nA,1,1\n,2,2\n"), need_target=False)
+    with pytest.raises(fgp.DomainError, match="1 of 3 rows with one, the first at row 2"):
+        Encoding.learn(written(tmp_path, "energy,size,y\nA,1,1\nB,,2\nB,3,3\n"), "y")
+
+
 def test_frames_and_parts_have_the_same_category(tmp_path: Path) -> None:
     frame = pd.DataFrame({"energy": ["A", None, "B", "A"] * 3, "size": np.arange(12.0), "y": np.arange(12.0) % 5})
     assert FrameEncoding.learn(table_of(frame[["energy", "size"]])).inputs[0].levels == ("A", "B", "missing")
@@ -126,10 +134,17 @@ def test_many_categories_of_a_typed_file_are_the_same_by_parts(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "inputs"),
     [
+        (",size,y\n1,5,1\n2,6,2\n3,9,3\n", ["size"]),
+        (",size,y\n17,5,1\n4,6,2\n9,9,3\n", ["size"]),
+        (",size,y\nMazda,5,1\nFiat,6,2\nOpel,9,3\n", ["size"]),
+        ('"","size","y"\n"1",5,1\n"2",6,2\n', ["size"]),
         ('"size","y"\n"1",5,1\n"2",6,2\n', ["size"]),
         ("Unnamed: 0,size,y\n0,5,1\n1,6,2\n", ["size"]),
+        ("rownames,size,y\n1,5,1\n2,6,2\n", ["size"]),
         (",size,y\n1.5,5,1\n2.5,6,2\n3.25,9,3\n", ["column_1", "size"]),
+        (",size,y\n1,5,1\n1,6,2\n2,9,3\n", ["column_1", "size"]),
         ("nr,size,y\n1,5,1\n2,6,2\n3,9,3\n", ["nr", "size"]),
+        ("size,,y\n5,1,1\n6,2,2\n9,3,3\n", ["size", "column_2"]),
     ],
 )
 def test_names_of_rows_are_no_input(tmp_path: Path, text: str, inputs: list[str]) -> None:
@@ -149,6 +164,17 @@ def test_numbers_that_are_text_are_called_that() -> None:
     assert "decimal" not in str(refused.value)
     with pytest.raises(fgp.DomainError, match="numbers with decimal commas"):
         Encoding.learn(table_of({"a": [1.0, 2.0], "y": ["0,5", "1"]}), "y")
+
+
+def test_an_error_names_the_argument_of_the_door() -> None:
+    for text in ("Matern(nu=9)", "RBF(", "RBF(active_dims=other)", ""):
+        with pytest.raises(fgp.DomainError, match=r"^`kernel` "):
+            fgp.TableModel(kernel=text).fit({"a": [1.0, 4.0, 2.0], "y": [1.0, 2.0, 3.0]}, "y")
+
+
+def test_a_table_of_names_of_rows_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(fgp.DomainError, match="Give it another name in the header to use it"):
+        Encoding.learn(written(tmp_path, ",y\n1,5\n2,6\n"), "y")
 
 
 def column(folder: Path, cells: list[str], name: str = "a") -> Any:
@@ -205,9 +231,33 @@ def test_a_refusal_of_parts_counts_what_is_known(tmp_path: Path) -> None:
     assert learn_encoding(parts, "y", (), "error", None, ("a",))[0].inputs[0].levels == tuple(cells)
 
 
+def test_a_refusal_of_a_frame_names_types_of_categories_where_they_work() -> None:
+    for cells, work in ((["0", "1", "2", "3+"] * 6, True), ([*map(str, range(23)), "2a"], False)):
+        frame = pd.DataFrame({"a": cells, "y": [*range(24)]})
+        with pytest.raises(fgp.DomainError) as refused:
+            Encoding.learn(table_of(frame), "y")
+        assert ("give them a type of categories" in str(refused.value)) == work
+        typed = table_of(frame.astype({"a": "category"}))
+        if work:
+            assert len(Encoding.learn(typed, "y").inputs[0].levels) == 4
+        else:
+            with pytest.raises(fgp.DomainError, match="24 categories in 24 rows"):
+                Encoding.learn(typed, "y")
+
+
+@pytest.mark.parametrize("cells", [["1:10", "1:20", "1:50"], ["0:30", "24:00", "12:59:59"]])
+def test_times_that_a_clock_shows_stay_times(tmp_path: Path, cells: list[str]) -> None:
+    assert Encoding.learn(column(tmp_path, cells * 3), "y").inputs[0].kind == "time"
+
+
 @pytest.mark.parametrize(
     ("cells", "kind", "said"),
     [
+        (
+            ["01234", "10115", "02345"] * 3,
+            "category",
+            "holds digits after a zero, such as '01234', so each is a category",
+        ),
         (["01", "1", "2", "-", "NA"] * 3, "category", "so each is a category: write them without these zeros where"),
         (
             [f"{row:05d}" for row in range(990, 1020)],
@@ -219,6 +269,13 @@ def test_a_refusal_of_parts_counts_what_is_known(tmp_path: Path) -> None:
             "number",
             "taken as numbers: take them as categories by categorical=",
         ),
+        (
+            [f"{row:03d}" for row in range(9)],
+            "number",
+            "taken as numbers: take them as categories by categorical=['a']",
+        ),
+        (["05", "5.5", "12.25"] * 3, "number", "taken as numbers: take them as categories by categorical=['a']"),
+        (["-05", "0.5", "0", "10", "00.5"] * 3, "number", ""),
         (["007", "007"], None, ""),
     ],
 )

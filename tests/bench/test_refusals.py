@@ -160,20 +160,6 @@ def test_inputs_are_updated_in_place() -> None:
         assert float((values / X - 1).abs().max()) < 1e-3, "and close to the caller's"
 
 
-def test_a_value_at_its_optimum_still_moves() -> None:
-    # To first order nothing changes at a minimum, and levels of opposite sign give nearly equal values.
-    target = X.clone()
-
-    def objective(x: torch.Tensor) -> torch.Tensor:
-        return 1.0 + ((x - target) ** 2).sum()
-
-    run, hits = remembering(id, objective)
-    candidate = verdict(run, reference=objective, repeats=8)
-    assert hits
-    assert not candidate.accepted
-    assert verdict(objective, reference=objective, repeats=8).accepted
-
-
 def test_what_cannot_be_noticed_is_said() -> None:
     result = compare(
         {"it": lambda x, unused: gram(x)},

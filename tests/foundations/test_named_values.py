@@ -1,6 +1,5 @@
 """Kernels, means and likelihoods inside scikit-learn's searches: values by name, clones, and what is no value."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -54,26 +53,6 @@ def test_names_and_values() -> None:
     x = torch.rand(5, 2, dtype=F64)
     wanted = 2.0 * fgp.kernels.Matern(1.5, [0.5, 2.0]) + fgp.kernels.Periodic(4.0, active_dims=[0])
     assert torch.allclose(k(x).to_dense(), wanted(x).to_dense())
-
-
-def test_priors_constraints_and_sharing_stay() -> None:
-    given = fgp.Parameter(1.5, torch.distributions.constraints.interval(1, 3), torch.distributions.Normal(2.0, 1.0))
-    k = fgp.kernels.RBF(given) * fgp.kernels.Matern(2.5, given)
-    k.set_params(kernels__0__lengthscale=2.0)
-    assert float(given) == pytest.approx(2.0)
-    assert k.get_params()["kernels__1__lengthscale"] == pytest.approx(2.0)
-    with pytest.raises(DomainError, match="inside the domain"):
-        k.set_params(kernels__0__lengthscale=5.0)
-    single = fgp.kernels.RBF(given)
-    single.set_params(lengthscale=[1.2, 2.5])
-    assert single.lengthscale.prior is given.prior
-    assert str(single.lengthscale.domain) == "in (1, 3)"
-    x = torch.rand(5, 2, dtype=F64)
-    assert torch.allclose(single(x).to_dense(), fgp.kernels.RBF([1.2, 2.5])(x).to_dense())
-    copied = clone(fgp.GPRegressor(kernel=k)).kernel
-    assert copied is not k
-    assert copied.kernels[0].lengthscale is copied.kernels[1].lengthscale
-    assert type(copy.deepcopy(k)) is type(clone(k, safe=False))
 
 
 def test_every_kernel_has_its_values_by_name() -> None:
@@ -139,23 +118,6 @@ def test_a_grid_over_the_noise_and_the_mean() -> None:
     assert float(best.gp_.likelihood.noise_variance) == pytest.approx(1e-3)
     assert float(best.mean.value) == 0.0
     assert float(likelihood.noise_variance) == pytest.approx(0.5)
-
-
-def test_values_of_a_prior() -> None:
-    gp = fgp.GP(fgp.kernels.RBF() + 1.0, fgp.means.Linear([0.0, 0.0]), fgp.likelihoods.Gaussian(0.1))
-    found = gp.set_params(kernel__kernels__0__lengthscale=[0.5, 2.0], mean__slope=[1.0, 2.0]).get_params()
-    assert found["kernel__kernels__0__lengthscale"].tolist() == pytest.approx([0.5, 2.0])
-    assert found["mean__slope"].tolist() == [1.0, 2.0]
-    gp.set_params(kernel__lengthscale=3.0, kernel=fgp.kernels.Matern(), likelihood__noise_variance=0.3)
-    wanted = fgp.GP(fgp.kernels.Matern(lengthscale=3.0), fgp.means.Linear([1.0, 2.0]), fgp.likelihoods.Gaussian(0.3))
-    x, y = torch.as_tensor(X), torch.as_tensor(Y)
-    assert torch.allclose(gp.log_marginal_likelihood(x, y), wanted.log_marginal_likelihood(x, y), rtol=1e-12)
-    with pytest.raises(DomainError, match=r"has kernel, kernel__nu, .*choose one"):
-        gp.set_params(noise=0.3)
-    own = fgp.GP(fgp.kernels.RBF(), torch.nn.Sequential())
-    assert isinstance(own.get_params()["mean"], torch.nn.Sequential)
-    with pytest.raises(DomainError, match="set it as a whole"):
-        own.set_params(mean__slope=1.0)
 
 
 def test_values_of_a_gaussian() -> None:

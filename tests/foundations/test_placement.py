@@ -1,8 +1,6 @@
 """`fgp.runtime`: threads and cores of the whole process within a block, and all of it as it was afterwards."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -199,39 +197,3 @@ def test_another_thread_is_refused_meanwhile() -> None:
 
     with fgp.runtime(threads=1):
         assert "active in another thread (1 thread)" in elsewhere(other)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_keeps_the_cores_and_may_have_a_runtime_of_its_own(source_environment: dict[str, str]) -> None:
-    code = f"""
-import os, sys, threading, torch
-import flashgp as fgp
-torch.set_num_threads(1)
-stop, entered = threading.Event(), threading.Event()
-def holds():
-    with fgp.runtime(threads=1, cores=[{ONE}]):
-        entered.set()
-        stop.wait()
-thread = threading.Thread(target=holds, daemon=True)
-thread.start(); entered.wait()
-child = os.fork()
-if not child:
-    try:
-        from flashgp.foundations.placement import active_placement
-        assert os.sched_getaffinity(0) == {{{ONE}}}
-        assert active_placement() is None
-        with fgp.runtime(threads=1):
-            pass
-        assert active_placement() is None
-        os._exit(0)
-    except BaseException as error:
-        print(repr(error), file=sys.stderr, flush=True)
-        os._exit(1)
-code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-stop.set(); thread.join()
-sys.exit(code)
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code], env=source_environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr

@@ -12,8 +12,7 @@ from hunt.calls import CALLS, CallCase
 from hunt.cases import PosteriorCase
 from hunt.differences import Findings, is_typed
 from hunt.generate import KINDS, case_of
-from hunt.layouts import LAYOUTS, cast, laid_out
-from hunt.reference import Data, NotDefiniteError, Reference, cholesky, covariance, inverse, solve
+from hunt.reference import Data, Reference, cholesky, covariance, inverse, solve
 from hunt.rounding import EPS, LD, Rounded
 from hunt.usefulness import DensityCase, LimitCase, PeriodCase
 
@@ -131,11 +130,6 @@ def test_leave_one_out_really_leaves_out() -> None:
         assert spread == pytest.approx(float(variance.value[i]), abs=1e-13)
 
 
-def test_a_matrix_that_float64_cannot_tell_from_a_singular_one_is_not_judged() -> None:
-    with pytest.raises(NotDefiniteError):
-        Reference(_data(30, 1e-18, specs.SquaredExponential(5.0)))
-
-
 # -- the comparison ---------------------------------------------------------------------------------------------------
 def test_a_number_beyond_its_bound_another_shape_and_another_dtype_are_differences() -> None:
     found = Findings()
@@ -162,16 +156,6 @@ def test_raw_errors_are_told_from_typed_ones() -> None:
         torch.ones(2) @ torch.ones(3)
     assert list(found.differences) == ["refused in typed", "raw error in raw"]
     assert not is_typed(ValueError("who"))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "int64"])
-def test_a_layout_changes_no_number(layout: str, dtype: str) -> None:
-    values = cast(numpy.random.default_rng(3).normal(size=(4, 3)), dtype)
-    for part in (values, values[:, 0], values[:0]):
-        given = laid_out(part, dtype, layout)
-        tensor = given.detach() if isinstance(given, torch.Tensor) else torch.from_numpy(numpy.array(given, float))
-        assert numpy.array_equal(tensor.double().numpy(), part)
 
 
 # -- faults that are planted ------------------------------------------------------------------------------------------

@@ -87,31 +87,6 @@ def test_values_products_and_gradients_are_the_functions(written: Written) -> No
             assert relative_error(one, two) <= GRADIENT, name
 
 
-@pytest.mark.parametrize("written", ALL[::3])
-def test_symmetric_operators(written: Written) -> None:
-    """One set of points: both sides of a gradient, the diagonal, and tiles smaller than the matrix."""
-    kernel, x, right = written.kernel, points(7, written.d, 1).requires_grad_(), points(7, 2, 4)
-    wanted = direct(kernel, x, x)
-    weights = points(7, 2, 5)
-    inputs = [x, *kernel.parameters()]
-    operator = kernel.operator(x)
-    assert relative_error(operator.diagonal().detach(), wanted.diagonal().detach()) <= VALUE
-    with torch.no_grad():
-        assert relative_error(kernel.operator(x).diagonal(), wanted.diagonal().detach()) <= VALUE
-    found = torch.autograd.grad((weights * (operator @ right)).sum() + operator.diagonal().sum(), inputs)
-    # Central differences along one direction: at equal points the formulas themselves have 0/0 or ties.
-    steps = [points(1, t.numel(), 6 + k).reshape(t.shape) for k, t in enumerate(inputs)]
-    values = []
-    with torch.no_grad():
-        for sign in (1, -2):
-            for tensor, step in zip(inputs, steps, strict=True):
-                tensor.add_(step, alpha=sign * 1e-6)
-            matrix = direct(kernel, x, x)
-            values.append((weights * (matrix @ right)).sum() + matrix.diagonal().sum())
-    slope = sum((g * s).sum() for g, s in zip(found, steps, strict=True))
-    assert float((values[0] - values[1]) / 2e-6) == pytest.approx(float(slope), rel=1e-7, abs=1e-7)
-
-
 @pytest.mark.parametrize("written", [FUSED[0], FUSED[1], FUSED[5], FUSED[12]], ids=lambda w: w.function.__name__)
 def test_second_derivatives_at_equal_points(written: Written) -> None:
     """Finite where plain torch has 0/0, in the points and in the parameters, eq. (M-4)."""

@@ -8,38 +8,15 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp import kernels
 from flashgp.foundations.errors import DomainError, FlashGPError, ShapeError
 from flashgp.kernels import SpectralMixture
 from flashgp.kernels.spectrum import mixture_of, spectrum_of
-from pairwise.pair_cases import EPS, relative_error
 
 f64 = torch.float64
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=f64)
-
-
-def test_it_is_a_sum_of_damped_cosines() -> None:
-    """(M-52) = sum of w (M-5) (M-11): a component forgets over 1 / (2 pi scale) and repeats with its frequency."""
-    weights, means, scales = random(3, seed=1), random(3, 2, seed=2), random(3, 2, seed=3) / 3
-    x, z = random(6, 2, seed=4), random(5, 2, seed=5)
-    terms = [
-        w * kernels.RBF(1 / (2 * math.pi * s)) * kernels.Cosine(m)
-        for w, m, s in zip(weights.tolist(), means, scales, strict=True)
-    ]
-    mixture = SpectralMixture(weights, means, scales)
-    assert (
-        relative_error(mixture.operator(x, z).to_dense(), sum(terms[1:], terms[0]).operator(x, z).to_dense())
-        <= 50 * EPS
-    )
-    assert mixture.form.statistics == ("distance", "product") * 3
-    one = SpectralMixture([0.7], [0.3], [0.2])
-    assert one.means.value.shape == (1, 1)
-    x = random(4, 1)
-    wanted = 0.7 * torch.exp(-2 * (math.pi * 0.2 * (x - x.T)) ** 2) * torch.cos(2 * math.pi * 0.3 * (x - x.T))
-    assert relative_error(one.operator(x).to_dense(), wanted) <= 50 * EPS
 
 
 @pytest.mark.parametrize("d", [1, 2])

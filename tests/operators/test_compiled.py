@@ -133,24 +133,6 @@ def test_products_that_look_alike_are_refused_and_matmul_tells_them_apart() -> N
     assert torch.allclose(compiled(lambda k, v: v @ k, None)(square[0]), symmetric @ square[0])
 
 
-@pytest.mark.parametrize("given", [torch.bfloat16, torch.int64])
-def test_the_compiler_expects_the_dtype_that_eager_mode_gives(given: torch.dtype) -> None:
-    kernel = fgp.kernels.RBF(2.0)
-    x = (10 * numbers(6, 2)).to(given)
-    v = numbers(6, 3, seed=1).to(F64 if given == torch.int64 else given)
-    seen: list[tuple[torch.dtype, torch.Size]] = []
-
-    def look(graph: Any, inputs: Any) -> Any:
-        output = next(node for node in graph.graph.nodes if node.op == "output").args[0][0]
-        seen.append((output.meta["example_value"].dtype, output.meta["example_value"].shape))
-        return graph
-
-    wanted = kernel.operator(x) @ v
-    found = torch.compile(lambda x, v: kernel.operator(x) @ v, fullgraph=True, backend=look)(x, v)
-    assert torch.equal(found, wanted)
-    assert seen == [(wanted.dtype, wanted.shape)]
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_function_of_two_points_is_traced_inside(backend: str) -> None:
     """Its rows are evaluated by vmap, which the compiler leaves out of what an operation may dispatch to."""

@@ -49,28 +49,6 @@ def test_it_is_the_matrix(kernel: fgp.kernels.Kernel) -> None:
     assert "shape=(7, 5)" in repr(kernel(x, z))
 
 
-def test_gradients_of_products_and_blocks(kernel: fgp.kernels.Kernel) -> None:
-    """Parameters, both inputs and the right-hand side, by one pass, eq. (M-21); the block by its own."""
-    x, z = (p.requires_grad_() for p in points())
-    right = torch.randn(5, 2, dtype=F64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    weights = torch.randn(7, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
-    inputs = [x, z, right, *kernel.parameters()]
-    wanted = torch.autograd.grad((plain(kernel, x, z) @ right * weights).sum(), inputs)
-    for product in (kernel(x, z) @ right, kernel(x, z).to_dense() @ right):
-        for one, two in zip(torch.autograd.grad((product * weights).sum(), inputs), wanted, strict=True):
-            assert relative(one, two) < 1e-12
-    symmetric = [x, *kernel.parameters()]
-    square = weights @ right.detach()[:2].new_ones(2, 7)
-    wanted = torch.autograd.grad((plain(kernel, x, x + 0.0) * square).sum(), symmetric)
-    for found in (kernel(x).to_dense() * square, kernel(x) @ torch.ones(7, 2, dtype=F64) * weights):
-        for one, two in zip(torch.autograd.grad(found.sum(), symmetric), wanted, strict=True):
-            assert relative(one, two) < 1e-11
-    wanted = torch.autograd.grad((plain(kernel, x, x + 0.0).diagonal() * weights[:, 0]).sum(), symmetric)
-    found = kernel(x).diagonal() * weights[:, 0]
-    for one, two in zip(torch.autograd.grad(found.sum(), symmetric, allow_unused=True), wanted, strict=True):
-        assert float((0.0 if one is None else one).sub(two).abs().max() if one is not None else two.abs().max()) < 1e-12
-
-
 def test_second_order(kernel: fgp.kernels.Kernel) -> None:
     x, z = (p.requires_grad_() for p in points())
     right = torch.ones(5, 1, dtype=F64, requires_grad=True)

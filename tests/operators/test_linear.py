@@ -117,24 +117,6 @@ def test_what_is_no_index_is_refused(index: object, error: type[Exception], word
             operator[index]
 
 
-def test_sums_with_noise() -> None:
-    operator, right = KERNEL(X), numbers(9, 3)
-    dense = operator.to_dense()
-    variances = torch.rand(9, dtype=F64)
-    for noise in (0.3, variances):
-        noisy = operator.with_noise(noise)
-        wanted = dense + torch.diag(torch.as_tensor(noise, dtype=F64).expand(9))
-        assert torch.allclose(noisy.to_dense(), wanted, rtol=0, atol=1e-14)
-        assert torch.allclose(noisy @ right, wanted @ right, rtol=0, atol=1e-13)
-        assert torch.allclose(noisy @ right[:, 0], wanted @ right[:, 0], rtol=0, atol=1e-13)
-        assert torch.allclose(noisy.T.diagonal(), wanted.diagonal())
-    both = KERNEL(X, Z) + fgp.kernels.RBF(0.5)(X, Z)
-    assert torch.allclose(both @ numbers(6), (KERNEL + fgp.kernels.RBF(0.5))(X, Z) @ numbers(6), rtol=0, atol=1e-13)
-    variances.requires_grad_()
-    (operator.with_noise(variances) @ right).sum().backward()
-    assert torch.allclose(variances.grad, right.sum(1))  # type: ignore[arg-type]
-
-
 def test_batches_of_noise_on_one_matrix() -> None:
     """One dense matrix per member of a batch of variances, with gradients, without, and mapped by torch.func."""
     noise = torch.rand(3, 9, generator=torch.Generator().manual_seed(2), dtype=F64)

@@ -120,23 +120,6 @@ def test_any_number_of_components(components: int) -> None:
 
 
 @needs_numba
-def test_one_far_component_costs_no_digits() -> None:
-    """Where one member's columns must be split, those of all are."""
-    kernel = mixture(5)
-    with torch.no_grad():
-        scales = kernel.scales.value.clone()
-        scales[2] *= 200.0
-    kernel = SpectralMixture(kernel.weights.value.detach(), kernel.means.value.detach(), scales)
-    x = numbers(400, 2)
-    x[200:] = x[:200] + 0.002 * numbers(200, 2, seed=9)
-    rows, theta = kernel.rows(x).detach(), [t.item() for t in kernel.theta()]
-    layout, _, dtype = layout_of(kernel.form, theta, rows, rows, F32)
-    assert {s.way for s in layout if s.kind == "distance"} == {"split"}
-    assert dtype == F32
-    check_product(kernel, x, None, F32, 1e-6)
-
-
-@needs_numba
 @pytest.mark.parametrize(("d", "lengthscale", "spread"), [(10, 0.25, 0.0002)])
 def test_many_members_share_one_budget(d: int, lengthscale: float, spread: float) -> None:
     """(M-75): what each of 64 terms may do to the covariance, all of them together may not."""

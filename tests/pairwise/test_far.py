@@ -153,30 +153,6 @@ def test_tiles_and_skipped_parts_are_everything(kernel: Kernel, rectangular: boo
     assert torch.equal(turned.row_order, far.column_order)
 
 
-@pytest.mark.parametrize("t", [1, 16])
-@pytest.mark.parametrize("rectangular", [False, True], ids=["symmetric", "rectangular"])
-def test_the_bound_is_the_sum_over_skipped_parts(rectangular: bool, t: int) -> None:
-    """(M-73) written out in loops, and the norm of (M-74)."""
-    kernel, x, z = k.Matern(1.5, 1.0), clusters(150, 2), clusters(97, 2, seed=3) if rectangular else None
-    far = found(kernel, x, z, 1e-3)
-    assert far is not None
-    right = numbers(far.near.m, t)
-    bounds = torch.zeros(far.near.n, far.near.m, dtype=F64)
-    for part in far.skipped:
-        for (i, j), bound in zip(part.pairs, part.bounds, strict=True):
-            for a, b in [(i, j)] if rectangular else [(i, j), (j, i)]:
-                bounds[a * part.size : (a + 1) * part.size, b * part.size : (b + 1) * part.size] = float(bound)
-    wanted = torch.empty(far.near.n, t, dtype=F64)
-    wanted[far.row_order] = bounds @ right[far.column_order].abs()
-    got = far.left_out(right)
-    assert bool((got >= wanted * (1.0 - 1e-12)).all())
-    assert torch.allclose(got, wanted, rtol=1e-12, atol=0)
-    dense = kernel(x, x if z is None else z).to_dense().detach()[far.row_order][:, far.column_order]
-    lost = torch.where(far.near.mask() == 0, dense, 0.0)
-    assert 0.0 < float(torch.linalg.matrix_norm(lost, 2)) <= float(far.norm_bound)
-    assert float(torch.linalg.matrix_norm(bounds, 2)) <= float(far.norm_bound)
-
-
 def flat(gradient: PairGradient) -> list[Tensor | None]:
     return [*gradient.rows, *gradient.cols, *gradient.theta]
 

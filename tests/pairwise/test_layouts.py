@@ -12,7 +12,6 @@ from pairwise.pair_cases import (
     ROUTES,
     TORCH,
     Case,
-    gradients,
     job,
     pulled,
     relative_error,
@@ -46,25 +45,6 @@ def test_layouts_of_points_and_weights(case: Case, route: str) -> None:
         assert relative_error(found, product) <= 20 * EPS
         for name, gradient in pulled(backend, kernel, x2, z2, w2).items():
             assert relative_error(gradient, wanted[name]) <= 100 * EPS, name
-
-
-@pytest.mark.parametrize("case", ONE_CASE_EACH)
-def test_expanded_points_give_the_gradient_of_each_copy(case: Case) -> None:
-    """A point repeated as a view: the gradient by it is the sum over its copies, as in plain torch."""
-    backend = torch_tiles_by("panels")
-    kernel, z = case.kernel, case.points(5, 2)
-    point = case.points(1, 1).requires_grad_()
-    ones = torch.ones((), dtype=torch.float64).expand(6, 5)
-    rows, theta = kernel.rows(point.expand(6, 3)), [t.detach() for t in kernel.theta()]
-    copies = kernel.rows(point.detach().repeat(6, 1))
-    cols = kernel.rows(z).detach()
-    found = backend.block_gradient(PairProblem(kernel.form, theta, rows.detach(), cols), ones)
-    wanted = backend.block_gradient(PairProblem(kernel.form, theta, copies.detach(), cols), ones.contiguous())
-    for one, two in zip(gradients(found), gradients(wanted), strict=True):
-        if one is None or two is None:
-            assert one is two
-        else:
-            assert relative_error(one, two) <= 20 * EPS
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flashgp import kernels
-from flashgp.foundations.errors import MemoryBudgetError
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch import tile_job
@@ -86,26 +85,6 @@ def test_a_block_holds_itself_and_tiles() -> None:
     assert workspace.live_bytes == N * N * 8
     del block
     assert workspace.live_bytes == 0
-
-
-def test_a_product_counts_its_tiles_and_returns_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, workspace = kernels.Matern(2.5), Workspace()
-    rows = kernel.rows(torch.zeros(N, D, dtype=f64)).detach()
-    out = TORCH.product(PairProblem(kernel.form, [], rows), torch.ones(N, T, dtype=f64), workspace=workspace)
-    assert out.shape == (N, T)
-    assert workspace.live_bytes == 0  # the result is below what is counted
-    assert 2**20 < workspace.peak_bytes <= 16 * tile_job.TILE_PAIRS["cpu"] * 8
-    assert workspace.requests == 1
-    refusing = Workspace(budget_bytes=2**19)  # not one row fits: tests/pairwise/test_exhaustion.py has the ones that do
-    wide = kernel.rows(torch.zeros(2**17, D, dtype=f64)).detach()
-    with pytest.raises(MemoryBudgetError):
-        TORCH.product(
-            PairProblem(kernel.form, [], rows.part(0, 4), wide), torch.ones(2**17, T, dtype=f64), workspace=refusing
-        )
-    assert refusing.live_bytes == 0
-    tight = Workspace(budget_bytes=2**20)
-    with pytest.raises(MemoryBudgetError, match="memory="):
-        TORCH.block(PairProblem(kernel.form, [], rows), dtype=f64, workspace=tight)
 
 
 def test_rows_per_tile() -> None:

@@ -99,21 +99,3 @@ def test_an_offset_costs_no_digits(offset: float, dtype: torch.dtype, symmetric:
 
     for near, far in zip(by_rows(x), by_rows(x + offset), strict=True):
         assert relative_error(far, near.double()) <= 100 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("dtype", [f64, f32])
-def test_a_product_over_many_tiles(dtype: torch.dtype) -> None:
-    """K V over 100 panels, eq. (M-20): the error is that of one dense product in the same dtype, times at most 4."""
-    backend = TorchTiles(settings=TileSettings(pairs=1200))
-    kernel = kernels.Matern(2.5, 0.5) + 0.3 * kernels.Linear()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 3, generator=generator, dtype=f64)
-    right = torch.randn(400, 3, generator=generator, dtype=f64)
-    rows, theta = kernel.rows(x).detach(), [t.detach() for t in kernel.theta()]
-    K = plain(kernel, x, x).detach()
-    wanted = K @ right
-    dense_error = relative_error(K.to(dtype) @ right.to(dtype), wanted)
-    for cols in (None, rows):
-        found = backend.product(PairProblem(kernel.form, theta, rows, cols), right.to(dtype))
-        assert found.dtype == dtype
-        assert relative_error(found, wanted) <= 4 * dense_error + 10 * EPS

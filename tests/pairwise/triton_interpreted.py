@@ -23,7 +23,7 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import program_of
 from flashgp.pairwise.triton import TritonTiles, launch, packing
 from flashgp.pairwise.triton.launch import LaunchSettings, TileShape
-from pairwise.pair_cases import CASES, ONE_CASE_EACH, REFERENCE, TORCH, Case, Job, gradients, job, relative_error
+from pairwise.pair_cases import ONE_CASE_EACH, REFERENCE, TORCH, Case, Job, gradients, job, relative_error
 from pairwise.test_contract import EVERYTHING, everything_rows
 
 f64, f32 = torch.float64, torch.float32
@@ -133,14 +133,6 @@ def test_several_tiles() -> None:
     """One past a tile on either side, few and many right-hand sides, both routes of the weights."""
     assert compare(job(Case("Sum", 0, 3), 17, 33), count=2) == []
     assert compare(job(Case("Scaled", 0, 3), 17, None), count=6) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("n", [(1, 1), (17, 18), (1, None), (7, None), (33, None)])
-def test_every_example(case: Case, n: tuple[int, int | None]) -> None:
-    for count in (1, 6):
-        assert compare(job(case, *n), count) == []
 
 
 @pytest.mark.parametrize("d", [17, 70])

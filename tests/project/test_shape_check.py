@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import shape_check
-
 jaxtyping = pytest.importorskip("jaxtyping")
 pytest.importorskip("beartype", reason="shapes are checked by beartype, from the [dev] extra")
 
@@ -77,20 +75,3 @@ def test_own_errors_come_first(checked) -> None:
     checked.refuse(torch.ones(2))
     with pytest.raises(jaxtyping.TypeCheckError):
         checked.refuse(torch.arange(2))  # accepted in silence, against the annotation
-
-
-def test_dataclasses_and_autograd_functions(checked) -> None:
-    checked.Pair(torch.ones(2), torch.ones(2))
-    with pytest.raises(jaxtyping.TypeCheckError):
-        checked.Pair(torch.ones(2), torch.ones(3))
-    x = torch.ones(3, requires_grad=True)
-    checked.Double.apply(x).sum().backward()
-    assert torch.equal(x.grad, torch.full((3,), 2.0))
-
-
-def test_public_modules_are_checked() -> None:
-    names = shape_check.shaped_modules()
-    assert {"flashgp.inference.predict.prediction", "flashgp.inference.posterior", "flashgp.linalg.dense"} <= set(names)
-    assert not [name for name in names if name.endswith("__init__")]
-    covariance = importlib.import_module("flashgp.inference.predict.prediction").Prediction.covariance
-    assert hasattr(covariance, "__wrapped__")

@@ -1,9 +1,7 @@
 """The full-scale preconditioner, eq. (M-121): what it is, what it is worth, and when a solve takes it."""
 
-import copy
 import math
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -255,26 +253,6 @@ def test_its_bytes_are_counted() -> None:
     assert refused is not None
     assert refused.preconditioner() is None
     assert refused.outcome == "refused"
-
-
-@pytest.mark.parametrize("nu", [1.5])
-def test_few_digits_of_the_weights_cost_no_iterations(nu: float) -> None:
-    """From the noise on that the widest size asks for; both half solves are of one P, whose determinant is known."""
-    widest, kernel, x = DEFAULTS.full_scale[-1], fgp.kernels.Matern(nu=nu, lengthscale=0.3), points(1500, 3)
-    noise, rhs = torch.tensor([widest.min_noise], dtype=F64), normal(1500, 1)
-    system, taken = CovarianceSystem(kernel(x), noise), []
-    for dtype in (torch.float32, widest.dtype):
-        sizes = replace(widest, block=64, neighbours=128, dtype=dtype)
-        method = ConjugateGradients(32, replace(EAGER, full_scale=(sizes,))).prepare(system)
-        found = method.solve(rhs, GOAL)
-        assert found.stopped == "goal", found.events
-        assert outcome(method) == "kept", found.events
-        taken.append(found.iterations)
-        kept, eye = method.preconditioner.kept(), torch.eye(1500, dtype=F64)
-        half = kept.half_solve(eye)
-        assert torch.allclose(half.mT, kept.half_solve_transposed(eye), atol=1e-12 * float(half.abs().max()))
-        assert kept.log_determinant == pytest.approx(-2.0 * float(torch.linalg.slogdet(half)[1]), abs=1e-6)
-    assert taken[1] <= taken[0] + 1, taken
 
 
 @pytest.mark.parametrize("noise", ["uniform", "by row"])
@@ -535,29 +513,6 @@ def test_a_comparison_that_fails_ends_alone() -> None:
     assert bool((energy_error(system, rhs, found.value) <= 1e-5).all())
     assert not compared(found)[-1].fields["kept"], found.events
     assert outcome == "lost"
-
-
-def test_it_is_pickled_and_copied_with_what_holds_it() -> None:
-    """Posteriors are, before and after a trial."""
-    gp = fgp.GP(fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), fgp.likelihoods.Gaussian(0.01))
-    x = points(300, 2)
-    post = gp.condition(x, torch.sin(9.0 * x.sum(1)), solver="cg")
-    assert post.state.solves is not None
-    ready = post.state.solves.prepared()
-    assert isinstance(ready, PreparedConjugateGradients)
-    candidate_of(ready)
-    x_test = points(20, 2, seed=3)
-    wanted = post.predict(x_test).mean
-    for taken in (False, True):
-        made = candidate_of(ready).preconditioner() if taken else None
-        for again in (pickle.loads(pickle.dumps(post)), copy.deepcopy(post)):
-            assert torch.equal(again.predict(x_test).mean, wanted)
-            if made is not None:
-                v = normal(300, 2)
-                other = candidate_of(again.state.solves.method.ready).preconditioner()
-                assert torch.equal(other.half_solve(v), made.half_solve(v))
-                assert torch.equal(other.half_solve_transposed(v), made.half_solve_transposed(v))
-                assert other.log_determinant == made.log_determinant
 
 
 def test_no_comparison_begins_that_would_pass_a_limit() -> None:

@@ -1,7 +1,6 @@
 """The partial Cholesky factor stays below K; the preconditioner made of it is what it says, also at tiny noise."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -155,48 +154,6 @@ def test_samples() -> None:
     found = draws @ draws.mT / count
     assert float(((found - P) / error).abs().max()) < 4.5
     assert torch.equal(draws[:, :5], low.sample(torch.Generator().manual_seed(0), count)[:, :5])
-
-
-@pytest.mark.parametrize("rows", ["alike", "different"])
-@pytest.mark.parametrize("noise", [1e-3, 0.0])
-def test_another_noise_is_as_if_made_with_it(rows: str, noise: float) -> None:
-    system = DenseSystem(matern(points(120, 2), 0.3), 1e-6)
-    partial = partial_cholesky(system, limit=40)
-    level = torch.full((120,), 0.2, dtype=F64)
-    if rows == "different":
-        level = level * torch.linspace(0.5, 2.0, 120, dtype=F64)
-    wanted = LowRank(partial, level)
-    found = LowRank(partial, torch.full((120,), noise, dtype=F64)).with_noise(partial, level)
-    v = normal(120, 2)
-    tolerance = 1e3 * EPS * float(partial.factor.square().sum()) / 0.1  # of the condition number of P
-    assert torch.allclose(found.solve(v), wanted.solve(v), rtol=0.0, atol=tolerance)
-    assert found.log_determinant == pytest.approx(wanted.log_determinant, rel=1e-12)
-    assert found.slack == wanted.slack
-    drawn = [one.sample(torch.Generator().manual_seed(0), 3) for one in (found, wanted)]
-    assert torch.allclose(*drawn, rtol=0.0, atol=tolerance)
-
-
-@pytest.mark.parametrize("rows", ["alike", "different"])
-def test_both_ways_to_the_basis_are_the_same(rows: str) -> None:
-    """Of D^-1/2 F with a moderate condition number, Q by its Gram matrix does what Q by Householder does."""
-    noise = torch.full((200,), 1e-2, dtype=F64)
-    if rows == "different":
-        noise = noise * torch.linspace(0.5, 2.0, 200, dtype=F64)
-    system = DenseSystem(matern(points(200, 3), 0.5), noise)
-    partial = partial_cholesky(system, limit=50, settings=ALL)
-    by_gram = LowRank(partial, noise, GRAM)
-    householder = LowRank(partial, noise, replace(GRAM, max_defect=0.0))
-    assert by_gram.skew > householder.skew == 1.0, "two ways, not one twice"
-    Q, R = columns(by_gram), by_gram.inner
-    assert float((Q.mT @ Q - torch.eye(50, dtype=F64)).abs().max()) < 50 * 1e-11
-    assert torch.allclose(Q @ R, partial.factor / noise.sqrt().unsqueeze(-1), rtol=0.0, atol=1e-12)
-    v = normal(200, 5)
-    for name in ("solve", "half_solve", "half_solve_transposed"):
-        found, wanted = (getattr(one, name)(v) for one in (by_gram, householder))
-        assert torch.allclose(found, wanted, rtol=0.0, atol=1e-10 * float(wanted.abs().max())), name
-    assert by_gram.log_determinant == pytest.approx(householder.log_determinant, rel=1e-11)
-    drawn = [one.sample(torch.Generator().manual_seed(0), 3) for one in (by_gram, householder)]
-    assert torch.allclose(*drawn, rtol=0.0, atol=1e-10)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 60])
