@@ -353,6 +353,9 @@ class Posterior:
         points, condition again. Of inducing points alone the sums over rows grow, eq. (M-175); rows that are held stay
         so where x and y are given, rows that are read are not kept, nor are then those before.
 
+        Where sites are found by iteration a new row has that of a local step, eq. (M-275), and the others stay: the
+        report has how far q(f) has moved from theirs, `refine` and conditioning again look for all of them anew.
+
         Args:
             x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat. Of inducing points alone,
                 without y, also rows that are read, as `fgp.fit` takes them: one pass.
@@ -461,7 +464,8 @@ class Posterior:
         """Predictions of each observation from the others, without refitting, eqs. (M-39) and (M-40).
 
         The others include the other observations at the same x, eq. (M-88): a noise-free one leaves no variance. Exact
-        for a full-scale model too; inducing points alone stay where they are, eq. (M-167).
+        for a full-scale model too; inducing points alone stay where they are, eq. (M-167). Where sites are found by
+        iteration it is of y under q(f) without the row's own site, eq. (M-268); the other sites stay.
 
         Raises:
             DomainError: without a factor, or where rows were read: `leave_out` takes some of them again.
