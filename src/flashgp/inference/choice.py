@@ -74,7 +74,8 @@ def approximate_plan(
         time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
             sizes of the ladder that keep to it and fit, by passes or by a sample, (M-244); without it the
             default ones, or the largest smaller ones that fit, and a fit may take twice the neighbours if that fits
-            too, (M-209). Where none does, the smallest.
+            too, (M-209). Where none does, the smallest. Full scale takes larger sizes up to the default ones where the
+            posterior takes a small share of the limit: the search, by coarse sizes, then ends with the time.
         training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held; taken:
             whether the sizes are there already, so that nothing is refused.
     Raises: MemoryBudgetError, before anything is allocated, where sizes that were asked for do not fit, or the smallest
@@ -101,10 +102,18 @@ def approximate_plan(
 
     def largest(one: Approximation) -> Plan:
         top = DEFAULT if time_limit is None else len(LADDER) - 1
-        plans = [with_sizes(one, one.sizes_at(step, problem.n)) for step in range(top, -1, -1)]
-        fitting = [plan for plan in plans if plan.fits(training=training)]
-        quick = [plan for plan in fitting if time_limit is None or plan.seconds_of(training=training) <= time_limit]
-        return (quick or fitting[-1:] or plans[-1:])[0]
+        plans = [(step, with_sizes(one, one.sizes_at(step, problem.n))) for step in range(top, -1, -1)]
+        fitting = [(step, plan) for step, plan in plans if plan.fits(training=training)]
+        quick = [plan for step, plan in fitting if on_time(plan) or (step <= DEFAULT and posterior_on_time(plan))]
+        return (quick or [plan for _, plan in fitting[-1:] or plans[-1:]])[0]
+
+    def on_time(plan: Plan) -> bool:
+        return time_limit is None or plan.seconds_of(training=training) <= time_limit
+
+    def posterior_on_time(plan: Plan) -> bool:
+        if time_limit is None or not (training and cut_short(prior, settings) and plan.approximation == "full_scale"):
+            return False
+        return work.slack * plan.seconds <= work.posterior_share * time_limit
 
     chosen = largest(asked) if asked.automatic else with_sizes(asked, asked.sizes_at(DEFAULT, problem.n))
     if not taken and not chosen.fits(training=training):
@@ -238,16 +247,14 @@ def decided(
     time_limit: float | None = None,
     *,
     training: bool = True,
-    tries: bool = False,
 ) -> Decision:
     """Exact inference where its plan keeps to the limits; else full scale, else inducing points alone.
 
     Args:
         asked: of kind "auto", with sizes where they were asked for.
-        settings: what plans keep to; the exact one is made as they say.
+        settings: what plans keep to; the exact one is made as they say. Unless `whole`, full scale comes first also
+            where its plan is late: the fit tries it on the rows that it has time for beside inducing points.
         time_limit: seconds of a whole fit, or of conditioning without `training`; None for any.
-        tries: whether the fit tries full scale on the rows that it has time for beside inducing points, so that full
-            scale comes first also where its plan of all rows is late.
     Returns: what is taken, None for exact inference, with its sizes; its plan; and the reason with all costs. Where
         nothing keeps to the time limit, the quickest of what fits the memory.
     Raises: MemoryBudgetError where nothing fits the memory; ShapeError, DomainError for points of other columns.
@@ -279,7 +286,7 @@ def decided(
         return None, exact, event(None, ApproximationReason.FITS, exact, ())
     plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
     chosen = next(filter(on_time, plans), None) or min(plans, key=took, default=None)
-    chosen = plans[0] if tries and plans else chosen
+    chosen = plans[0] if plans and training and cut_short(prior, settings) else chosen
     if chosen is not None and exact is not None and not on_time(chosen) and took(exact) <= took(chosen):
         chosen = None
     if chosen is not None:
@@ -289,6 +296,11 @@ def decided(
     if exact is None:
         raise [*refusals, *others][0]
     return None, exact, event(None, ApproximationReason.NO_OTHER, exact, plans)
+
+
+def cut_short(prior: Prior, settings: PlanSettings) -> bool:
+    """True if a time limit may end a search by full scale, whose posterior has the parameters found until then."""
+    return settings.ranks == 1 and not settings.whole and prior.likelihood.has_sites
 
 
 def full_scale_is_late(plan: Plan, event: Event, time_limit: float | None) -> bool:

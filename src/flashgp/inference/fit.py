@@ -21,7 +21,7 @@ from flashgp.inference.approximation import (
     approximation_of,
     approximation_of_read,
 )
-from flashgp.inference.choice import conditioning_plan, full_scale_is_late, instead
+from flashgp.inference.choice import conditioning_plan, cut_short, full_scale_is_late, instead
 from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
@@ -285,13 +285,9 @@ def fit_as(
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.run.deadline.limit
-        # A trial is not in a checkpoint, of one process, and of sites without iteration.
-        candidates, tries = asked.candidates, options.checkpoint is None
-        tries = tries and group.size == 1 and gp.likelihood.has_sites
-        asked, planned, event = choose_inference(
-            group, gp, rows, asked, _wanted(options), limit, training=True, tries=tries
-        )
-        if tries and full_scale_is_late(planned, event, limit):
+        candidates, wanted = asked.candidates, _wanted(options)
+        asked, planned, event = choose_inference(group, gp, rows, asked, wanted, limit, training=True)
+        if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
             rival = candidates[-1]
     columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows

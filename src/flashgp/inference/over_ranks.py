@@ -83,13 +83,11 @@ def choose_inference(
     time_limit: float | None,
     *,
     training: bool,
-    tries: bool = False,
 ) -> Decision:
     """Choose the inference of approximation="auto" for rows held by one process, or shared by the ranks of a group.
 
     Args:
         settings: with the memory and device that were asked for.
-        tries: as of `decided`.
     Raises: as `decided`; ShapeError, DomainError if the data are no table; the same on every rank.
     """
     with group.together():
@@ -99,7 +97,7 @@ def choose_inference(
             settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
             factored=rows.batch * prior.kernel.batch_shape.numel() > 1 or not prior.likelihood.has_sites,
         )  # fmt: skip
-        return decided_over(group, prior, rows, asked, settings, time_limit, training=training, tries=tries)
+        return decided_over(group, prior, rows, asked, settings, time_limit, training=training)
 
 
 def decided_over(
@@ -111,7 +109,6 @@ def decided_over(
     time_limit: float | None = None,
     *,
     training: bool = True,
-    tries: bool = False,
 ) -> Decision:
     """Rank 0's `decided` on every rank. Args: rows, of all ranks together; settings, whose memory is that of each."""
 
@@ -127,7 +124,7 @@ def decided_over(
 
     return decided_by_first(
         group,
-        lambda: decided(prior, rows, asked, settings, time_limit, training=training, tries=tries),
+        lambda: decided(prior, rows, asked, settings, time_limit, training=training),
         to_json,
         from_json,
     )

@@ -153,7 +153,8 @@ class PlanSettings:
     Fields: memory, budget in bytes or text like "8GiB", None for what is free now; device, "auto" or several for
     the quickest of them, None for the CPU; dtype, route, solver, factored, backend, deterministic, as `fgp.plan` takes
     them; profile, whose rates, None for the machine's current one, with deterministic the built-in one; stages, of a
-    fit; ranks, of a group; engines, between which a plan of products chooses.
+    fit; ranks, of a group; whole, for fits whose search has to end within a time limit, as with a
+    checkpoint; engines, between which a plan of products chooses.
     """
 
     memory: str | int | None = None
@@ -167,6 +168,7 @@ class PlanSettings:
     deterministic: bool = False
     stages: StageSettings = field(default_factory=StageSettings)
     ranks: int = 1
+    whole: bool = False
     engines: tuple[Engine, ...] = ENGINES
 
     @property

@@ -38,6 +38,7 @@ from flashgp.processes.group import ALONE
 
 ROUTE = "full scale"
 GROWTH = 4  # times as many rows as the last ones are conditioned on to see what all of them take
+TELLING = 0.05  # of the time left: what so long takes says enough of more rows
 ROOM = 30.0  # times the planned seconds: with more time than that nothing is looked at
 
 
@@ -136,7 +137,8 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
     """The state of as many random rows as there is time for; None where there is time for all of them.
 
     Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
-    while there is time for as many again. More rows take as many times as long as a plan says, and as there are more.
+    until that takes a share of the time that tells. More rows take as many times as long as a plan says, and as there
+    are more.
     """
     deadline, time_settings, n = settings.run.deadline, settings.time, data.count
     group, rows = settings.run.group, time_settings.min_rows
@@ -168,7 +170,7 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
         most = int(smallest(group, affordable(rows, once)))
         if most >= n:
             return None
-        if most <= GROWTH * rows:
+        if most <= GROWTH * rows or smallest(group, deadline.left - once / TELLING) < 0.0:
             break
         rows *= GROWTH
     if most > rows:

@@ -100,7 +100,7 @@ class FitOptions:
 
     def planning(self, **more: Any) -> PlanSettings:
         """Options that plans have to keep to. Args: more, fields of `PlanSettings`."""
-        return self.run.planning(**{"stages": self.stages} | more)
+        return self.run.planning(**{"stages": self.stages, "whole": self.checkpoint is not None} | more)
 
     def __post_init__(self) -> None:
         check_device(self.run.device)
