@@ -32,13 +32,14 @@ def choice(gp: fgp.GP, n: int, limit: float | None = None, **options: object) ->
 
 
 def test_what_auto_takes() -> None:
-    """Exact while it keeps to the limits, then full scale, then inducing points alone."""
+    """Exact while it keeps to the limits, then full scale, whose fit tries points; points where plans alone decide."""
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
     assert choice(gp, 3000) == ("exact", ApproximationReason.FITS)
     assert choice(gp, 300_000) == ("exact", ApproximationReason.FITS)  # no limit: the default stays
     assert choice(gp, 300_000, 600.0) == ("full_scale", ApproximationReason.TIME)
-    assert choice(gp, 3_000_000, 300.0) == ("sparse", ApproximationReason.TIME)
-    assert choice(gp, 30_000_000, 1.0)[0] == "sparse"  # the quickest of what fits
+    assert choice(gp, 3_000_000, 300.0) == ("full_scale", ApproximationReason.TIME)
+    assert choice(gp, 3_000_000, 300.0, whole=True) == ("sparse", ApproximationReason.TIME)
+    assert choice(gp, 30_000_000, 1.0, whole=True)[0] == "sparse"  # the quickest of what fits
     noisy = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_weight=torch.ones(3_000_000) * 0.1))
     assert choice(noisy, 3_000_000, 300.0)[0] == "full_scale"
     two = fgp.GP(fgp.kernels.Matern(), outputs=2)

@@ -9,6 +9,7 @@ import flashgp as fgp
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import DEFAULT, LADDER
 from flashgp.inference.full_scale import factor, layout
+from flashgp.inference.plan import TRIED
 from flashgp.inference.streamed import objective
 from flashgp.pairwise.torch.tile_job import ACCELERATOR_TILE_PAIRS
 from flashgp.planner.approximate import ApproximateWork
@@ -136,7 +137,8 @@ def test_sizes_are_the_largest_that_keep_to_the_limits() -> None:
     for limit in (1e-3, 3.0, 10.0, 30.0, 60.0, 100.0, 300.0, 1000.0, 3000.0, 1e5):
         plan = build(36_000, time_limit=limit)
         seen.append(LADDER.index(sizes(plan)))
-        assert plan.fit_seconds <= limit or seen[-1] == 0
+        in_part = seen[-1] <= DEFAULT and 2.0 * plan.seconds <= 0.25 * limit  # of a search that the time ends
+        assert plan.fit_seconds <= limit or in_part or seen[-1] == 0
         if seen[-1] + 1 < len(LADDER):
             m, _, q = LADDER[seen[-1] + 1]
             assert build(36_000, inducing=m, neighbours=q).fit_seconds > 0.8 * limit
@@ -204,4 +206,6 @@ def test_auto_gives_the_plan_of_what_would_be_taken() -> None:
     assert isinstance(build(1000, "auto", time_limit=1000.0), Plan)
     found = build(200_000, "auto", time_limit=400.0)
     assert found.approximation == "full_scale"
-    assert build(3_000_000, "auto", time_limit=300.0).approximation == "sparse"
+    late = build(3_000_000, "auto", time_limit=300.0)
+    assert late.approximation == "full_scale"
+    assert TRIED in late.notes

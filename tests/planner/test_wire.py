@@ -10,6 +10,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import BUILT_IN
+from flashgp.inference.plan import TRIED
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.planner.approximate import ApproximatePrice, ApproximateWork
 from flashgp.planner.full_scale_price import FullScalePrice
@@ -169,8 +170,10 @@ def test_auto_over_ranks_is_planned_from_their_share() -> None:
     asked = {"approximation": "auto", "time_limit": 0.6 * alone.fit_seconds, **options}
     one, many = (plan(1_000_000, ranks=ranks, **asked) for ranks in (1, 64))
     assert (one.shared, many.shared.ranks) == (None, 64)
-    assert one.approximation == "sparse"
-    assert many.approximation == "full_scale"
+    assert one.approximation == many.approximation == "full_scale"
+    assert many.fit_seconds <= asked["time_limit"] < one.fit_seconds
+    assert TRIED in one.notes
+    assert TRIED not in many.notes
     exact = plan(200_000, solver="cg", ranks=4, **options)
     offered = {offer.approximation: offer.seconds for offer in exact.offers}
     assert offered["full_scale"] == plan(200_000, approximation="full_scale", ranks=4, **options).fit_seconds

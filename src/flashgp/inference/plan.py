@@ -18,7 +18,9 @@ from flashgp.inference.approximation import Approximation, approximation_of, ref
 from flashgp.inference.choice import (
     approximate_plan,
     conditioning_plan,
+    cut_short,
     decided,
+    full_scale_is_late,
     offered,
     offers_of,
     refuse_unfit,
@@ -226,7 +228,9 @@ def _approximately(
 ) -> Plan:
     """The plan of an approximation, or of what "auto" takes. Raises: as `plan`."""
     if asked.kind == "auto":
-        return decided(prior, rows, asked, settings, time_limit)[1]
+        _, plan, event = decided(prior, rows, asked, settings, time_limit)
+        late = cut_short(prior, settings) and full_scale_is_late(plan, event, time_limit)
+        return replace(plan, notes=(*plan.notes, TRIED)) if late else plan
     refuse_unfit(prior, asked.kind, batch=rows.batch * prior.kernel.batch_shape.numel() > 1)
     return approximate_plan(prior, rows, asked, settings, time_limit)
 

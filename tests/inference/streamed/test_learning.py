@@ -176,7 +176,7 @@ def test_rows_that_change_are_refused() -> None:
 
 def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, Plan]:
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0, 1.0])) if gp is None else gp
-    settings = PlanSettings(memory="16GiB", profile=BUILT_IN)
+    settings = PlanSettings(memory="16GiB", profile=BUILT_IN, whole=True)
     taken, plan, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
     assert bool(plan.approximation) == (taken is not None)
     return event.fields["chosen"], plan  # type: ignore[return-value]
