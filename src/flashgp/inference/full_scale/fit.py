@@ -151,7 +151,8 @@ class FullScaleFit(EngineFit[FullScaleState]):
     def _posterior_seconds(self, slowdown: float) -> tuple[float, float]:
         """Seconds of the posterior of all rows, with parts that are tried first, and those left to it at most."""
         time, left = self.options.settings.time, self.options.run.deadline.left
-        return ApproximateWork().slack * slowdown * self.plan.seconds, time.part_share * max(0.0, left)
+        posterior = self.conditionings * self.plan.seconds
+        return ApproximateWork().slack * slowdown * posterior, time.part_share * max(0.0, left)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.conditioning()
