@@ -1,7 +1,7 @@
 """Choice of inference and its sizes: plans of a prior, exact and approximate, ways out of a refusal, and "auto"."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,9 +48,9 @@ def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, 
         raise with_offers(error, offered(prior, rows, settings, training=training), training=training) from None
 
 
-def exact_price(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Callable[[int], float]:
-    """Seconds of an exact value with its gradient of so many of the rows."""
-    return Price(conditioning_problem(prior, rows, settings), settings.rates, settings.devices[0]).exact_seconds
+def first_rows_price(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Price:
+    """Price of what the exact stages do with few of the rows."""
+    return Price(conditioning_problem(prior, rows, settings), settings.rates, settings.devices[0])
 
 
 # -- approximate -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
+from flashgp.inference.choice import approximate_plan, first_rows_price, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
@@ -45,7 +45,8 @@ from flashgp.planner.fit_stages import part_sizes
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 
-UNMEASURED = 0.5  # of the most that a search leaves to the posterior, before the pace of the first rows is known
+SHARE, LEAST = 0.4, 0.2  # of the time left that a search leaves to the posterior: most, and least until a pace is known
+PARTS = 1.25  # times the posterior's price, with the parts that are tried first
 MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
 
 NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective has none
@@ -109,12 +110,13 @@ class FullScaleFit(EngineFit[FullScaleState]):
         self.latest, whole = deadline, self.options.run.deadline
         if whole.limit is None:
             return deadline
-        posterior, share = self._posterior_seconds(1.0)
-        return min(deadline, whole.before(min(max(posterior, UNMEASURED * share), share)), key=lambda one: one.end)
+        seconds = max(self._posterior_seconds(1.0), LEAST * whole.left)
+        return min(deadline, whole.before(min(seconds, SHARE * whole.left)), key=lambda one: one.end)
 
     def expect(self, recorder: Recorder) -> None:
-        price, times = exact_price(self.prior, self.counts, self.wanted), self.likelihoods
-        recorder.expect(lambda rows: times * price(rows), 3)
+        price, times = first_rows_price(self.prior, self.counts, self.wanted), self.likelihoods
+        recorder.expect(lambda rows: times * price.exact_seconds(rows), 3)
+        recorder.information = price.information_seconds
         recorder.expect(power_law(times * self.plan.fit_step_seconds, self.problem.rows, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
@@ -130,7 +132,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         """Leave the posterior its time at the pace of the first rows; where that is not enough for all rows, try full
         scale on as many as it is enough for beside inducing points. Raises: PointsTaken."""
         run, n, least = self.options.run, self.problem.rows, self.options.settings.time.min_rows
-        posterior, share = self._posterior_seconds(recorder.slowdown(3))
+        posterior, share = self._posterior_seconds(recorder.slowdown(3)), SHARE * max(0.0, run.deadline.left)
         recorder.deadline = min(self.latest, run.deadline.before(min(posterior, share)), key=lambda one: one.end)
         if self.rival is None or posterior <= share:
             return
@@ -148,11 +150,9 @@ class FullScaleFit(EngineFit[FullScaleState]):
         if trial is not None:
             recorder.note(trial.event)
 
-    def _posterior_seconds(self, slowdown: float) -> tuple[float, float]:
-        """Seconds of the posterior of all rows, with parts that are tried first, and those left to it at most."""
-        time, left = self.options.settings.time, self.options.run.deadline.left
-        posterior = self.conditionings * self.plan.seconds
-        return ApproximateWork().slack * slowdown * posterior, time.part_share * max(0.0, left)
+    def _posterior_seconds(self, slowdown: float) -> float:
+        """Seconds of the posterior of all rows, with parts that are tried first."""
+        return PARTS * slowdown * self.conditionings * self.plan.seconds
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.conditioning()

@@ -21,7 +21,7 @@ from flashgp.foundations.events import Event, EventKind, SampleReason, StopReaso
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, exact_price, refuse_unfit
+from flashgp.inference.choice import approximate_plan, first_rows_price, refuse_unfit
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
@@ -111,7 +111,7 @@ class StreamedFit(EngineFit[Any]):
         self.mark = (
             asked.kind, self.plan.inducing, self.asked.points_like(survey.x), survey.count, survey.checksum
         )  # fmt: skip
-        self.price = exact_price(self.prior, self.counts, self.wanted)
+        self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.weighted: Event | None = None
 
     @property
@@ -132,7 +132,8 @@ class StreamedFit(EngineFit[Any]):
 
     def expect(self, recorder: Recorder) -> None:
         times = self.likelihoods
-        recorder.expect(lambda rows: times * self.price(rows), 3)
+        recorder.expect(lambda rows: times * self.price.exact_seconds(rows), 3)
+        recorder.information = self.price.information_seconds
         recorder.expect(power_law(times * self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:

@@ -131,6 +131,7 @@ class Recorder:
     Fields: expected, evaluations of each stage by its rows, roughly, and what one costs, in any unit; best, (value,
     vector) of each run; counts, evaluations of each run; failures, vectors without one; phase; rows, of the stage that
     runs; reached, where the last finished stage ended; events, for the report; group, whose ranks search together;
+    information, a plan's seconds of the Fisher information of so many rows;
     next_seconds, what work would have taken that did not begin, and what was left, where the time was not up yet.
     """
 
@@ -147,6 +148,7 @@ class Recorder:
     reached: numpy.ndarray | None = None
     events: list[Event] = field(default_factory=list)
     group: Group = ALONE
+    information: Callable[[int], float] | None = field(init=False, default=None)
     next_seconds: tuple[float, float] | None = field(init=False, default=None)
     free_cores: FreeCores = field(init=False)
     rows: int = field(init=False, default=0)
@@ -213,6 +215,11 @@ class Recorder:
             left = self.deadline.left
             self.next_seconds = (seconds, left) if left > 0.0 else None
             raise TimeUp
+
+    def require_information(self, rows: int) -> None:
+        """Time for the Fisher information of so many rows, where a plan says what it takes. Raises: TimeUp."""
+        if self.information is not None:
+            self.require(rows, evaluations=0.0, beside=self.slowdown(3) * self.information(rows))
 
     def best_of(self, stage: Stage) -> tuple[SearchRun, float, numpy.ndarray] | None:
         """The run of a stage with the lowest value, that value and its vector; None where none was evaluated."""

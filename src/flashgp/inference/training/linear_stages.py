@@ -118,6 +118,7 @@ class LinearStages:
         """The stages of the other likelihood, from the optimum of the first rows."""
         recorder, n, options = self.recorder, self.rows, self.options
         settings = options.settings.stochastic
+        recorder.require_information(first.rows)
         curvature = log_joint_curvature(first, theta, n, settings, options.run.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))

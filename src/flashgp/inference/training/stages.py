@@ -109,6 +109,7 @@ class ExactStages:
     def _by_gradients(self, few: LogJoint, theta: Array) -> Array:
         """Fisher scoring over more and more rows. Raises: NotPositiveDefiniteError for a last stage without any."""
         recorder = self.recorder
+        recorder.require_information(few.rows)
         curvature = log_joint_curvature(few, theta, self.rows, self.settings, self.seed)
         trend, free = Trend(theta, few.rows, self.settings), numpy.full_like(theta, math.inf)
         settings = self.settings.limited(min(self.settings.scoring.max_gradients, self.max_iterations))
