@@ -24,6 +24,9 @@ class TimeSettings:
             much.
         part_share: what a search leaves of it otherwise, to iterations that end with the time, or to a posterior of as
             many rows as can be had.
+        posterior_share, least_share: what a search by full scale leaves to its posterior at most, and at least until
+            the pace of the first rows is known.
+        parts: times the price of a posterior by full scale that it takes with the parts of the rows tried first.
         min_solve: of the planned seconds of an iterative solve, without which none begins.
         solve_share: of the time left after which a solve has to have its residual below `max_residual`: above, the mean
             of a quarter of the rows is the better one (decision 23).
@@ -36,6 +39,9 @@ class TimeSettings:
     min_rows: int = 400
     max_share: float = 0.75
     part_share: float = 0.5
+    posterior_share: float = 0.4
+    least_share: float = 0.2
+    parts: float = 1.25
     min_solve: float = 0.1
     solve_share: float = 0.75
     max_residual: float = 0.1

@@ -77,7 +77,7 @@ def test_an_eighth_of_the_points_suffices_where_the_others_add_nothing() -> None
 
 def fitted(x: Tensor, y: Tensor, points: int) -> tuple[Fitted[Any], list[Event]]:
     """A fit by full scale that has time for 400 rows, or by inducing points."""
-    time = TimeSettings(part_share=1e-9, growth=1.25)
+    time = TimeSettings(posterior_share=1e-9)
     options = FitOptions(
         run=Run(deadline=Deadline.after(1e5)), starts=1, settings=dataclasses.replace(STEPS, time=time)
     )

@@ -45,8 +45,6 @@ from flashgp.planner.fit_stages import part_sizes
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 
-SHARE, LEAST = 0.4, 0.2  # of the time left that a search leaves to the posterior: most, and least until a pace is known
-PARTS = 1.25  # times the posterior's price, with the parts that are tried first
 MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
 
 NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective has none
@@ -110,8 +108,9 @@ class FullScaleFit(EngineFit[FullScaleState]):
         self.latest, whole = deadline, self.options.run.deadline
         if whole.limit is None:
             return deadline
-        seconds = max(self._posterior_seconds(1.0), LEAST * whole.left)
-        return min(deadline, whole.before(min(seconds, SHARE * whole.left)), key=lambda one: one.end)
+        time = self.options.settings.time
+        seconds = max(self._posterior_seconds(1.0), time.least_share * whole.left)
+        return min(deadline, whole.before(min(seconds, time.posterior_share * whole.left)), key=lambda one: one.end)
 
     def expect(self, recorder: Recorder) -> None:
         price, times = first_rows_price(self.prior, self.counts, self.wanted), self.likelihoods
@@ -131,12 +130,15 @@ class FullScaleFit(EngineFit[FullScaleState]):
     def _settle(self, recorder: Recorder, theta: numpy.ndarray) -> None:
         """Leave the posterior its time at the pace of the first rows; where that is not enough for all rows, try full
         scale on as many as it is enough for beside inducing points. Raises: PointsTaken."""
-        run, n, least = self.options.run, self.problem.rows, self.options.settings.time.min_rows
-        posterior, share = self._posterior_seconds(recorder.slowdown(3)), SHARE * max(0.0, run.deadline.left)
+        run, n, time = self.options.run, self.problem.rows, self.options.settings.time
+        posterior, share = (
+            self._posterior_seconds(recorder.slowdown(3)),
+            time.posterior_share * max(0.0, run.deadline.left),
+        )
         recorder.deadline = min(self.latest, run.deadline.before(min(posterior, share)), key=lambda one: one.end)
         if self.rival is None or posterior <= share:
             return
-        part = Part(max(least, int(n * share / posterior)), self.plan.sizes.predicting)
+        part = Part(max(time.min_rows, int(n * share / posterior)), self.plan.sizes.predicting)
         inducing = self.rival.inducing
         if recorder.deadline.passed(recorder.seconds_of(part.like_rows(inducing), 3)):
             return
@@ -152,7 +154,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
 
     def _posterior_seconds(self, slowdown: float) -> float:
         """Seconds of the posterior of all rows, with parts that are tried first."""
-        return PARTS * slowdown * self.conditionings * self.plan.seconds
+        return self.options.settings.time.parts * slowdown * self.conditionings * self.plan.seconds
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.conditioning()
