@@ -115,7 +115,7 @@ def test_a_model_is_that_of_the_held_table_in_its_units(tmp_path: Path) -> None:
 def test_a_transform_is_chosen_by_a_sample_and_its_units_are_those_of_all_rows(tmp_path: Path) -> None:
     columns = table(120)
     columns["wave"] = np.exp((columns["wave"] - 100.0) / 10.0)
-    model = fgp.TableModel(starts=1, kernel="RBF()", inducing=20, target_transform="log").fit(
+    model = fgp.TableModel(starts=1, approximation="sparse", inducing=20, target_transform="log").fit(
         written(tmp_path, columns), "wave"
     )
     logs = model.scaling.transform.forward(np.asarray(columns["wave"]))
