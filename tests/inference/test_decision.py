@@ -46,6 +46,18 @@ def test_what_auto_takes() -> None:
     assert choice(two, 300_000, 100.0) == ("exact", ApproximationReason.NO_OTHER)
 
 
+@pytest.mark.parametrize("n", [1800, 2400, 3000])
+def test_exact_inference_is_late_only_where_all_are(n: int) -> None:
+    """Seen red: exact inference past the limit, quicker than full scale, though points kept to it."""
+    gp = fgp.GP(fgp.kernels.RBF(lengthscale=[1.0, 1.0, 1.0]))
+    settings = PlanSettings(memory="64GiB", profile=BUILT_IN)
+    for limit in (1.0, 2.0, 3.0, 4.0, 6.0, 9.0):
+        taken, _, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
+        others = [event.fields.get(f"{kind}_seconds") for kind in ("full_scale", "sparse")]
+        late = event.fields["exact_seconds"] > limit
+        assert taken is not None or not late or all(seconds > limit for seconds in others if seconds is not None)
+
+
 def test_auto_by_memory() -> None:
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
     exact = fgp.plan(gp, n=20_000, d=2, memory="64GiB", profile=BUILT_IN)

@@ -23,6 +23,7 @@ from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize
 from flashgp.inference.online.new_sites import with_sites_to_come
 from flashgp.inference.online.refine import refined
+from flashgp.inference.online.update import checked_rows
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import importance
@@ -62,7 +63,7 @@ def _left_out(state: AnyState) -> LeaveOneOut:
     if likelihood.underlying.has_sites:
         return left
     variance = (left.variance.double() - state.prior.sites(state.y).variance).clamp_min(0.0)
-    return of_observations(likelihood, left.mean.double(), variance, state.y)
+    return of_observations(likelihood, left.mean.double(), variance, state.y, state.result_dtype)
 
 
 def _moments(state: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,17 +73,28 @@ def _moments(state: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return found.mean, found.variance
 
 
-def _with_rows(update: Callable[..., Any]) -> Callable[..., Any]:
+def _with_rows(update: Callable[..., Any], append: Callable[..., Any]) -> Callable[..., Any]:
     """An update by rows that come, the first arguments after which are x and y, with sites of theirs."""
 
     def updated(state: Any, x: Any, y: Any, *known: Any) -> Any:
-        return update(with_sites_to_come(state, x, y, _moments), x, y, *known)
+        return update(with_sites_to_come(state, x, y, _moments, append), x, y, *known)
 
     return updated
 
 
 def _replaced(state: Any, indices: Any, x: Any, y: Any, *known: Any) -> Any:
-    return online.replace_rows(with_sites_to_come(state, x, y, _moments), indices, x, y, *known)
+    return online.replace_rows(with_sites_to_come(state, x, y, _moments, online.append), indices, x, y, *known)
+
+
+def _joined(state: StreamedState, x: Any, y: Any, *known: Any) -> StreamedState:
+    """Rows one after the other where sites need iteration: each is found from what the rows before it say."""
+    if state.prior.likelihood.has_sites:
+        return streamed_append.append(state, x, y, *known)
+    x, y = checked_rows(state.prior, x, y, state.like)
+    parts = [(x, y)] if not len(x) else zip(x.split(1), y.split(1), strict=True)
+    for row, target in parts:
+        state = streamed_append.append(state, row, target, *known)
+    return state
 
 
 # -- approximations ----------------------------------------------------------------------------------------------------
@@ -153,22 +165,24 @@ _ALL: Answers = {
     "importance": lambda state, groups, settings: importance(state.training_table, groups, settings),
 }
 _EXACT: Answers = {
-    **_ALL, "append": _with_rows(online.append), "drop": online.drop, "fantasize": fantasize,
+    **_ALL, "append": _with_rows(online.append, online.append), "drop": online.drop, "fantasize": fantasize,
     "leave_one_out": _left_out,
     "log_marginal_likelihood": _evidence, "paths": draw_paths_together, "predict": predict_together,
-    "predict_seconds": _planned_seconds, "refine": refined, "replace": _replaced, "slide": _with_rows(online.slide),
+    "predict_seconds": _planned_seconds, "refine": refined, "replace": _replaced,
+    "slide": _with_rows(online.slide, online.append),
 }  # fmt: skip
 _APPROXIMATE: Answers = {
     **_ALL, "inducing": lambda state: state.inducing.clone(), "predict_seconds": _seconds_as_conditioning,
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(),
 }  # fmt: skip
 _FULL_SCALE: Answers = {
-    **_APPROXIMATE, "append": _with_rows(full_scale_append.append), "leave_one_out": full_scale_left_out.leave_one_out,
+    **_APPROXIMATE, "append": _with_rows(full_scale_append.append, full_scale_append.append),
+    "leave_one_out": full_scale_left_out.leave_one_out,
     "lost": full_scale_left_out.lost, "paths": full_scale.draw_paths,
     "predict": _predicted_by(full_scale.FullScalePredictor),
 }  # fmt: skip
 _INDUCING: Answers = {
-    **_APPROXIMATE, "append": streamed_append.append, "bound": lambda state: state.bound, "bracket": _bracket,
+    **_APPROXIMATE, "append": _joined, "bound": lambda state: state.bound, "bracket": _bracket,
     "leave_one_out": _held_left_out, "leave_out": _given_left_out, "lost": lambda state: state.bound,
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.StreamedPredictor),
 }  # fmt: skip

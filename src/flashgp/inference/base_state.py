@@ -20,6 +20,7 @@ from flashgp.planner.plan import Plan
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
 UPDATES = ("append", "drop", "slide", "replace", "refine")  # questions whose answer is a posterior of other rows
+SETTLED = ("log_marginal_likelihood", "leave_one_out", "leave_out")  # questions to sites of one q(f)
 UPDATE = "update"  # the stage of the events of a report that the next update replaces
 
 
@@ -146,6 +147,12 @@ class BaseState:
         if question in (*UPDATES, "fantasize") and self.batch_shape:
             shape = tuple(self.batch_shape)
             return f"`{question}` needs a posterior of one table, got a batch of shape {shape}; condition each alone"
+        changed = self.online.appended + self.online.dropped
+        if question in SETTLED and changed and not self.prior.likelihood.underlying.has_sites:
+            return (
+                f"`{question}` needs sites that iteration has settled together, got a posterior that {changed:,} rows "
+                "joined or left since; condition again on its rows"
+            )
         if question in UPDATES and self.differentiable:
             return f"`{question}` needs a detached posterior, got one with differentiable=True; condition without it"
         if question in UPDATES and self.ranks > 1:

@@ -113,7 +113,7 @@ def approximate_plan(
     def posterior_on_time(plan: Plan) -> bool:
         if time_limit is None or not (training and cut_short(prior, settings) and plan.approximation == "full_scale"):
             return False
-        return work.slack * plan.seconds <= work.posterior_share * time_limit
+        return work.slack * plan.seconds <= work.cut_share * time_limit
 
     chosen = largest(asked) if asked.automatic else with_sizes(asked, asked.sizes_at(DEFAULT, problem.n))
     if not taken and not chosen.fits(training=training):
@@ -285,10 +285,12 @@ def decided(
     if exact is not None and on_time(exact):
         return None, exact, event(None, ApproximationReason.FITS, exact, ())
     plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
-    chosen = next(filter(on_time, plans), None) or min(plans, key=took, default=None)
-    chosen = plans[0] if plans and training and cut_short(prior, settings) else chosen
-    if chosen is not None and exact is not None and not on_time(chosen) and took(exact) <= took(chosen):
+    quick = [plan for plan in plans if on_time(plan)]
+    chosen = min(plans, key=took, default=None) if not quick else quick[0]
+    if chosen is not None and exact is not None and not quick and took(exact) <= took(chosen):
         chosen = None
+    elif chosen is not None and training and cut_short(prior, settings):
+        chosen = plans[0]
     if chosen is not None:
         taken = next(one for one in asked.candidates if one.kind == chosen.approximation).resolved(chosen.sizes)
         reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME

@@ -186,8 +186,9 @@ def fit(
             "sparse" for inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower
             and an upper bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory,
             else full scale, else inducing points alone; under a time_limit that full scale of all rows would pass,
-            whichever of the two loses less on rows held out, eq. (M-245); the report says which and why. Rows that
-            are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
+            full scale of some, or points where these lose less on rows held out, eq. (M-245), if the first rows leave
+            time to try; the report says which and why. Rows that are read are fitted by inducing points, whether
+            "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -330,7 +331,10 @@ def fit_by_trial(
         return fitted_by(FullScaleFit, gp, data, options, asked, exact=exact, rival=rival), []
     except PointsTaken as points:
         options = replace(options, initial="given", starts=1)
-        return fitted_by(StreamedFit, points.prior, held(data), options, rival, exact=exact), [points.event]
+        found = fitted_by(StreamedFit, points.prior, held(data), options, rival, exact=exact)
+        found.report.seconds = (found.report.seconds or 0.0) + points.seconds
+        later = [replace(entry, seconds=entry.seconds + points.seconds) for entry in found.history]
+        return replace(found, history=[*points.history, *later]), [points.event]
 
 
 def _wanted(options: FitOptions) -> PlanSettings:

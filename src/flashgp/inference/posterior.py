@@ -465,7 +465,7 @@ class Posterior:
 
         The others include the other observations at the same x, eq. (M-88): a noise-free one leaves no variance. Exact
         for a full-scale model too; inducing points alone stay where they are, eq. (M-167). Where sites are found by
-        iteration it is of y under q(f) without the row's own site, eq. (M-268); the other sites stay.
+        iteration it is of y under q(f) without the row's own site, eq. (M-268), and refused once rows joined or left.
 
         Raises:
             DomainError: without a factor, or where rows were read: `leave_out` takes some of them again.

@@ -41,7 +41,7 @@ class ApproximateWork:
         minibatch: what a batch takes, in values of its rows.
         slack: times the price of what follows the first rows that has to fit into a time limit: other processes may
             keep cores busy, and more points that learn little are worse than fewer.
-        posterior_share: of a time limit that a posterior by full scale, times the slack, may take for its sizes to be
+        cut_share: of a time limit that a posterior by full scale, times the slack, may take for its sizes to be
             planned though a whole search with them would be late.
     """
 
@@ -67,7 +67,7 @@ class ApproximateWork:
     learned_rows: int = 100
     minibatch: float = 1.6
     slack: float = 2.0
-    posterior_share: float = 0.25
+    cut_share: float = 0.25
 
 
 @dataclass(frozen=True)

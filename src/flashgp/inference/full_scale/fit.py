@@ -9,6 +9,7 @@ all rows             the same with the sizes asked for, or twice the neighbours 
 
 import dataclasses
 import functools
+import time
 from contextlib import suppress
 
 import numpy
@@ -53,12 +54,13 @@ NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective ha
 class PointsTaken(Exception):  # noqa: N818 - not an error
     """Inducing points alone are expected to lose less within the time limit.
 
-    Fields: prior, with the parameters of the first rows; event, of the trial.
+    Fields: prior, with the parameters of the first rows; event, of the trial; history, and seconds, of the search.
     """
 
-    def __init__(self, prior: Prior, event: Event) -> None:
+    def __init__(self, prior: Prior, event: Event, recorder: Recorder) -> None:
         super().__init__(str(event))
-        self.prior, self.event = prior, event
+        self.prior, self.event, self.history = prior, event, recorder.history
+        self.seconds = time.perf_counter() - recorder.began
 
 
 class FullScaleFit(EngineFit[FullScaleState]):
@@ -108,9 +110,9 @@ class FullScaleFit(EngineFit[FullScaleState]):
         self.latest, whole = deadline, self.options.run.deadline
         if whole.limit is None:
             return deadline
-        time = self.options.settings.time
-        seconds = max(self._posterior_seconds(1.0), time.least_share * whole.left)
-        return min(deadline, whole.before(min(seconds, time.posterior_share * whole.left)), key=lambda one: one.end)
+        shares = self.options.settings.time
+        seconds = max(self._posterior_seconds(1.0), shares.least_share * whole.left)
+        return min(deadline, whole.before(min(seconds, shares.posterior_share * whole.left)), key=lambda one: one.end)
 
     def expect(self, recorder: Recorder) -> None:
         price, times = first_rows_price(self.prior, self.counts, self.wanted), self.likelihoods
@@ -130,25 +132,25 @@ class FullScaleFit(EngineFit[FullScaleState]):
     def _settle(self, recorder: Recorder, theta: numpy.ndarray) -> None:
         """Leave the posterior its time at the pace of the first rows; where that is not enough for all rows, try full
         scale on as many as it is enough for beside inducing points. Raises: PointsTaken."""
-        run, n, time = self.options.run, self.problem.rows, self.options.settings.time
-        posterior, share = (
-            self._posterior_seconds(recorder.slowdown(3)),
-            time.posterior_share * max(0.0, run.deadline.left),
-        )
+        run, n, shares = self.options.run, self.problem.rows, self.options.settings.time
+        posterior = self._posterior_seconds(recorder.slowdown(3))
+        share = shares.posterior_share * max(0.0, run.deadline.left)
         recorder.deadline = min(self.latest, run.deadline.before(min(posterior, share)), key=lambda one: one.end)
         if self.rival is None or posterior <= share:
             return
-        part = Part(max(time.min_rows, int(n * share / posterior)), self.plan.sizes.predicting)
+        part = Part(max(shares.min_rows, int(n * share / posterior)), self.plan.sizes.predicting)
         inducing = self.rival.inducing
         if recorder.deadline.passed(recorder.seconds_of(part.like_rows(inducing), 3)):
             return
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
         noise = self.problem.prior.sites(self.problem.y).variance.detach()
-        points = pivot_points(self.problem.prior, self.problem.x, noise, inducing, run.seed)
+        points = self.choices.asked.points_like(self.problem.x)
+        if points is None:
+            points = pivot_points(self.problem.prior, self.problem.x, noise, inducing, run.seed)
         learned = ApproximateWork().learned_rows * inducing if by_sample(self.rival, run.deadline.limit) else n
         trial = Trial.of(self.problem, points, min(n, learned), part, run.seed)
         if trial is not None and trial.points_are_better:
-            raise PointsTaken(self.prior, trial.event)
+            raise PointsTaken(self.prior, trial.event, recorder)
         if trial is not None:
             recorder.note(trial.event)
 

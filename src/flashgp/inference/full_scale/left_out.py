@@ -53,7 +53,7 @@ def _by_cavities(state: FullScaleState) -> LeaveOneOut:
     sites, own = state.prior.sites(state.y), prior_variance(state.prior, state.points)
     at = Marginals(sites.targets - below, within(variance, sites.variance, own))
     without = cavity(at, sites, own)
-    return of_observations(state.prior.likelihood, without.mean, without.variance, state.y)
+    return of_observations(state.prior.likelihood, without.mean, without.variance, state.y, state.result_dtype)
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
-"""Rows that join a posterior whose sites were found by iteration: sites of their own by local steps, (M-275).
+"""Rows that join a posterior whose sites were found by iteration, one after the other: sites of their own by local
+steps, (M-275).
 
 Those of the rows before stay where they are, at a q(f) that has moved: by how much, the record of updates says.
 """
@@ -13,26 +14,40 @@ from torch import Tensor
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.sites import Marginals, excess, local_sites
+from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
 
 S = TypeVar("S", bound=BaseState)
 Moments = Callable[[Any, Tensor], tuple[Tensor, Tensor]]  # mean and variance of f at points, by a state
+Append = Callable[[Any, Tensor, Tensor], Any]  # a state with rows more, whose sites are in its likelihood
 
 
 @torch.no_grad()
-def with_sites_to_come(state: S, x: Any, y: Any, moments: Moments) -> S:
-    """The state with sites for new rows in its likelihood; itself where theirs need no iteration. Raises: as
-    `Posterior.append`."""
-    held, likelihood = state.prior.likelihood, state.prior.likelihood.underlying
-    if likelihood.has_sites or not held.has_sites:
+def with_sites_to_come(state: S, x: Any, y: Any, moments: Moments, append: Append) -> S:
+    """The state with sites for new rows in its likelihood; itself where theirs need no iteration.
+
+    Each is found from what the rows before it say, so that several together are as one after the other.
+    Raises: as `Posterior.append`.
+    """
+    likelihood = state.prior.likelihood.underlying
+    if likelihood.has_sites or not state.prior.likelihood.has_sites:
         return state
     x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return state
-    y = y.double()
-    before = Marginals(*(t.double() for t in moments(state, x)))
-    sites, at = local_sites(likelihood, y, before)
-    to_come = HeldSites(likelihood, sites, excess(likelihood, y, at, sites))
-    prior = state.prior.with_likelihood(cast(HeldSites, held).extended_by(to_come))
-    online = replace(state.online, moved=state.online.moved + at.divergence(before))
-    return replace(state, prior=prior, online=online)  # type: ignore[type-var]
+    moved, found, grown = state.online.moved, list[tuple[Tensor, ...]](), state
+    for row, target in zip(x.split(1), y.split(1), strict=True):
+        before = Marginals(*(t.double() for t in moments(grown, row)))
+        sites, at = local_sites(likelihood, target.double(), before)
+        moved += at.divergence(before)
+        found.append((sites.targets, sites.variance, excess(likelihood, target.double(), at, sites)))
+        if len(found) < len(x):
+            grown = append(_extended(grown, HeldSites(likelihood, sites, found[-1][-1])), row, target)
+    targets, variance, beside = (torch.cat(parts) for parts in zip(*found, strict=True))
+    together = HeldSites(likelihood, Sites(targets, variance), beside)
+    return replace(_extended(state, together), online=replace(state.online, moved=moved))  # type: ignore[type-var]
+
+
+def _extended(state: S, to_come: HeldSites) -> S:
+    prior = state.prior.with_likelihood(cast(HeldSites, state.prior.likelihood).extended_by(to_come))
+    return replace(state, prior=prior)  # type: ignore[type-var]

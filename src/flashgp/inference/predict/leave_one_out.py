@@ -55,10 +55,15 @@ class LeaveOneOut:
         )
 
 
-def of_observations(likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor) -> LeaveOneOut:
-    """Leave-one-out of observations whose latent values are N(mean, variance) without them. Args: y, of that shape."""
+def of_observations(
+    likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor, dtype: torch.dtype
+) -> LeaveOneOut:
+    """Leave-one-out of observations whose latent values are N(mean, variance) without them.
+
+    Args: y, of that shape; dtype, of the result.
+    """
     found = likelihood.predictive(mean, variance)
-    return LeaveOneOut(found.mean, found.variance, found.log_prob(y))
+    return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), found.log_prob(y).to(dtype))
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)

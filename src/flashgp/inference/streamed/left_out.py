@@ -40,7 +40,8 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     if not likelihood.underlying.has_sites:
         noise = torch.cat([part.noise.expand(len(part.residual)) for part in inputs])
         mean, variance = (t.squeeze(-1) for t in found[:2])
-        return of_observations(likelihood, mean, variance - noise, rows.y.to(mean.device))
+        y = rows.y.to(mean.device)
+        return of_observations(likelihood, mean, variance - noise, y, state.result_dtype)
     return LeaveOneOut(*((t if outputs is not None else t.squeeze(-1)).to(state.result_dtype) for t in found))
 
 
