@@ -77,13 +77,19 @@ def _with_rows(update: Callable[..., Any], append: Callable[..., Any]) -> Callab
     """An update by rows that come, the first arguments after which are x and y, with sites of theirs."""
 
     def updated(state: Any, x: Any, y: Any, *known: Any) -> Any:
-        return update(with_sites_to_come(state, x, y, _moments, append), x, y, *known)
+        def joined(state: Any, x: Any, y: Any) -> Any:
+            return append(state, x, y, *(None for _ in known))
+
+        return update(with_sites_to_come(state, x, y, _moments, joined), x, y, *known)
 
     return updated
 
 
 def _replaced(state: Any, indices: Any, x: Any, y: Any, *known: Any) -> Any:
-    return online.replace_rows(with_sites_to_come(state, x, y, _moments, online.append), indices, x, y, *known)
+    def update(state: Any, x: Any, y: Any, *known: Any) -> Any:
+        return online.replace_rows(state, indices, x, y, *known)
+
+    return _with_rows(update, online.append)(state, x, y, *known)
 
 
 def _joined(state: StreamedState, x: Any, y: Any, *known: Any) -> StreamedState:
