@@ -126,6 +126,14 @@ def test_leave_one_out_is_of_observations(engine: str) -> None:
         assert float(left.log_prob[row]) == pytest.approx(float(found.log_prob(y[row : row + 1])), abs=0.05)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leave_one_out_has_the_dtype_of_the_rows(engine: str) -> None:
+    x, y, at = table()
+    options = ENGINES[engine] | ({"inducing": x[:20].float()} if engine == "sparse" else {})
+    post = model(Known()).condition(x.float(), y.float(), **options)
+    assert post.leave_one_out().mean.dtype == post.predict(at.float()).mean.dtype == torch.float32
+
+
 def test_leave_one_out_has_positive_variances_where_neighbours_know_little() -> None:
     x, y = labels(300)
 

@@ -107,4 +107,7 @@ def test_a_smooth_function_with_noise_takes_points_and_goes_on_from_the_first_ro
     assert isinstance(found.state, StreamedState)
     assert len(found.state.inducing) <= 40
     assert all(entry.run.number == 0 for entry in found.history if entry.run.stage is Stage.SUBSET)
+    begins = [entry.seconds for entry in found.history if entry.run.stage is Stage.SUBSET and entry.index == 0]
+    assert len(begins) == 2  # of the search before the trial, and of the one after it
+    assert [entry.seconds for entry in found.history] == sorted(entry.seconds for entry in found.history)
     assert not found.interrupted

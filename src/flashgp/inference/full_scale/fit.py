@@ -140,7 +140,9 @@ class FullScaleFit(EngineFit[FullScaleState]):
             return
         part = Part(max(shares.min_rows, int(n * share / posterior)), self.plan.sizes.predicting)
         inducing = self.rival.inducing
-        if recorder.deadline.passed(recorder.seconds_of(part.like_rows(inducing), 3)):
+        # A trial that leaves the points no time for their own fit says nothing that can be done.
+        points_need = recorder.slowdown(3) * max(self.rival.sample_seconds[0], self.rival.seconds)
+        if run.deadline.passed(recorder.seconds_of(part.like_rows(inducing), 3) + points_need):
             return
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
         noise = self.problem.prior.sites(self.problem.y).variance.detach()
