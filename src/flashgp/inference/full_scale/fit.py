@@ -162,12 +162,14 @@ class FullScaleFit(EngineFit[FullScaleState]):
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
         choices, settings = self.choices, self.conditioning()
-        prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows))
-        state, unexplained = beside_a_constant(
-            self, trained, condition(choices.asked, prior, data, settings),
-            lambda one: float(one.log_marginal_likelihood()), lambda: condition(choices.asked, prior, data, settings),
-            self.data.y,
-        )  # fmt: skip
+        with recorder.free_cores.block(self.problem.rows):
+            prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows))
+            state, unexplained = beside_a_constant(
+                self, trained, condition(choices.asked, prior, data, settings),
+                lambda one: float(one.log_marginal_likelihood()),
+                lambda: condition(choices.asked, prior, data, settings), self.data.y,
+            )  # fmt: skip
+        report.events += [event for event in recorder.events if event not in report.events]  # cores taken since
         state.report.events += [*cut, *self.chosen]
         # Of the fit, which says what a fit with more neighbours takes.
         answer = self._planned(self.prior, choices.asked, taken=True) if choices.taken else self.plan
