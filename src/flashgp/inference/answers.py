@@ -80,7 +80,7 @@ def _with_rows(update: Callable[..., Any], append: Callable[..., Any]) -> Callab
         def joined(state: Any, x: Any, y: Any) -> Any:
             return append(state, x, y, *(None for _ in known))
 
-        return update(with_sites_to_come(state, x, y, _moments, joined), x, y, *known)
+        return update(with_sites_to_come(state, x, y, known, _moments, joined), x, y, *known)
 
     return updated
 

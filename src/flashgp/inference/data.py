@@ -41,7 +41,7 @@ class Data:
         """Data of a caller. Raises: ShapeError, DomainError."""
         promoted = promotions(x=x, y=y)
         x = check_points(x, "x")
-        return cls(prior, x, check_targets(y, "y", x, prior.outputs, missing=prior.separate), tuple(promoted))
+        return cls(prior, x, prior.checked_targets(y, x), tuple(promoted))
 
     @property
     def count(self) -> int:

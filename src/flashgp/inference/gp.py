@@ -15,7 +15,6 @@ from flashgp.foundations.checks import (
     check_jitter,
     check_points,
     check_seed,
-    check_targets,
 )
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.deadline import Deadline
@@ -274,7 +273,7 @@ class GP(Prior):
                 )
         check_numbers(self)
         x = check_points(x, "x")
-        y = check_targets(y, "y", x, self.outputs, missing=self.separate)
+        y = self.checked_targets(y, x)
         dtype, jitter = check_dtype(dtype), check_jitter(jitter)
         if theta is not None:
 
@@ -322,7 +321,7 @@ class GP(Prior):
         """
         if theta is not None:
             x = check_points(x, "x")
-            y = check_targets(y, "y", x, self.outputs, missing=self.separate)
+            y = self.checked_targets(y, x)
 
             def at(gp: GP) -> Tensor:
                 return gp.log_joint(

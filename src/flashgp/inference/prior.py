@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from flashgp.foundations.checks import check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows, broadcast_batch
 from flashgp.foundations.named_values import NamedValues
@@ -227,6 +228,12 @@ class Prior(NamedValues):
         """
         theta, sites = [t.to(x.device) for t in self.kernel.theta()], self.sites(y)
         return self.residual(x, sites.targets), sites.variance, self.kernel.rows(x), theta
+
+    def checked_targets(self, y: Any, x: Tensor, *, new: bool = False) -> Tensor:
+        """Targets of rows x, `new` ones or those that the likelihood may know. Raises: ShapeError, DomainError."""
+        y = check_targets(y, "y", x, self.outputs, missing=self.separate)
+        (self.likelihood.underlying.with_rows() if new else self.likelihood).check_targets(y)
+        return y
 
     def mean_at(self, x: Float[Tensor, "*points n d"]) -> Float64[Tensor, "*batch n outputs_or_1"]:
         """The prior mean, (*batch, n, outputs or 1)."""

@@ -4,9 +4,12 @@ from typing import Any
 
 from flashgp.foundations.errors import MissingNameError
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution, Sites
+from flashgp.likelihoods.bernoulli import Bernoulli
 from flashgp.likelihoods.gaussian import Gaussian
 
-__all__ = ["Gaussian", "Likelihood", "PredictiveDistribution", "Sites"]
+REGISTRY: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Bernoulli, Gaussian)}
+
+__all__ = ["REGISTRY", "Bernoulli", "Gaussian", "Likelihood", "PredictiveDistribution", "Sites"]
 
 
 def __getattr__(name: str) -> Any:
@@ -14,6 +17,6 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'flashgp.likelihoods' has no attribute {name!r}")
     raise MissingNameError(
-        f"`flashgp.likelihoods` has Gaussian alone so far, got {name!r}; use Gaussian(noise_variance=0.1), and for a "
-        "positive or skewed target TableModel or GPRegressor with target_transform='auto'"
+        f"`flashgp.likelihoods` has {', '.join(REGISTRY)}, got {name!r}; choose one of these, and for a positive or "
+        "skewed target TableModel or GPRegressor with target_transform='auto'"
     )

@@ -105,6 +105,13 @@ class Likelihood(NamedValues, ABC):
     ) -> Float[Tensor, "..."]:
         """The expectation of log p(y | f) under f ~ N(mean, variance)."""
 
+    def predictive_of_rows(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
+        """As `predictive`, of observations with the training rows' own numbers, such as exposures."""
+        return self.predictive(mean, variance)
+
+    def check_targets(self, y: Float[Tensor, "..."]) -> None:
+        """Raises: DomainError for targets of the training rows that have no density, naming the first row."""
+
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
         """Sites of the training rows y, (*batch, n) or (*batch, n, outputs), without iteration.
 

@@ -58,6 +58,9 @@ class HeldSites(Likelihood):
     def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
         return self.likelihood.predictive(mean, variance)
 
+    def predictive_of_rows(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
+        return self.likelihood.predictive_of_rows(mean, variance)
+
     def expected_log_prob(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:

@@ -4,7 +4,7 @@ steps, (M-275).
 Those of the rows before stay where they are, at a q(f) that has moved: by how much, the record of updates says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -23,10 +23,11 @@ Append = Callable[[Any, Tensor, Tensor], Any]  # a state with rows more, whose s
 
 
 @torch.no_grad()
-def with_sites_to_come(state: S, x: Any, y: Any, moments: Moments, append: Append) -> S:
+def with_sites_to_come(state: S, x: Any, y: Any, known: Sequence[Any], moments: Moments, append: Append) -> S:
     """The state with sites for new rows in its likelihood; itself where theirs need no iteration.
 
     Each is found from what the rows before it say, so that several together are as one after the other.
+    Args: known, variances and weights of the new rows, None for none.
     Raises: as `Posterior.append`.
     """
     likelihood = state.prior.likelihood.underlying
@@ -35,12 +36,14 @@ def with_sites_to_come(state: S, x: Any, y: Any, moments: Moments, append: Appen
     x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return state
+    likelihood, n = likelihood.extended(state.count, len(x), *known), state.count
     moved, found, grown = state.online.moved, list[tuple[Tensor, ...]](), state
-    for row, target in zip(x.split(1), y.split(1), strict=True):
+    for i, (row, target) in enumerate(zip(x.split(1), y.split(1), strict=True)):
         before = Marginals(*(t.double() for t in moments(grown, row)))
-        sites, at = local_sites(likelihood, target.double(), before)
+        one = likelihood.rows(torch.tensor([n + i]))
+        sites, at = local_sites(one, target.double(), before)
         moved += at.divergence(before)
-        found.append((sites.targets, sites.variance, excess(likelihood, target.double(), at, sites)))
+        found.append((sites.targets, sites.variance, excess(one, target.double(), at, sites)))
         if len(found) < len(x):
             grown = append(_extended(grown, HeldSites(likelihood, sites, found[-1][-1])), row, target)
     targets, variance, beside = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from flashgp.foundations.checks import as_float_tensor, check_points, check_targets
+from flashgp.foundations.checks import as_float_tensor, check_points
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows
@@ -174,7 +174,7 @@ def checked_rows(prior: Prior, x: Any, y: Any, like: tuple[Tensor, Tensor]) -> t
         raise ShapeError(
             f"`x` must have shape (k, {like[0].shape[-1]}), got {tuple(x.shape)}; append one table of rows"
         )
-    y = check_targets(y, "y", x, prior.outputs, missing=prior.separate)
+    y = prior.checked_targets(y, x, new=True)
     if y.dim() != like[1].dim():
         raise ShapeError(f"`y` must have {like[1].dim()} dimensions like that of the posterior, got {tuple(y.shape)}")
     return x.detach(), y.detach()

@@ -62,7 +62,7 @@ def of_observations(
 
     Args: y, of that shape; dtype, of the result.
     """
-    found = likelihood.predictive(mean, variance)
+    found = likelihood.predictive_of_rows(mean, variance)
     return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), found.log_prob(y).to(dtype))
 
 

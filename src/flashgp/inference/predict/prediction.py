@@ -121,6 +121,21 @@ class Prediction:
         """Variance of a new observation at x*: of a Gaussian likelihood, variance plus noise_variance."""
         return self._of_observations(self._observations().variance)
 
+    @property
+    def probability(self) -> Float[Tensor, "..."]:
+        """Probability of the classes of a new observation at x*: of 1, (n_test,), or of every level, (n_test, levels).
+
+        Raises:
+            DomainError: for a likelihood whose observations are no classes.
+        """
+        found: Tensor | None = getattr(self._observations(), "probability", None)
+        if found is None:
+            raise DomainError(
+                f"`likelihood` must be of classes for this, such as Bernoulli, got {self._likelihood.name}; ask for "
+                "observation_mean, or for quantile(q)"
+            )
+        return found.to(self._x.dtype)
+
     def quantile(self, q: float) -> Float[Tensor, "*shape"]:
         """The q-quantile of a new observation.
 
@@ -145,6 +160,7 @@ class Prediction:
             y: observations, of the shape of `mean`.
         """
         y = check_targets(y, "y", self._x, self._outputs).double()
+        self._likelihood.underlying.with_rows().check_targets(y)
         if self._outputs is None:
             return self._of_observations(self._observations().log_prob(y))
         dims = max(y.dim(), self.mean.dim())

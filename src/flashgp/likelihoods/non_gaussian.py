@@ -1,0 +1,166 @@
+"""What likelihoods share whose sites are found by iteration: numbers of rows, expectations, checks of targets."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from flashgp.foundations.checks import as_float_tensor, check_finite
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
+from flashgp.likelihoods.quadrature import Analytic, expectation
+
+
+class NonGaussian(Likelihood):
+    """log p of each training row times its weight: a row of weight 2 is as that row twice.
+
+    Numbers of rows, such as exposures, are keywords of `log_prob`, `expected` and `predictive`; left out, they are
+    those of a new observation.
+
+    Class attributes:
+        of_rows: names of such numbers, arguments of the constructor.
+        wanted: targets, in words; advice, what to do about others.
+    """
+
+    of_rows: ClassVar[tuple[str, ...]] = ()
+    wanted: ClassVar[str]
+    advice: ClassVar[str]
+    row_weight: Tensor | None
+
+    def __init__(self, row_weight: Any, **numbers: Any) -> None:
+        super().__init__()
+        for name, value in {"row_weight": row_weight, **numbers}.items():
+            self.register_buffer(name, None if value is None else _numbers(value, name, name == "row_weight"))
+        if self.row_weight is not None and len(self.row_weight) and not bool((self.row_weight > 0.0).any()):
+            raise DomainError(
+                f"`row_weight` must be positive somewhere, got {len(self.row_weight):,} zeros; leave it out"
+            )
+
+    # -- of one class ----------------------------------------------------------------------------------------------
+    @abstractmethod
+    def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
+        """Whether each target may be observed."""
+
+    def where(self, y: Tensor) -> Analytic:
+        """Where log p(y | f) is analytic in f."""
+        raise NotImplementedError(f"expectations of {self.name} are in closed form")
+
+    def expected(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor
+    ) -> Float64[Tensor, "..."]:
+        """E log p(y | f) of single observations under f ~ N(mean, variance), by default by quadrature, (M-276)."""
+
+        def log_prob(f: Tensor, y: Tensor, *each: Tensor) -> Tensor:
+            return self.log_prob(y, f, **dict(zip(numbers, each, strict=True)))
+
+        return expectation(log_prob, mean, variance, self.where(y), y, *numbers.values())
+
+    def predictive_of_rows(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
+        return self.predictive(mean, variance, **self.numbers(mean))
+
+    # -- of all ----------------------------------------------------------------------------------------------------
+    def expected_log_prob(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float64[Tensor, "..."]:
+        """E log p(y | f) of the training rows, times their weights."""
+        value = self.expected(y.double(), mean.double(), variance.double(), **self.numbers(y))
+        weight = self._of(y, "row_weight")
+        return value if weight is None else weight * value
+
+    def numbers(self, y: Tensor) -> dict[str, Tensor]:
+        """Numbers of the training rows y by name, but for weights. Raises: ShapeError."""
+        found = {name: self._of(y, name) for name in self.of_rows}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _of(self, y: Tensor, name: str) -> Tensor | None:
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            return None
+        if len(value) != y.shape[-1]:
+            raise ShapeError(
+                f"`{name}` must have one entry per training row ({y.shape[-1]}), got shape {tuple(value.shape)}; pass "
+                "it for the rows you condition on"
+            )
+        return value.to(y.device)
+
+    def check_targets(self, y: Float[Tensor, "..."]) -> None:
+        weight = self._of(y, "row_weight")
+        right = self.allowed(y.detach().double(), **self.numbers(y))
+        if weight is not None:
+            right = right | (weight == 0.0)
+        if not bool(right.all()):
+            place = (~right).nonzero()[0].tolist()
+            row = f"row {place[-1]}" + (f" of table {tuple(place[:-1])}" if len(place) > 1 else "")
+            raise DomainError(
+                f"`y` must be {self.wanted} for {self.name}, got {float(y[tuple(place)]):.12g} in {row}; {self.advice}"
+            )
+
+    @property
+    def rows_alike(self) -> bool:
+        return all(getattr(self, name) is None for name in ("row_weight", *self.of_rows))
+
+    def rows(self, index: Tensor) -> Self:
+        return self._with_each(lambda values: values[index.to(values.device)])
+
+    def by_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return self._with_each(function)
+
+    def with_rows(self, row_variance: Any = None) -> Self:
+        super().with_rows(row_variance)
+        return self._with_each(lambda values: None)
+
+    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> Self:
+        if row_variance is not None:
+            super().extended(n, more, row_variance)
+        weight = None if row_weight is None else _numbers(row_weight, "row_weight", True)
+        if weight is not None and len(weight) != more:
+            raise ShapeError(
+                f"`row_weight` must have one entry per new row ({more}), got shape {tuple(weight.shape)}; pass it for "
+                "the new rows only"
+            )
+        known = [name for name in self.of_rows if getattr(self, name) is not None]
+        if known:
+            raise DomainError(
+                f"`likelihood` must know the {known[0]} of new rows too, got that of the {n:,} before; condition on "
+                "all rows again with that of all of them"
+            )
+        longer = self._with_each(lambda values: values)
+        if weight is not None or self.row_weight is not None:
+            parts = [(self.row_weight, n), (weight, more)]
+            longer.row_weight = torch.cat(
+                [torch.ones(size, dtype=torch.float64) if part is None else part.cpu() for part, size in parts]
+            )
+        return longer
+
+    def _with_each(self, function: Callable[[Tensor], Tensor | None]) -> Self:
+        """A copy with a function of each tensor of rows; parameters are shared."""
+        same = copy.copy(self)
+        same._modules, same._buffers = {**self._modules}, {**self._buffers}
+        for name in ("row_weight", *self.of_rows):
+            value = getattr(self, name)
+            setattr(same, name, None if value is None else function(value))
+        return same
+
+    def structure(self) -> dict[str, Any]:
+        """What a file says beside parameters and numbers of rows."""
+        return {"kind": self.name}
+
+
+def _numbers(value: Any, name: str, zero: bool) -> Float64[Tensor, "n"]:
+    """Numbers of rows, positive or also 0. Raises: DomainError, ShapeError."""
+    rows = as_float_tensor(value, name).detach().double().clone()
+    if rows.dim() != 1:
+        raise ShapeError(f"`{name}` must have shape (n,), got {tuple(rows.shape)}; pass one number for each row")
+    check_finite(rows, name)
+    wrong = rows < 0.0 if zero else rows <= 0.0
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise DomainError(
+            f"`{name}` must be {'0 or more' if zero else 'positive'}, got {float(rows[row]):g} at row {row}; correct "
+            "it, or leave that row out"
+        )
+    return rows
