@@ -69,6 +69,7 @@ def test_derivatives_are_those_of_the_expectation() -> None:
 
 
 def test_the_logistic_function_is_a_mixture_of_normal_ones() -> None:
+    """(M-277)."""
     mean, variance = grid()
     found = expected_log_sigmoid(mean, variance)
     assert torch.allclose(found, expectation(LOGIT, mean, variance, Analytic(math.pi)), rtol=1e-12, atol=1e-11)
