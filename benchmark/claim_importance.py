@@ -65,7 +65,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     fitted = time.perf_counter()
     found = model.importance()
     seconds = time.perf_counter() - fitted
-    unit = model.scaling.target_scale
+    unit = model.scaling.target.unit
     low, high = (end / unit for end in found.interval())
     whole = None
     if found.rows + found.others < cell["n"]:

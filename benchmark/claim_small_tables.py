@@ -118,7 +118,10 @@ def ours(method: str, x: Array, y: Array, x_test: Array, y_test: Array) -> Found
     model = fgp.GPRegressor(kernel).fit(x, y)
     seconds = time.perf_counter() - began
     predicted = model.predict_distribution(x_test)
-    told = [str(model.scaling_.transform), *(e.fields["kernel"] for e in model.report_.events if "kernel" in e.fields)]
+    told = [
+        str(model.scaling_.target.transform),
+        *(e.fields["kernel"] for e in model.report_.events if "kernel" in e.fields),
+    ]
     return Found(predicted.mean, -float(predicted.log_prob(y_test).mean()), seconds, ", ".join(told))
 
 

@@ -43,7 +43,7 @@ def scored(split: Split, transform: str) -> Piece:
     return {
         "rmse": float(numpy.sqrt(numpy.mean(numpy.square(predicted.mean - y_test)))),
         "nll": -float(predicted.log_prob(y_test).mean()),
-        "transform": str(model.scaling_.transform),
+        "transform": str(model.scaling_.target.transform),
         "events": [event.to_json() for event in model.report_.events if event.kind.name.startswith("TARGET")],
         "seconds": seconds,
         "rows": len(x),

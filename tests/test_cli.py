@@ -123,7 +123,7 @@ def test_figures_are_those_of_the_rows_held_out(folder: Path) -> None:
     train, test = split_rows(60, 0.2, 3)
     assert data.y is not None
     # Statistics of the training rows alone; codes are left as they are.
-    assert math.isclose(model.scaling.y_shift, data.y[train].mean())
+    assert math.isclose(model.scaling.target.shift, data.y[train].mean())
     assert math.isclose(model.scaling.x_scale[0], data.x[train, 0].std())
     assert (model.scaling.x_shift[2], model.scaling.x_scale[2]) == (0.0, 1.0)
     predictions = model.predict(folder / "table.csv")
@@ -185,7 +185,7 @@ def test_parameters_name_columns_in_their_units(folder: Path) -> None:
     assert 5 < lengthscale["value"] < 100
     assert by["Categorical lengthscale", "site"]["value"] is None
     noise = by["noise standard deviation", "y"]
-    assert math.isclose(noise["value"], noise["standardised"] * model.scaling.y_scale)
+    assert math.isclose(noise["value"], noise["standardised"] * model.scaling.target.scale)
     assert 1 < noise["value"] < 4
     assert 400 < by["prior mean value", "y"]["value"] < 600
 
@@ -254,7 +254,7 @@ def test_a_published_split_and_dropped_rows(tmp_path: Path) -> None:
     # Rows 5 and 10 of the file are dropped; of the test rows 1, 10 and 21 two remain, wherever they now stand.
     assert (said["rows"], said["rows_used"], said["rows_held_out"]) == (30, 28, 2)
     fitted = TableModel.load(tmp_path / "m.safetensors")
-    kept = sorted(fitted.scaling.mean(fitted.posterior.y.numpy()))
+    kept = sorted(fitted.scaling.target.mean(fitted.posterior.y.numpy()))
     assert np.allclose(kept, sorted(np.delete(y, [0, 4, 9, 20])))
 
 
@@ -340,7 +340,7 @@ def test_deviations_from_samples_say_how_certain_they_are(iterative: Path, tmp_p
     prediction = loaded.posterior.predict(torch.from_numpy(loaded.scaling.x(rows)), variance="sampled")
     spread, error = prediction.observation_variance, prediction.variance_standard_error
     moved = 0.5 * error / spread.sqrt()
-    assert np.allclose(found["std_error"], loaded.scaling.std(moved.numpy()), rtol=1e-6, atol=0.0)
+    assert np.allclose(found["std_error"], loaded.scaling.target.std(moved.numpy()), rtol=1e-6, atol=0.0)
     assert sampled["largest_std_error"] == pytest.approx(np.max(found["std_error"] / found["std"]))
     assert "deviations are estimates" in run(*common, "--variance", "sampled").stdout
     assert "--variance" in run(*common, "--variance", "some", code=2).stderr

@@ -22,11 +22,12 @@ from flashgp.kernel_expression import (
     parse_kernel,
 )
 from flashgp.table import InputColumn
+from flashgp.targets import Number
 from flashgp.units import Scaling
 
 NAMES_OF_INPUTS = ["hour", "wind speed", "site", "temp"]
 TABLE = ["hour", "power", "wind speed", "site", "temp"]  # power is the target
-SCALING = Scaling((0.0, 0.0, 0.0, 0.0), (2.0, 4.0, 1.0, 0.5), 0.0, 1.0)
+SCALING = Scaling((0.0, 0.0, 0.0, 0.0), (2.0, 4.0, 1.0, 0.5), Number())
 
 
 def built(text: str) -> BuiltKernel:
@@ -195,7 +196,7 @@ def test_columns_that_do_not_fit(text: str, character: int, message: str) -> Non
 
 
 def test_kernels_without_columns_of_their_kind() -> None:
-    scaling = Scaling((0.0,), (1.0,), 0.0, 1.0)
+    scaling = Scaling((0.0,), (1.0,), Number())
     number, category = InputColumn("a", "number", 0), InputColumn("a", "category", 0, ("u", "v"))
     with pytest.raises(DomainError, match="Categorical without a column of categories"):
         build_kernel(parse_kernel("Categorical()"), KernelColumns([number], ["a", "y"], scaling.x_scale))

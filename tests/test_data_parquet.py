@@ -169,7 +169,7 @@ def test_rows_in_standard_units_and_answers_back_in_those_of_the_table() -> None
     assert found.mean(0) == pytest.approx(torch.zeros(2), abs=1e-9)
     assert found.std(0, correction=0) == pytest.approx(torch.ones(2), rel=1e-9)
     assert targets.std(correction=0) == pytest.approx(1.0, rel=1e-12)
-    assert rows.scaling.y_shift == pytest.approx(float(50.0 * y.mean() + 7.0), rel=1e-12)
+    assert rows.scaling.target.shift == pytest.approx(float(50.0 * y.mean() + 7.0), rel=1e-12)
     post = model().condition(rows, inducing=20)
     held = model().condition(found, targets, approximation="sparse", inducing=20)
     assert post.predict(rows.scaling.x(x)).mean == pytest.approx(held.predict(found).mean, rel=1e-9)

@@ -139,7 +139,9 @@ def test_a_weight_is_a_repetition() -> None:
     wanted = torch.cat([p.grad.reshape(-1) for p in plain.parameters()]).numpy()
     np.testing.assert_allclose(repeated.log_marginal_likelihood(eval_gradient=True)[1], wanted, rtol=1e-8)
     np.testing.assert_allclose(
-        repeated.predict(x), units.mean(plain.condition(x_all, y_all).predict(units.x(x)).mean.numpy()), rtol=1e-9
+        repeated.predict(x),
+        units.target.mean(plain.condition(x_all, y_all).predict(units.x(x)).mean.numpy()),
+        rtol=1e-9,
     )
     assert weighted.X_train_.shape == (15, 3)
     assert of_kind(repeated.report_.events, EventKind.ROWS_JOINED)[0].fields["distinct"] == 15
@@ -155,10 +157,10 @@ def test_row_variances_are_for_the_rows_passed() -> None:
     gap[3] = np.nan
     with pytest.warns(fgp.FlashGPWarning, match="the first is row 3"):
         dropped = copy.deepcopy(noisy).set_params(missing="drop").fit(x, gap)
-    kept = dropped.gp_.likelihood.row_variance.numpy() * dropped.scaling_.y_scale**2
+    kept = dropped.gp_.likelihood.row_variance.numpy() * dropped.scaling_.target.scale**2
     np.testing.assert_allclose(kept, np.delete(variances, 3), rtol=1e-14)
     weighted = copy.deepcopy(noisy).fit(x, y, np.arange(12.0) % 2)
-    kept = weighted.gp_.likelihood.row_variance.numpy() * weighted.scaling_.y_scale**2
+    kept = weighted.gp_.likelihood.row_variance.numpy() * weighted.scaling_.target.scale**2
     np.testing.assert_allclose(kept, variances[1::2], rtol=1e-14)
     assert noisy.likelihood.row_variance.shape == (12,)
     with pytest.raises(fgp.ShapeError, match="row_variance"):
@@ -370,7 +372,7 @@ def test_columns_of_y_have_noise_of_their_own(case: str) -> None:
     transform = "log" if case == "log" else "none"
     model = fgp.GPRegressor(starts=1, target_transform=transform).fit(x, y)
     found = model.gp_.likelihood.noise_variance.value.detach().numpy()
-    scales = np.array([scaling.y_scale for scaling in model.scaling_])
+    scales = np.array([scaling.target.scale for scaling in model.scaling_])
     np.testing.assert_allclose(np.sqrt(found) * scales, noise, rtol=0.6)
     at = np.linspace(0.5, 5.5, 7)[:, None]
     _, latent = model.predict(at, return_std=True, latent=True)

@@ -13,6 +13,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.training.history import SearchRun, Stage
+from flashgp.targets import Number
 from flashgp.units import Scaling
 
 pytest.importorskip("matplotlib")
@@ -97,7 +98,12 @@ def test_it_draws_on_its_own_figure_and_leaves_no_global_state(name: str) -> Non
 def test_the_posterior_line_is_the_prediction_in_the_units_of_the_table() -> None:
     post = posterior()
     ax = plots.posterior_1d(
-        post, points=50, samples=2, scaling=Scaling((100.0,), (20.0,), 5.0, 3.0), x_label="t / s", y_label="U / V"
+        post,
+        points=50,
+        samples=2,
+        scaling=Scaling((100.0,), (20.0,), Number(5.0, 3.0)),
+        x_label="t / s",
+        y_label="U / V",
     )
     line = next(line for line in ax.get_lines() if line.get_label() == "mean")
     x = (np.asarray(line.get_xdata()) - 100.0) / 20.0

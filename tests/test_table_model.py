@@ -132,13 +132,12 @@ def test_predictions_are_distributions_of_the_target(transform: Any) -> None:
     model = fgp.TableModel(starts=1, target_transform=transform).fit(houses(), target="price")
     table = houses(25, seed=1)
     prediction = model.predict(table)
-    location, spread, _, _ = model.predict_encoded(
-        model.encoding.apply(table_of(table), need_target=False).x
-    )  # of T(y), standardised
+    found, _, _ = model.predict_encoded(model.encoding.apply(table_of(table), need_target=False).x)
+    location, spread = found.mean.numpy(), found.variance.sqrt().numpy()  # of T(y), standardised
     forward = np.log if transform == "log" else np.asarray
     z = (model.scaling.y(table["price"]) - location) / spread
     slope = -np.log(table["price"]) if transform == "log" else 0.0
-    density = -0.5 * z**2 - 0.5 * np.log(2 * np.pi) - np.log(spread * model.scaling.y_scale) + slope
+    density = -0.5 * z**2 - 0.5 * np.log(2 * np.pi) - np.log(spread * model.scaling.target.scale) + slope
     np.testing.assert_allclose(prediction.log_prob(), density, rtol=100 * EPS, atol=1e3 * EPS)
     np.testing.assert_allclose(prediction.log_prob(table["price"]), density, rtol=100 * EPS, atol=1e3 * EPS)
     lower, upper = prediction.interval(0.5)

@@ -97,7 +97,7 @@ def test_a_model_is_that_of_the_held_table_in_its_units(tmp_path: Path) -> None:
     assert found.posterior.state.held is None
     for one, other in zip(found.scaling.x_scale, held.scaling.x_scale, strict=True):
         assert one == pytest.approx(other, rel=1e-12)
-    assert found.scaling.y_shift == pytest.approx(held.scaling.y_shift, rel=1e-12)
+    assert found.scaling.target.shift == pytest.approx(held.scaling.target.shift, rel=1e-12)
     new = table(40, seed=1)
     p, q = found.predict(new), held.predict(new)
     assert np.abs(p.mean - q.mean).max() < 0.5 * p.std.mean()
@@ -118,9 +118,9 @@ def test_a_transform_is_chosen_by_a_sample_and_its_units_are_those_of_all_rows(t
     model = fgp.TableModel(starts=1, approximation="sparse", inducing=20, target_transform="log").fit(
         written(tmp_path, columns), "wave"
     )
-    logs = model.scaling.transform.forward(np.asarray(columns["wave"]))
-    assert model.scaling.y_shift == pytest.approx(logs.mean(), rel=1e-12, abs=1e-12)
-    assert model.scaling.y_scale == pytest.approx(logs.std(), rel=1e-12)
+    logs = model.scaling.target.transform.forward(np.asarray(columns["wave"]))
+    assert model.scaling.target.shift == pytest.approx(logs.mean(), rel=1e-12, abs=1e-12)
+    assert model.scaling.target.scale == pytest.approx(logs.std(), rel=1e-12)
     columns["wave"][7] = -1.0
     with pytest.raises(DomainError, match="`wave` must be positive"):
         fgp.TableModel(target_transform="log").fit(written(tmp_path, columns), target="wave")

@@ -252,7 +252,7 @@ def test_what_cannot_be_transformed_is_refused(wanted: Any, y: list[float], mess
     with pytest.raises(DomainError, match=message):
         fgp.GPRegressor(target_transform=wanted).fit(x, y)
     if wanted == "log" and 0.0 in y:
-        assert fgp.GPRegressor(target_transform="auto").fit(x, y).scaling_.transform.identity
+        assert fgp.GPRegressor(target_transform="auto").fit(x, y).scaling_.target.transform.identity
 
 
 # -- the estimator ------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_an_estimator_answers_in_units_of_the_target(wanted: str) -> None:
     x, latent = table(40)
     y, points = 3.0 * np.exp(latent), np.random.default_rng(2).uniform(-2.0, 2.0, (7, 2))
     model = given(target_transform=wanted).fit(x, y)
-    assert not model.scaling_.transform.identity
+    assert not model.scaling_.target.transform.identity
     scaling = model.scaling_
     standard = model.posterior_.predict(torch.from_numpy(scaling.x(points)))
     for latent_only in (False, True):
@@ -275,9 +275,9 @@ def test_an_estimator_answers_in_units_of_the_target(wanted: str) -> None:
         mean, std = model.predict(points, return_std=True, latent=latent_only)
         found = model.predict_distribution(points, latent=latent_only)
         for i in range(7):
-            m = scaling.mean(float(standard.mean[i]))
-            s = scaling.std(math.sqrt(float(variance[i])))
-            t, values, density = grid(scaling.transform, m, s)
+            m = scaling.target.mean(float(standard.mean[i]))
+            s = scaling.target.std(math.sqrt(float(variance[i])))
+            t, values, density = grid(scaling.target.transform, m, s)
             wanted_mean = integrate.simpson(values * density, x=t)
             wanted_std = math.sqrt(integrate.simpson((values - wanted_mean) ** 2 * density, x=t))
             assert math.isclose(mean[i], wanted_mean, rel_tol=1e-6)
@@ -298,8 +298,8 @@ def test_each_output_has_its_own_transform_and_rows_without_values_are_nan() -> 
     both = np.stack([latent, np.exp(2.0 * latent)], axis=1)
     model = fgp.GPRegressor(target_transform="auto", missing="drop").fit(x, both)
     first, second = model.scaling_
-    assert first.transform.identity
-    assert second.transform.kind == "log"
+    assert first.target.transform.identity
+    assert second.target.transform.kind == "log"
     kinds = {event.kind for event in model.report_.events}
     assert {EventKind.TARGET_KEPT, EventKind.TARGET_TRANSFORMED} <= kinds
     points = np.array([[0.1, 0.2], [np.nan, 0.0], [1.0, -1.0]])
@@ -348,7 +348,7 @@ def test_a_table_s_model_keeps_its_transform(tmp_path: Path) -> None:
     assert "TARGET_TRANSFORMED" in {event["kind"] for event in said["events"]}
 
     model = TableModel.load(model_path)
-    assert model.scaling.transform.kind == "log"
+    assert model.scaling.target.transform.kind == "log"
     out = tmp_path / "p.csv"
     scores = json.loads(run("predict", model_path, path, "--out", out, "--std", "--interval", "0.9", "--json").stdout)
     found = np.genfromtxt(out, delimiter=",", names=True)

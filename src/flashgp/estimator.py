@@ -8,7 +8,7 @@ imported. Its model files are `flashgp.model_files`' matter.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,13 @@ from flashgp.inference.replicates import join
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
 from flashgp.likelihoods import Gaussian
-from flashgp.likelihoods.gaussian import repeated
+from flashgp.likelihoods.gaussian import Normal, repeated
 from flashgp.means import Linear as LinearMean
 from flashgp.table import FrameEncoding, time_position
 from flashgp.table.arrays import points, training_rows, weighed
 from flashgp.table_fit import Prepared, TrainingRows, best_kernel, check_kernel, fit_options, standard_rows
 from flashgp.target_transform import WarpedNormal
+from flashgp.targets import Number, Placed
 from flashgp.units import Scaling
 
 Array = npt.NDArray[np.floating[Any]]
@@ -403,7 +404,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         seed = _drawn_seed(random_state)
         prediction, answers = self._at(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
-        return np.ascontiguousarray(np.moveaxis(answers(drawn, Scaling.target), 0, -1))
+        return np.ascontiguousarray(np.moveaxis(answers(drawn, Number.decode), 0, -1))
 
     def importance(
         self,
@@ -513,8 +514,11 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             _ = self._settings().asked_approximation
             columns, empty = X.shape[1], torch.zeros(0, X.shape[1], dtype=torch.float64)
             posterior = self._prior(columns, None).condition(empty, empty[:, 0], device=self.device)
-            fitted = FittedTable(posterior, (Scaling((0.0,) * columns, (1.0,) * columns, 0.0, 1.0),))
-        answers = _Answers(fitted.scalings, fitted.posterior.state.prior.outputs, X.dtype, present)
+            fitted = FittedTable(posterior, (Scaling((0.0,) * columns, (1.0,) * columns, Number()),))
+        count = len(X) if present is None else len(present)
+        placed = Placed(np.arange(count) if present is None else np.flatnonzero(present), count)
+        targets = [cast(Number, scaling.target) for scaling in fitted.scalings]
+        answers = _Answers(targets, fitted.posterior.state.prior.outputs, X.dtype, placed)
         return fitted.predict(X, variance=variance, time_limit=time_limit), answers
 
     def _prior(self, columns: int, outputs: int | None) -> GP:
@@ -573,30 +577,30 @@ class _Answers:
     """Numbers in standard units to what the user gets: units of y, dtype of X, NaN for rows without all values.
 
     Fields:
-        scalings: one for each output.
+        targets: one for each output.
         outputs: columns of y; None where y is a vector.
         dtype: of X.
-        present: which of the rows passed were predicted; None for all.
+        placed: which of the rows passed were predicted.
     """
 
-    scalings: tuple[Scaling, ...]
+    targets: Sequence[Number]
     outputs: int | None
     dtype: npt.DTypeLike
-    present: npt.NDArray[np.bool_] | None
+    placed: Placed
 
-    def __call__(self, values: Tensor, to: Callable[[Scaling, Any], Any]) -> Array:
+    def __call__(self, values: Tensor, to: Callable[[Number, Any], Any]) -> Array:
         """Values (..., n) or (..., n, p), brought to units of each output."""
         array = values.detach().cpu().numpy()
         array = array if self.outputs is not None else array[..., None]
-        return self._shaped([self._placed(to(s, array[..., j]), (-1,)) for j, s in enumerate(self.scalings)])
+        return self._shaped([self.placed(to(one, array[..., j])) for j, one in enumerate(self.targets)])
 
     def moments(
         self, prediction: Prediction, latent: bool, return_std: bool, return_cov: bool
     ) -> Array | tuple[Array, Array]:
         """Mean, and on request deviation or covariance; of a transformed y by quadrature, eq. (M-142)."""
-        warped = not all(scaling.transform.identity for scaling in self.scalings)
+        warped = not all(target.linear for target in self.targets)
         each = self.distributions(prediction, latent) if warped or return_std else ()
-        mean = self._shaped([one.mean for one in each]) if each else self(prediction.mean, Scaling.mean)
+        mean = self._shaped([one.mean for one in each]) if each else self(prediction.mean, Number.mean)
         if return_std:
             return mean, self._shaped([one.std for one in each])
         if not return_cov:
@@ -604,7 +608,8 @@ class _Answers:
         joint = prediction.covariance(observed=not latent).detach().cpu().double()
         outputs = self.outputs or 1  # which may share (n, n), or have (outputs, n, n)
         joints = (joint if joint.dim() == 3 else joint.expand(outputs, *joint.shape)).numpy()
-        found = [self._placed(one * s.y_scale**2, (0, 1)) for one, s in zip(joints, self.scalings, strict=True)]
+        pairs = zip(joints, self.targets, strict=True)
+        found = [self.placed(self.placed(one * target.scale**2).T).T for one, target in pairs]
         if warped:
             found = [one.covariance(joint) for one, joint in zip(each, found, strict=True)]
         return mean, self._shaped(found)
@@ -612,34 +617,22 @@ class _Answers:
     def distributions(self, prediction: Prediction, latent: bool) -> tuple[WarpedNormal, ...]:
         """Distributions of y, one for each output, NaN for rows without all values."""
         variance = prediction.variance if latent else prediction.observation_variance
-        location, spread = (
-            values.detach().cpu().double().numpy().reshape(len(values), -1)
-            for values in (prediction.mean, variance.sqrt())
+        means, variances = (
+            values.detach().double().reshape(len(values), -1).T for values in (prediction.mean, variance)
         )
         return tuple(
-            scaling.predictive(self._placed(location[:, j], (0,)), self._placed(spread[:, j], (0,)))
-            for j, scaling in enumerate(self.scalings)
+            target.answers(Normal(*moments), self.placed)
+            for target, *moments in zip(self.targets, means, variances, strict=True)
         )
 
     def _shaped(self, columns: Sequence[Array]) -> Array:
         """Columns of the outputs the way the user wants them."""
         return (columns[0] if self.outputs is None else np.stack(columns, axis=-1)).astype(self.dtype)
 
-    def _placed(self, array: Any, axes: tuple[int, ...]) -> Any:
-        """The rows along these axes in their places, NaN in between."""
-        if self.present is None:
-            return array
-        for axis in axes:
-            moved = np.moveaxis(array, axis, 0)
-            full = np.full((len(self.present), *moved.shape[1:]), np.nan)
-            full[self.present] = moved
-            array = np.moveaxis(full, 0, axis)
-        return array
-
 
 def _unit_of_variances(scalings: Sequence[Scaling]) -> float:
     """Divisor of variances of rows in units of y squared. Raises: DomainError for outputs that differ."""
-    scales = [scaling.y_scale for scaling in scalings]
+    scales = [scaling.target.sizes[1] for scaling in scalings]
     if len({*scales}) > 1:
         raise DomainError(
             "`likelihood` must have no row_variance for outputs that are standardised one by one, got scales "

@@ -144,8 +144,9 @@ class FittedTable:
 
     def _mean_of(self, mean: Tensor, std: Tensor) -> Tensor:
         """The mean of y where its standardised values are normal, eq. (M-142); float64, (..., p)."""
-        each = (scaling.mean_of(mean[..., j], std[..., j]) for j, scaling in enumerate(self.scalings))
-        return torch.stack(list(each), dim=-1)
+        means, stds = (values.numpy(force=True) for values in (mean, std))
+        each = (one.target.mean_of(means[..., j], stds[..., j]) for j, one in enumerate(self.scalings))
+        return mean.new_tensor(np.stack(list(each), axis=-1))
 
 
 def restored(

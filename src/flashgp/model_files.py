@@ -29,7 +29,8 @@ from flashgp.foundations.json_values import (
 )
 from flashgp.inference.gp import GP
 from flashgp.likelihoods import Gaussian
-from flashgp.units import MAX_SCALE, MIN_SCALE, Scaling
+from flashgp.targets import MAX_SCALE, MIN_SCALE
+from flashgp.units import Scaling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,8 +136,9 @@ def _save_regressor(model: "GPRegressor", path: str | os.PathLike[str], metadata
         raise DomainError("`model` must be a fitted GPRegressor, got one without data; call fit(X, y) first")
     scalings = model._fitted.scalings
     for scaling in scalings:
-        numbers = (*scaling.x_scale, scaling.y_scale, *map(abs, scaling.x_shift), abs(scaling.y_shift))
-        if max(numbers) >= MAX_SCALE or min(*scaling.x_scale, scaling.y_scale) <= MIN_SCALE:
+        shift, scale = scaling.target.sizes
+        numbers = (*scaling.x_scale, scale, *map(abs, scaling.x_shift), abs(shift))
+        if max(numbers) >= MAX_SCALE or min(*scaling.x_scale, scale) <= MIN_SCALE:
             raise DomainError(
                 f"`model` must have columns of a size between {MIN_SCALE:g} and {MAX_SCALE:g}, got {max(numbers):g}; "
                 "fit it in other units"
@@ -185,7 +187,11 @@ def _load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> 
     fitted = restored(path, modules, device, scalings, features, _UNITS)
     model, gp = GPRegressor(**settings), cast(GP, fitted.posterior.gp.released())
     parts = copy.deepcopy(
-        {"kernel": gp.kernel, "mean": gp.mean, "likelihood": _in_units(gp.likelihood, scalings[0].y_scale, weighted)}
+        {
+            "kernel": gp.kernel,
+            "mean": gp.mean,
+            "likelihood": _in_units(gp.likelihood, scalings[0].target.sizes[1], weighted),
+        }
     )
     model.set_params(**{name: parts[name] for name in own})
     model.n_features_in_ = features

@@ -36,6 +36,7 @@ from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.sources.source import RowSource
 from flashgp.target_transform import TargetTransform
+from flashgp.targets import Number
 from flashgp.units import Scaling, learned_scalings, units_of_inputs
 
 Numbers = npt.NDArray[np.float64]
@@ -109,11 +110,10 @@ def standard_rows(
         lambda found: [[one.to_json() for one in each] for each in found],
         lambda data: (list(map(TargetTransform.from_json, data[0])), list(map(Event.from_json, data[1]))),
     )
-    pairs = list(zip(transforms, rows.y.T, strict=True))
-    y = np.stack([np.asarray(transform.forward(column), np.float64) for transform, column in pairs], axis=1)
-    scalings = learned_scalings(
-        gp, rows.x, y, transforms, rows.counts, countable=rows.countable, standardise=standardise
-    )
+    targets = [Number(transform=transform) for transform in transforms]
+    pairs = list(zip(targets, rows.y.T, strict=True))
+    y = np.stack([np.asarray(target.plain(column), np.float64) for target, column in pairs], axis=1)
+    scalings = learned_scalings(gp, rows.x, y, targets, rows.counts, countable=rows.countable, standardise=standardise)
     z = torch.from_numpy(np.stack([one.y(column) for one, column in zip(scalings, rows.y.T, strict=True)], axis=1))
     return StandardRows(
         scalings, torch.from_numpy(scalings[0].x(rows.x)), z if gp.outputs is not None else z[:, 0], tuple(events)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_fields, refused
-from flashgp.foundations.normal import LOG_2PI, half_width, standard_quantile
+from flashgp.foundations.normal import LOG_2PI, QUANTILE_975, half_width, standard_quantile
+from flashgp.scores import NumberAnswers
 
 Array = npt.NDArray[np.float64]
 
@@ -147,7 +148,7 @@ class TargetTransform:
 
 
 @dataclass(frozen=True, eq=False)
-class WarpedNormal:
+class WarpedNormal(NumberAnswers):
     """New observations y = T^-1(w), each with w ~ N(location, spread^2), in units of y, eqs. (M-141) and (M-142).
 
     Args:
@@ -165,6 +166,13 @@ class WarpedNormal:
     location: Array
     spread: Array
     transform: TargetTransform
+
+    def __len__(self) -> int:
+        return len(self.location)
+
+    @property
+    def predicted(self) -> npt.NDArray[np.bool_]:
+        return np.isfinite(self.location)
 
     def rows(self, index: Any) -> "WarpedNormal":
         """Distribution of some entries, as NumPy indexes them."""
@@ -205,6 +213,9 @@ class WarpedNormal:
         with np.errstate(divide="ignore", invalid="ignore"):
             z = np.where(error == 0.0, 0.0, error / self.spread)
         return np.where(outside, -np.inf, z)
+
+    def inside(self, y: Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.abs(self.standardised(y)) <= QUANTILE_975)
 
     def log_prob(self, y: Array) -> Array:
         """The log density of y, entry by entry, nats, eq. (M-141); -inf where no y can be."""

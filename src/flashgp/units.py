@@ -1,13 +1,12 @@
-"""Standard units: what columns are shifted and divided by, and the transform of the target, learned from training rows.
+"""Standard units: what columns are shifted and divided by, learned from training rows.
 
-`ColumnScaling` holds any number of columns as arrays; `Scaling` is that of the inputs and one target, with the
-target's transform, which a model file keeps. Its JSON form comes back from untrusted files, so reading it checks
+`ColumnScaling` holds any number of columns as arrays; `Scaling` is that of the inputs beside one target
+(`flashgp.targets`), which a model file keeps. Its JSON form comes back from untrusted files, so reading it checks
 every number. Does not do: the choice of a transform (`flashgp.choices`).
 """
 
-import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,12 @@ from flashgp.foundations.json_values import json_fields, refused
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
 from flashgp.kernels import Kernel, Warped
-from flashgp.target_transform import TargetTransform, WarpedNormal
+from flashgp.targets import MAX_SCALE, MIN_SCALE, Target, number
 
 Array = npt.NDArray[np.float64]
 
 _VERSION = 2  # since a target may be transformed; without a transform version 1 is written
 _CONSTANT_ROUNDINGS = 1e3  # a column whose spread is below so many roundings of its largest entry is constant
-MIN_SCALE, MAX_SCALE = 1e-290, 1e290  # scales outside would overflow when squared or divided by
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,28 +95,19 @@ class ColumnScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """standardised = (value - shift) / scale, column by column of x, and for T(y).
+    """standardised = (value - shift) / scale, column by column of x; and the target.
 
     Takes NumPy arrays and torch tensors alike and returns what it was given; a transform takes and returns arrays. A
     column that does not vary (beyond rounding) is only shifted; a target that does not is scaled by its size.
 
     Fields:
-        x_shift, x_scale: one number per column.
-        y_shift, y_scale: of the target, transformed.
-        transform: T of the target, eq. (M-140); the identity by default.
-        Scales are positive.
+        x_shift, x_scale: one number per column; scales are positive.
+        target: what a likelihood gets for y, and answers in its units.
     """
 
     x_shift: tuple[float, ...]
     x_scale: tuple[float, ...]
-    y_shift: float
-    y_scale: float
-    transform: TargetTransform = field(default_factory=TargetTransform)
-
-    @property
-    def target_scale(self) -> float:
-        """The standard deviation of the training targets, in units of y."""
-        return self.y_scale if self.transform.identity else self.transform.scale
+    target: Target
 
     def x(self, x: Any) -> Any:
         """Inputs (n, d) in units of the table to standardised ones."""
@@ -131,47 +120,15 @@ class Scaling:
         return np.ascontiguousarray(moved) if isinstance(moved, np.ndarray) else moved
 
     def y(self, y: Any) -> Any:
-        """Targets to standardised ones. Raises: DomainError naming the first that the transform does not take."""
-        self.transform.check(y)
-        return (self.transform.forward(y) - self.y_shift) / self.y_scale
-
-    def target(self, z: Any) -> Any:
-        """Standardised targets, samples or quantiles to units of y."""
-        return self.transform.inverse(self.mean(z))
-
-    def predictive(self, mean: Any, std: Any) -> WarpedNormal:
-        """The distribution of a target whose standardised value is normal, in units of y, eq. (M-141)."""
-        return WarpedNormal(np.asarray(self.mean(mean), np.float64), np.asarray(self.std(std), np.float64),
-                            self.transform)  # fmt: skip
-
-    def mean_of(self, mean: Any, std: Any) -> Any:
-        """The mean of y where its standardised value is normal, eq. (M-142); of float64 tensors or arrays, (..., 1)."""
-        found = self.predictive(*(np.asarray(value) for value in (mean, std))).mean
-        return mean.new_tensor(found) if hasattr(mean, "new_tensor") else found
-
-    def mean(self, mean: Any) -> Any:
-        """A standardised mean to units of T(y), which are those of y without a transform."""
-        return mean * self.y_scale + self.y_shift
-
-    def std(self, std: Any) -> Any:
-        """A standardised standard deviation to units of T(y)."""
-        return std * self.y_scale
-
-    def log_density(self, value: Any) -> Any:
-        """The log density of a standardised y, in nats, to that of T(y): the scale moves it by -log(y_scale)."""
-        return value - math.log(self.y_scale)
+        """Targets as the likelihood takes them. Raises: DomainError naming the first that cannot be."""
+        self.target.check(y)
+        return self.target.encode(y)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives an equal object back."""
-        numbers = {
-            "x_shift": list(self.x_shift),
-            "x_scale": list(self.x_scale),
-            "y_shift": self.y_shift,
-            "y_scale": self.y_scale,
-        }
-        if self.transform.identity:
-            return {"version": 1, **numbers}
-        return {"version": _VERSION, **numbers, "transform": self.transform.to_json()}
+        of_y = self.target.to_json()
+        version = _VERSION if "transform" in of_y else 1
+        return {"version": version, "x_shift": list(self.x_shift), "x_scale": list(self.x_scale), **of_y}
 
     @staticmethod
     def from_json(data: object) -> "Scaling":
@@ -188,10 +145,8 @@ class Scaling:
         x_shift, x_scale = _numbers(fields["x_shift"], "x_shift"), _numbers(fields["x_scale"], "x_scale", positive=True)
         if len(x_shift) != len(x_scale) or not x_shift:
             raise refused("scaling.x_scale", "as many numbers as x_shift, at least one", fields["x_scale"])
-        (y_shift,) = _numbers([fields["y_shift"]], "y_shift")
-        (y_scale,) = _numbers([fields["y_scale"]], "y_scale", positive=True)
-        transform = TargetTransform.from_json(fields["transform"]) if since else TargetTransform()
-        return Scaling(x_shift, x_scale, y_shift, y_scale, transform)
+        of_y = {name: fields[name] for name in ("y_shift", "y_scale", *since)}
+        return Scaling(x_shift, x_scale, Target.from_json(of_y))
 
 
 def _like(numbers: Sequence[float], array: Any) -> Any:
@@ -202,10 +157,9 @@ def _like(numbers: Sequence[float], array: Any) -> Any:
 
 
 def _numbers(values: Any, name: str, positive: bool = False) -> tuple[float, ...]:
-    low = MIN_SCALE if positive else -MAX_SCALE
-    if not isinstance(values, list) or not all(type(v) in (int, float) and low < v < MAX_SCALE for v in values):
-        raise refused(f"scaling.{name}", "finite positive numbers" if positive else "finite numbers", values)
-    return tuple(float(value) for value in values)
+    if not isinstance(values, list):
+        raise refused(f"scaling.{name}", "numbers", values)
+    return tuple(number(value, name, positive) for value in values)
 
 
 def check_scales(scaling: Scaling, names: Sequence[str]) -> None:
@@ -213,7 +167,8 @@ def check_scales(scaling: Scaling, names: Sequence[str]) -> None:
 
     Args: names, of the inputs and of the target behind them.
     """
-    shifts, scales = (*scaling.x_shift, scaling.y_shift), (*scaling.x_scale, scaling.y_scale)
+    of_y = scaling.target.sizes
+    shifts, scales = (*scaling.x_shift, of_y[0]), (*scaling.x_scale, of_y[1])
     for name, shift, scale in zip(names, shifts, scales, strict=True):
         if not (abs(shift) < MAX_SCALE and MIN_SCALE < scale < MAX_SCALE):
             raise DomainError(
@@ -226,7 +181,7 @@ def learned_scalings(
     prior: Prior,
     x: Array,
     y: Array,
-    transforms: Sequence[TargetTransform],
+    targets: Sequence[Target],
     counts: Tensor | None = None,
     *,
     countable: bool = True,
@@ -237,8 +192,8 @@ def learned_scalings(
     Args:
         prior: whose kernel says which columns hold codes.
         x: shape (n, d).
-        y: shape (n, p), of every output after its transform; NaN where a cell is missing.
-        transforms: of the outputs.
+        y: shape (n, p), of every output as `Target.plain`; NaN where a cell is missing.
+        targets: the outputs, whose units are learned.
         counts: shape (n,), how often each row counts; None for once.
         countable: whether equal rows may be joined.
         standardise: "both", "x", "y" or "none".
@@ -262,7 +217,8 @@ def learned_scalings(
     size = np.where(of_y.constant & (of_y.offset != 0), np.abs(of_y.offset), of_y.scale)
     shift, scale = tuple(of_x.offset.tolist()), tuple(of_x.scale.tolist())
     return tuple(
-        Scaling(shift, scale, *of_one) for of_one in zip(of_y.offset.tolist(), size.tolist(), transforms, strict=True)
+        Scaling(shift, scale, target.in_units(*units))
+        for target, *units in zip(targets, of_y.offset.tolist(), size.tolist(), strict=True)
     )
 
 

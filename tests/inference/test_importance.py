@@ -112,7 +112,7 @@ def test_a_table_has_names_and_units(tmp_path: Path) -> None:
     found = model.importance(permutations=2)
     standardised = model.posterior.importance(permutations=2)
     assert found.names == ("hour", "colour")
-    unit = model.scaling.target_scale
+    unit = model.scaling.target.unit
     torch.testing.assert_close(found.rmse, unit * standardised.rmse, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found.log_density, standardised.log_density)
     assert model.importance({"all": ["hour", "colour"]}).names == ("all",)

@@ -141,7 +141,7 @@ def test_gpregressor_keeps_rows_that_miss_a_column() -> None:
     assert model.X_train_.shape == (30, 2)
     for j, scaling in enumerate(model.scaling_):
         rows = ~np.isnan(y[:, j])
-        assert scaling.y_shift == pytest.approx(y[rows, j].mean(), abs=1e-12)
+        assert scaling.target.shift == pytest.approx(y[rows, j].mean(), abs=1e-12)
         assert np.abs(model.predict(x)[rows, j] - y[rows, j]).mean() < 0.3 * y[rows, j].std()
     value = model.log_marginal_likelihood(eval_gradient=True)[0]
     assert value == pytest.approx(model.log_marginal_likelihood_value_, rel=1e-9)

@@ -40,7 +40,7 @@ def chosen(group: Any) -> list[Any]:
     wanted = "none" if dist.get_rank(group) else "log"
     rows = TrainingRows(x, np.exp(x) + 1.0, ["x", "y"], np.arange(40))
     found = standard_rows(fgp.GP(fgp.kernels.Matern()), rows, wanted, FitOptions(starts=1), group=Group.of(group))
-    return [str(found.scalings[0].transform), found.y.tolist(), [event.to_json() for event in found.events]]
+    return [str(found.scalings[0].target.transform), found.y.tolist(), [event.to_json() for event in found.events]]
 
 
 def split(group: Any) -> str:

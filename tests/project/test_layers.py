@@ -19,7 +19,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # The edges.
     ("page",),
     ("files",),
+    ("scores",),
     ("target_transform",),
+    ("targets",),
     ("units",),
     ("choices",),
     ("plots", "table"),

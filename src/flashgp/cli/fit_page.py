@@ -63,8 +63,6 @@ def _quality(outcome: FitOutcome) -> Section:
             how = "No rows were scored: the time limit left no time for it."
         return Section("Are the predictions right?", [Notes([how]), trace])
     predicted = outcome.predicted
-    # Calibration and PIT do not change under a monotone transform.
-    transformed, pair = predicted.transform.forward(outcome.observed), (predicted.location, predicted.spread)
     how = (
         f"{'Each of these rows' if prepared.held_out is not None or prepared.exact_plan is None else 'Every row'} is "
         "predicted from all other rows with the same parameters."
@@ -81,11 +79,11 @@ def _quality(outcome: FitOutcome) -> Section:
                 "Predicted against observed values.",
             ),
             Figure.of(
-                plots.calibration(transformed, pair),
+                plots.calibration(outcome.observed, predicted),
                 "Calibration: how often central intervals hold the observed value.",
             ),
             Figure.of(
-                plots.pit_histogram(transformed, pair),
+                plots.pit_histogram(outcome.observed, predicted),
                 "Where observed values fall in their predicted distributions; flat is calibrated.",
             ),
             trace,
@@ -189,8 +187,7 @@ def _data(outcome: FitOutcome) -> Section:
             spread = f"{scale:.4g} {column.unit}".rstrip()
             mean = shown(column.kind, round(shift) if column.kind == "date" and scale >= _DAYS else shift, 4)
             columns.append((column.name, column.kind, mean, spread))
-    what = "target" if scaling.transform.identity else f"target, transformed ({scaling.transform})"
-    columns.append((encoding.target, what, f"{scaling.y_shift:.4g}", f"{scaling.y_scale:.4g}"))
+    columns.append((encoding.target, *scaling.target.described))
     table = PageTable(("column", "what it is", "mean", "standard deviation"), columns, (2, 3))
     notes = [*outcome.notes, *outcome.warnings]
     return Section("Data", [Facts(rows), table, *([Notes(notes)] if notes else [])])

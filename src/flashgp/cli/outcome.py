@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 import flashgp
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
@@ -16,10 +17,11 @@ from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
+from flashgp.likelihoods.gaussian import Normal
+from flashgp.scores import Answers, Scores
 from flashgp.table_model import TableModel
-from flashgp.table_model.prediction import Scores
 from flashgp.table_model.preparation import PreparedTable
-from flashgp.target_transform import WarpedNormal
+from flashgp.targets import Placed
 
 from .after_fit import AFTER_FIT
 from .console import Console
@@ -79,7 +81,7 @@ class FitOutcome:
     left_out: bool
     importance: Importance | None
     observed: _Numbers
-    predicted: WarpedNormal
+    predicted: Answers
     parameters: list[ParameterRow]
     seconds: float
     notes: list[str]
@@ -105,7 +107,7 @@ def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console
         prepared=prepared,
         fit=result,
         model=model,
-        scores=Scores.of(observed, predicted, scaling.target_scale) if len(observed) else None,
+        scores=predicted.scores(observed, scaling.target.unit) if len(observed) else None,
         evidence=evidence,
         left_out=prepared.held_out is None,
         importance=_importance(prepared, model, asked, console),
@@ -165,11 +167,11 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
 
 def _scored_rows(
     prepared: PreparedTable, post: Posterior, model: TableModel, asked: Asked, console: Console
-) -> tuple[_Numbers, WarpedNormal]:
+) -> tuple[_Numbers, Answers]:
     """The rows held out, or else all by leave-one-out, of rows that are read a sample, observed and predicted; none
     where there is no factor, or no time: a note says so."""
-    none, scaling = np.empty(0), prepared.scaling
-    nothing = none, scaling.predictive(none, none)
+    scaling, target, empty = prepared.scaling, prepared.scaling.target, torch.empty(0, dtype=torch.float64)
+    nothing = np.empty(0), target.answers(prepared.gp.likelihood.predictive(empty, empty), Placed.all(0))
     if prepared.read:
         sample = len(prepared.y)
         # A posterior of part of the rows has not learned every row of the sample.
@@ -190,8 +192,8 @@ def _scored_rows(
             x, observed = x[some], observed[some]
         if not count:
             return nothing
-        mean, deviation, *_ = model.predict_encoded(x, memory=asked.options.memory)
-        return observed, scaling.predictive(mean, deviation)
+        found, *_ = model.predict_encoded(x, memory=asked.options.memory)
+        return observed, target.answers(found, Placed.all(count))
     else:
         question = "leave_one_out" if post.can("leave_one_out") is None else "leave_out"  # of rows of other ranks too
         if post.can(question) is not None:
@@ -201,8 +203,7 @@ def _scored_rows(
             return nothing
         observed = prepared.y
         left = post.leave_one_out() if question == "leave_one_out" else post.leave_out(*prepared.rows)  # type: ignore[misc]
-    mean, deviation = left.mean.double().numpy(force=True), left.variance.double().sqrt().numpy(force=True)
-    return observed, scaling.predictive(mean, deviation)
+    return observed, target.answers(Normal(left.mean.double(), left.variance.double()), Placed.all(len(observed)))
 
 
 def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
@@ -259,11 +260,11 @@ def _importance_json(found: Importance | None) -> list[dict[str, Any]] | None:
 def _log_evidence(prepared: PreparedTable, post: Posterior) -> float | None:
     """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141). None
     where the slopes are of rows that are not held."""
-    standardised, transform = float(post.log_marginal_likelihood()), prepared.scaling.transform
-    if prepared.read and not transform.identity:
+    standardised, target = float(post.log_marginal_likelihood()), prepared.scaling.target
+    if prepared.read and not target.linear:
         return None
-    slopes = 0.0 if prepared.read else float(transform.log_slope(prepared.y).sum())
-    return standardised + post.count * float(prepared.scaling.log_density(0.0)) + slopes
+    slopes = target.log_slope(prepared.y[:1]) if prepared.read else target.log_slope(prepared.y)
+    return standardised + post.count * float(slopes.mean())
 
 
 def maximised(outcome: FitOutcome) -> list[tuple[str, str]]:
@@ -279,7 +280,7 @@ def evidence_text(outcome: FitOutcome) -> str:
     post = outcome.fit.posterior
     if outcome.evidence is None:
         whole = post.count == outcome.prepared.count
-        if whole and outcome.prepared.read and not outcome.prepared.scaling.transform.identity:
+        if whole and outcome.prepared.read and not outcome.prepared.scaling.target.linear:
             return f"{float(post.log_marginal_likelihood()):.6g} nats at least, of the standardised target"
         return "not computed, since the time limit left no time for it"
     error = post.report.standard_error
@@ -311,7 +312,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "rows_fitted": prepared.count,
         "rows_held_out": prepared.used - prepared.count,
         "kernel": options.kernel,
-        "target_transform": prepared.scaling.transform.to_json(),
+        **prepared.scaling.target.told,
         "seed": options.seed,
         "approximation": "sparse" if prepared.read else prepared.settings.approximation,
         "plan": asdict(prepared.plan),

@@ -63,6 +63,7 @@ def parameter_rows(
     Args: names: of the d inputs; scaling: theirs and the target's; target: the target's name; in_force: the priors of a
     fit, by path; units: of the inputs, such as days, "" for those that have no name.
     """
+    shift, scale = scaling.target.sizes
     additive = {id(part) for part in _additive(gp.kernel)}
     rows: list[ParameterRow] = []
     for row in number_rows(gp, names, in_force):
@@ -73,18 +74,18 @@ def parameter_rows(
         elif column is not None and role == "frequency":
             in_units, unit = value / scaling.x_scale[column], f"/{unit.removesuffix('s')}" if unit else ""
         elif role == "noise_variance" or (role == "output_variance" and id(row.owner) in additive):
-            in_units, of = _of_target(scaling.std(math.sqrt(value)), scaling), target
+            in_units, of = _of_target(math.sqrt(value) * scale, scaling), target
             label = label.replace("variance", "standard deviation")
             value = math.sqrt(value)
         elif role == "output_mean":
-            in_units, of = _of_target(scaling.mean(value), scaling), target
+            in_units, of = _of_target(value * scale + shift, scaling), target
         rows.append(ParameterRow(row.path, label, of, value, in_units, unit, row.parameter.trainable, row.prior))
     return rows
 
 
 def _of_target(value: float, scaling: Scaling) -> float | None:
-    """None where the number belongs to a transformed target, which has no unit."""
-    return value if scaling.transform.identity else None
+    """None where the number is not in units of the target, as beside a transform."""
+    return value if scaling.target.linear else None
 
 
 def _additive(kernel: Kernel) -> Iterator[Kernel]:

@@ -20,9 +20,10 @@ from flashgp.data.files import found_files, is_parquet, is_pattern
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
+from flashgp.scores import Scores
 from flashgp.table import STANDARD_OUTPUT, prediction_file, read_table, require_format
 from flashgp.table_model import TableModel, TablePrediction
-from flashgp.table_model.prediction import PredictedRows, Scores
+from flashgp.table_model.prediction import PredictedRows
 
 SHOWN_NOTES = 10  # of parts that differ
 

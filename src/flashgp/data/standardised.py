@@ -7,6 +7,7 @@ from flashgp.foundations.checks import as_float_tensor
 from flashgp.processes.group import Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Batch, RowSource, source_of
+from flashgp.targets import Number
 from flashgp.units import Scaling, check_scales
 
 
@@ -39,7 +40,8 @@ class StandardisedRows(RowSource):
         for place, x, y, variance in batches:
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
             if variance is not None:
-                variance = as_float_tensor(variance, f"row_variance of {place}").double() / self.scaling.y_scale**2
+                _, scale = self.scaling.target.sizes
+                variance = as_float_tensor(variance, f"row_variance of {place}").double() / scale**2
             yield place, self.scaling.x(x), self.scaling.y(y), variance
 
     def __repr__(self) -> str:
@@ -50,7 +52,8 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
     """Rows whose columns of x, and one target, have mean 0 and standard deviation 1; (M-164).
 
     Their `scaling` takes points to standard units, `scaling.x(x)`, and answers back to those of y,
-    `scaling.mean(p.mean)` and `scaling.std(p.variance.sqrt())`. A column that does not vary is shifted only.
+    `scaling.target.mean(p.mean)` and `scaling.target.std(p.variance.sqrt())`. A column that does not vary is only
+    shifted.
 
     Args:
         rows: as `fgp.fit` takes them.
@@ -65,7 +68,7 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
         >>> rows = fgp.data.standardised([(1e6 + part, 1e3 * part[:, 0].sin()) for part in x.split(64)])
         >>> post = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(0.01)).condition(rows, inducing=30)
         >>> p = post.predict(rows.scaling.x(1e6 + x[:4]))
-        >>> bool((rows.scaling.mean(p.mean) - 1e3 * x[:4, 0].sin()).abs().max() < 20.0)
+        >>> bool((rows.scaling.target.mean(p.mean) - 1e3 * x[:4, 0].sin()).abs().max() < 20.0)
         True
     """
     ranks = Group.of(group)
@@ -73,7 +76,7 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
         source = source_of(rows).shard(ranks)
         survey = surveyed_over(ranks, source, None, 0, seed=0)
     x, y = survey.x_moments, survey.y_moments
-    scaling = Scaling(tuple(x.mean.tolist()), tuple(x.scale.tolist()), float(y.mean), float(y.scale))
+    scaling = Scaling(tuple(x.mean.tolist()), tuple(x.scale.tolist()), Number(float(y.mean), float(y.scale)))
     names = source.columns or [f"{j} of x" for j in range(survey.width)]
     check_scales(scaling, [*names, "y"])
     return StandardisedRows(source, scaling)

@@ -134,9 +134,12 @@ def moments(y: Any, prediction: Any) -> tuple[npt.NDArray[np.float64], ...]:
     """y, and mean and standard deviation of new observations, each (n,), float64; rows that are not finite left out.
 
     Args:
-        prediction: a `Prediction`, or a pair (mean, std) of a new observation in units of y.
+        prediction: a `Prediction`, a pair (mean, std) of a new observation in units of y, or a `WarpedNormal`, whose
+            transform of y these are of then.
     Raises: ShapeError, DomainError for what does not fit together.
     """
+    if isinstance(prediction, WarpedNormal):  # calibration does not change under a monotone transform
+        y, prediction = prediction.transform.forward(y), (prediction.location, prediction.spread)
     if isinstance(prediction, tuple):
         if len(prediction) != 2:
             raise DomainError(f"`prediction` must be a Prediction or a pair (mean, std), got {len(prediction)} items")

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import half_width
+from flashgp.targets import Number
 from flashgp.units import Scaling
 
 from .axes import BLUE, GREY, INK, SKY, date_axis, legend, new_axes, note, numbers, percent, shown_rows, style
@@ -118,12 +119,13 @@ def posterior_1d(
         latent = np.sqrt(numbers(prediction.variance, "variance"))
         observed = np.sqrt(numbers(prediction.observation_variance, "variance"))
         drawn = _samples(mean, prediction.covariance().detach().cpu().double().numpy(), samples, seed)
+    target = Number()
     if scaling is not None:
         line, x = (v * scaling.x_scale[column] + scaling.x_shift[column] for v in (line, x))
-        y, drawn = scaling.target(y), scaling.target(drawn)
-    else:
-        scaling = Scaling((), (), 0.0, 1.0)
-    functions, observations = scaling.predictive(mean, latent), scaling.predictive(mean, observed)
+        assert isinstance(scaling.target, Number)
+        target = scaling.target
+        y, drawn = target.decode(y), target.decode(drawn)
+    functions, observations = target.normal(mean, latent), target.normal(mean, observed)
     bands = ((observations, SKY, 0.22, "new observation"), (functions, BLUE, 0.28, "function"))
 
     ax = new_axes(ax, (6.4, 4.0))

@@ -31,11 +31,14 @@ from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.kernels import Kernel
+from flashgp.likelihoods import PredictiveDistribution
+from flashgp.likelihoods.gaussian import Normal
 from flashgp.processes.group import Group
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
+from flashgp.targets import Placed
 from flashgp.units import Scaling
 
-from .prediction import KnownRows, PredictedRows, TablePrediction, in_place
+from .prediction import KnownRows, PredictedRows, TablePrediction
 
 if TYPE_CHECKING:  # a fit and an update import what they need; predictions do without it
     from flashgp.inference.fit import Fit
@@ -266,24 +269,23 @@ class TableModel:
         data = fitted.encoding.apply(source, need_target=True, missing=missing)
         assert data.y is not None
         before, scaling = fitted.posterior, self.scaling
-        scaling.transform.check(data.y, data.rows + source.first_row)
+        scaling.target.check(data.y, data.rows + source.first_row)
         dtype = before.state.like[0].dtype
-        x, y = torch.from_numpy(scaling.x(data.x)).to(dtype), torch.from_numpy(np.asarray(scaling.y(data.y))).to(dtype)
+        x, y = (torch.from_numpy(one).to(dtype) for one in (scaling.x(data.x), scaling.target.encode(data.y)))
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
             if (reason := before.can("refine")) is not None:
                 raise DomainError(reason)  # before anything is learned
-        means, stds = [np.empty(0)], [np.empty(0)]
+        moments = [torch.empty(2, 0, dtype=torch.float64)]
         for start in range(0, len(x), _BLOCK_ROWS):
             if progress is not None:
                 progress(f"learning row {start:,} of {len(x):,}", start / len(x))
             step = stream.step(x[start : start + _BLOCK_ROWS], y[start : start + _BLOCK_ROWS])
-            means.append(step.mean.double().numpy(force=True))
-            stds.append(step.variance.double().sqrt().numpy(force=True))
+            moments.append(torch.stack([step.mean, step.variance]).double())
         posterior = stream.posterior if refine is None else stream.posterior.refine(refine)
-        answers = np.concatenate(means), np.concatenate(stds), None
-        last = self._prediction(source, data, answers, data.y, posterior.report)
+        found = Normal(*torch.cat(moments, dim=1))
+        last = self._prediction(source, data, (found, None), data.y, posterior.report)
         last = replace(last, notes=(*last.notes, *PredictedRows.of(last).notes(self.target)))
         if last.known is not None and last.known.any():
             repeated = Event(EventKind.ROWS_KNOWN, rows=int(last.known.sum()), of=len(x), stage=UPDATE)
@@ -392,7 +394,7 @@ class TableModel:
 
     def predict_encoded(
         self, x: _Numbers, variance: str = "auto", memory: str | int | None = None, time_limit: float | None = None
-    ) -> tuple[_Numbers, _Numbers, _Numbers | None, Report]:
+    ) -> tuple[PredictiveDistribution, torch.Tensor | None, Report]:
         """Standardised predictions of encoded rows.
 
         Args:
@@ -402,16 +404,13 @@ class TableModel:
             time_limit: as `predict`.
 
         Returns:
-            Mean and standard deviation of new observations, (n,) each, which `scaling` takes to units of the target;
-                the standard error of the variance where it was sampled, else None; the report.
+            Distribution of new observations, (n,), which `scaling.target` takes to its units; the standard error of
+                the variance of f where it was sampled, else None; the report.
         """
         fitted = self._require("predict_encoded")
         with torch.no_grad():
             prediction = fitted.predict(x, variance=variance, memory=memory, time_limit=time_limit)
-            mean = prediction.mean.double().numpy(force=True)
-            std = prediction.observation_variance.sqrt().double().numpy(force=True)
-            error = prediction.variance_standard_error
-        return mean, std, None if error is None else error.double().numpy(force=True), prediction.report
+            return prediction.distribution, prediction.variance_standard_error, prediction.report
 
     def importance(
         self,
@@ -559,9 +558,9 @@ class TableModel:
     def __repr__(self) -> str:
         if self._fitted is None:
             return f"TableModel(kernel={self.settings.kernel!r}), not fitted"
-        transform, kinds = self.scaling.transform, [f"{c.name} ({c.kind})" for c in self.encoding.inputs[:12]]
+        what, kinds = self.scaling.target.described[0], [f"{c.name} ({c.kind})" for c in self.encoding.inputs[:12]]
         more = len(self.inputs) - len(kinds)
-        how = "" if transform.identity else f", modelled as {transform}"
+        how = what.removeprefix("target")
         post, training = self.posterior, self.training
         pairs = [] if training is None else [f"{name:<24} {text}" for name, text in training.summary()]
         numbers = number_rows(post.state.prior, self.inputs, None if training is None else training.priors)
@@ -589,27 +588,22 @@ class TableModel:
     ) -> TablePrediction:
         """Standardised predictions of the encoded rows, in units of the target and in the order of the table.
 
-        Args: answers, mean, deviation, and standard error of the variance or None.
+        Args: answers, of observations, and the standard error of the variance or None.
         """
-        count, scaling = data.total, self.scaling
-        mean, std = (in_place(one, data.rows, count) for one in answers[:2])
-        if observed is not None and len(observed) != count:
-            observed = in_place(observed, data.rows, count)
-        target, errors = scaling.predictive(mean, std), None
-        if answers[2] is not None:
-            # To first order: the root of a variance v moves by half the error of v over the root.
-            moved = 0.5 * in_place(answers[2], data.rows, count) / np.maximum(std, np.finfo(np.float64).tiny)
-            errors = np.abs(scaling.predictive(mean, std + moved).std - target.std)
-            if scaling.transform.identity:
-                errors = scaling.std(moved)
+        target, placed = self.scaling.target, Placed(data.rows, data.total)
+        if observed is not None and len(observed) != placed.count:
+            observed = placed(observed)
+        found, error = answers
+        errors = None if error is None else target.std_error(found, error, placed)
         notes, known = tuple(dict.fromkeys((*table.notes, *data.notes))), None
         if observed is not None:
             known = self._known(data, observed)
             if known is None:
                 notes = (*notes, "whether rows that are scored were fitted is not known: the model does not hold them.")
         return TablePrediction(
-            self.target, target, data.rows, errors, observed, scaling.target_scale, notes, report, known, table.kept
-        )
+            self.target, target.answers(found, placed), data.rows, errors, observed, target.unit, notes, report, known,
+            table.kept,
+        )  # fmt: skip
 
     def _known(self, data: EncodedTable, observed: _Numbers) -> npt.NDArray[np.bool_] | None:
         """Mask of the rows, with `observed` targets, that the model has learned; None if that is unknown."""
@@ -617,8 +611,7 @@ class TableModel:
         if rows is None:
             return None
         scaling, known = self.scaling, np.zeros(data.total, bool)
-        y = (scaling.transform.forward(observed[data.rows]) - scaling.y_shift) / scaling.y_scale
-        known[data.rows] = rows.hold(scaling.x(data.x), y)
+        known[data.rows] = rows.hold(scaling.x(data.x), scaling.target.encode(observed[data.rows]))
         return known
 
 

@@ -5,8 +5,7 @@ number loses on its way through a text file: its prediction says nothing of new 
 in the target are new observations.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,86 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.foundations.errors import ShapeError
-from flashgp.foundations.normal import QUANTILE_975
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.report import Report
+from flashgp.scores import Answers, NumberAnswers, Scores
 from flashgp.sources.survey import hashes
-from flashgp.target_transform import WarpedNormal
 
 _Numbers = npt.NDArray[np.float64]
 _SHOWN_ROWS = 5
 _STEPS = 2.0**32  # to a standard deviation: numbers of text differ by some 1e-16, rows of a table by far more
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Figures over some rows.
-
-    Fields: rows; rmse, units of y; nll, the mean of -log p(y_i), nats, density per unit of y; coverage, the share of
-    rows inside their central 95 % interval; standardised_rmse and standardised_nll, the same for y in standard
-    deviations of the training targets.
-    """
-
-    rows: int
-    rmse: float
-    nll: float
-    coverage: float
-    standardised_rmse: float
-    standardised_nll: float
-
-    @staticmethod
-    def of(y: npt.NDArray[np.float64], target: WarpedNormal, scale: float) -> "Scores":
-        """Compare y with predictions of new observations, all of shape (n,), n at least 1, in units of y.
-
-        scale: the standard deviation of the training targets, in the same units.
-        """
-        with np.errstate(invalid="ignore"):
-            nll = -float(np.mean(target.log_prob(y)))
-        rmse = float(np.sqrt(np.mean(np.square(y - target.mean))))
-        return Scores(
-            rows=len(y),
-            rmse=rmse,
-            nll=nll,
-            coverage=float(np.mean(np.abs(target.standardised(y)) <= QUANTILE_975)),
-            standardised_rmse=rmse / scale,
-            standardised_nll=nll - math.log(scale),
-        )
-
-    def joined(self, other: "Scores") -> "Scores":
-        """Scores of the rows of both."""
-        rows = self.rows + other.rows
-        share = other.rows / rows
-
-        def mean(one: float, more: float) -> float:
-            return one + share * (more - one) if math.isfinite(one) and math.isfinite(more) else one + more
-
-        return Scores(
-            rows=rows,
-            rmse=math.sqrt(mean(self.rmse**2, other.rmse**2)),
-            nll=mean(self.nll, other.nll),
-            coverage=mean(self.coverage, other.coverage),
-            standardised_rmse=math.sqrt(mean(self.standardised_rmse**2, other.standardised_rmse**2)),
-            standardised_nll=mean(self.standardised_nll, other.standardised_nll),
-        )
-
-    def lines(self, unit: str) -> Sequence[tuple[str, str]]:
-        """(name, text) pairs for people."""
-        return [
-            ("RMSE", f"{self.rmse:.4g} in units of {unit} ({self.standardised_rmse:.4g} standardised)"),
-            ("NLL", f"{self.nll:.4g} nats per row in units of {unit} ({self.standardised_nll:.4g} standardised)"),
-            ("95 % coverage", f"{100 * self.coverage:.1f} %"),
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "rmse": self.rmse,
-            "nll": self.nll,
-            "coverage_95": self.coverage,
-            "standardised_rmse": self.standardised_rmse,
-            "standardised_nll": self.standardised_nll,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +54,7 @@ class TablePrediction:
     """
 
     target: str
-    distribution: WarpedNormal
+    distribution: Answers
     rows: npt.NDArray[np.int64]
     std_error: _Numbers | None
     observed: _Numbers | None
@@ -136,28 +64,34 @@ class TablePrediction:
     known: npt.NDArray[np.bool_] | None = None
     kept: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def _numbers(self) -> NumberAnswers:
+        if not isinstance(self.distribution, NumberAnswers):
+            raise DomainError(f"{self.target!r} has classes, and no mean or interval; ask for `probability` or `label`")
+        return self.distribution
+
     @cached_property
     def mean(self) -> _Numbers:
-        """The mean of each row, units of the target."""
-        return self.distribution.mean
+        """The mean of each row, units of the target. Raises: DomainError for classes, as all that follow."""
+        return self._numbers.mean
 
     @cached_property
     def std(self) -> _Numbers:
         """The standard deviation of a new observation in each row, units of the target."""
-        return self.distribution.std
+        return self._numbers.std
 
     @property
     def median(self) -> _Numbers:
         """The median of each row, units of the target."""
-        return self.distribution.median
+        return self._numbers.median
 
     def interval(self, level: float = 0.95) -> tuple[_Numbers, _Numbers]:
         """The central interval that holds the target with that probability, strictly between 0 and 1."""
-        return self.distribution.interval(level)
+        return self._numbers.interval(level)
 
     def quantile(self, q: float) -> _Numbers:
         """The q-quantile of each row, units of the target. Raises: DomainError unless 0 < q < 1."""
-        return self.distribution.quantile(q)
+        return self._numbers.quantile(q)
 
     def log_prob(self, y: Any = None) -> _Numbers:
         """The log density of a value of the target in each row, nats, per unit of the target.
@@ -169,9 +103,9 @@ class TablePrediction:
             ShapeError: for another number of values, or a table without the target.
         """
         values = self.observed if y is None else np.asarray(y, dtype=np.float64)
-        if values is None or values.shape != self.distribution.location.shape:
+        if values is None or values.shape != (len(self),):
             raise ShapeError(
-                f"`y` must have one value for each of {len(self.distribution.location):,} rows, got "
+                f"`y` must have one value for each of {len(self):,} rows, got "
                 f"{'none' if values is None else values.shape}; pass the column {self.target!r}"
             )
         return self.distribution.log_prob(values)
@@ -191,25 +125,18 @@ class TablePrediction:
     def _scores_of(self, some: npt.NDArray[np.bool_] | None) -> Scores | None:
         if self.observed is None:
             return None
-        scored = np.isfinite(self.observed) & np.isfinite(self.distribution.location)
+        scored = np.isfinite(self.observed) & self.distribution.predicted
         scored &= True if some is None else some
         if not scored.any():
             return None
-        return Scores.of(self.observed[scored], self.distribution.rows(scored), self.unit)
+        return self.distribution.rows(scored).scores(self.observed[scored], self.unit)
 
-    def columns(self, *, std: bool = True, interval: float | None = None) -> dict[str, _Numbers]:
+    def columns(self, *, std: bool | None = None, interval: float | None = None) -> dict[str, Any]:
         """Named columns, for a file or a frame: mean, std, std_error where deviations are estimates, lower, upper."""
-        columns = {"mean": self.mean}
-        if std:
-            columns["std"] = self.std
-            if self.std_error is not None:
-                columns["std_error"] = self.std_error
-        if interval is not None:
-            columns["lower"], columns["upper"] = self.interval(interval)
-        return columns
+        return self.distribution.columns(std=std, std_error=self.std_error, interval=interval)
 
     def __len__(self) -> int:
-        return len(self.distribution.location)
+        return len(self.distribution)
 
     def __repr__(self) -> str:
         columns = self.columns(interval=0.95)
@@ -257,15 +184,6 @@ class PredictedRows:
         if self.fitted:
             found.append(f"{counted(self.fitted, 'row')} of {self.rows:,} the model has learned before: scored apart.")
         return tuple(found)
-
-
-def in_place(values: _Numbers, rows: npt.NDArray[np.int64], count: int) -> _Numbers:
-    """Values at their rows of a table, NaN at the others."""
-    if len(rows) == count:
-        return values
-    whole = np.full(count, np.nan)
-    whole[rows] = values
-    return whole
 
 
 @dataclass(frozen=True, eq=False)

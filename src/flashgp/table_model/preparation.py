@@ -50,7 +50,7 @@ from flashgp.table_fit import (
     fit_options,
     standard_rows,
 )
-from flashgp.target_transform import TargetTransform
+from flashgp.targets import Target
 from flashgp.units import ColumnScaling, Scaling, check_scales
 
 _Numbers = npt.NDArray[np.float64]
@@ -184,12 +184,13 @@ def prepare_rows(
             "the transform yeo-johnson, or leave such rows out"
         )
     standard = standard_rows(gp, sample, wanted, options, group=group)
-    if standard.scalings[0].transform.kind == "log" and least <= 0.0:
+    if not np.isfinite(standard.scalings[0].target.plain(np.array(least))):
         notes.append("the target is not positive in every row: its logarithm, which the sample prefers, is not taken.")
         standard = standard_rows(gp, sample, "none", options)
-    scaling = _scaling(raw, survey, of_x, standard.scalings[0].transform, group)
-    if scaling.transform.identity and least == most != 0.0:
-        scaling = replace(scaling, y_scale=abs(scaling.y_shift))  # as of a constant target that is held
+    scaling = _scaling(raw, survey, of_x, standard.scalings[0].target, group)
+    shift, _ = scaling.target.sizes
+    if scaling.target.linear and least == most != 0.0:
+        scaling = replace(scaling, target=scaling.target.in_units(shift, abs(shift)))  # as of one that is held
     check_scales(scaling, sample.names)
     gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
     if survey.count < total:
@@ -310,15 +311,13 @@ def _kernel_of(
     return built, settings.expression.text, notes
 
 
-def _scaling(
-    raw: EncodedRows, survey: Survey, of_x: ColumnScaling, transform: TargetTransform, group: Group
-) -> Scaling:
+def _scaling(raw: EncodedRows, survey: Survey, of_x: ColumnScaling, target: Target, group: Group) -> Scaling:
     """Scaling to standard units of all rows; another pass where the target is transformed."""
     of_y, shift, scale = survey.y_moments, tuple(of_x.offset.tolist()), tuple(of_x.scale.tolist())
-    if not transform.identity:
-        transformed = StandardisedRows(raw, Scaling(shift, scale, 0.0, 1.0, transform))
+    if not target.linear:
+        transformed = StandardisedRows(raw, Scaling(shift, scale, target.in_units(0.0, 1.0)))
         of_y = surveyed_over(group, transformed, None, 1, 0).y_moments
-    return Scaling(shift, scale, float(of_y.mean), float(of_y.scale), transform)
+    return Scaling(shift, scale, target.in_units(float(of_y.mean), float(of_y.scale)))
 
 
 class _InTime(TableParts):
