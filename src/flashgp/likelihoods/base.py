@@ -89,6 +89,7 @@ class Likelihood(NamedValues, ABC):
 
     has_sites: ClassVar[bool] = False
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
+    latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
     outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them
 
     @abstractmethod

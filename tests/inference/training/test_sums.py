@@ -31,8 +31,8 @@ def test_terms_of_a_sum_start_at_scales_of_their_own_in_the_order_their_user_gav
     rungs |= {f"kernels.2.kernels.{i}.lengthscale": 1 for i in (0, 1)}
     for name, rung in rungs.items():
         assert float(found[name].start) == pytest.approx(float(alone.start) * 200 ** (-rung / 9), rel=1e-12)
-        assert float(found[name].log_prior[0]) == pytest.approx(float(alone.log_prior[0]), rel=1e-12)
-        assert found[name].log_prior[1] == pytest.approx(3.0 * alone.log_prior[1], rel=1e-12)
+        assert float(found[name].prior.mean) == pytest.approx(float(alone.prior.mean), rel=1e-12)
+        assert found[name].prior.sd == pytest.approx(3.0 * alone.prior.sd, rel=1e-12)
 
 
 def test_priors_of_variances_widen_with_the_terms_of_a_sum(data) -> None:
@@ -45,7 +45,7 @@ def test_priors_of_variances_widen_with_the_terms_of_a_sum(data) -> None:
         (2.0 * (Matern(nu=1.5) * (1.0 * SquaredExponential() + 1.0 * Periodic())), 4.0),
     ):
         found = [one for name, one in starts(kernel, x, y).items() if name.endswith("variance")]
-        widths = [one.log_prior[1] for one in found]
+        widths = [one.prior.sd for one in found]
         assert max(widths) == width
         assert min(widths) == (2.0 if isinstance(kernel, Scaled) else width)
 

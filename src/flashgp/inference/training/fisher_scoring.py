@@ -289,6 +289,4 @@ def log_joint_curvature(
     draws = max(settings.min_draws, settings.draws_per_parameter * objective.parameters.size)
     with one_thread(objective.rows):
         matrix = fisher_information(objective, theta, draws, seed)
-    step, priors = 1e-3, objective.priors.value_and_gradient  # independent of each other: a diagonal, by differences
-    change = (priors(theta - step)[1] - priors(theta + step)[1]) / (2.0 * step)
-    return Curvature(matrix + numpy.diag(numpy.maximum(0.0, change)) * (objective.rows / rows))
+    return Curvature(matrix + objective.priors.curvature(theta) * (objective.rows / rows))

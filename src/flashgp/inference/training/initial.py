@@ -17,6 +17,9 @@ Terms of a sum are there to differ in scale, by orders of magnitude where a seri
 terms with lengthscales of the same columns the one that its user gave the j-th longest starts at n^(-j / (r d)) of the
 above, j = 0 to r - 1: from the spread of the rows to near their distance, and their priors are r times as wide. Priors
 of variances and slopes are as many times as wide as there are terms.
+
+Where sites take the place of targets that are not Gaussian, labels say little of each column: lengthscales share a scale
+that is free, and columns differ little from it; the mean and the variance of f have priors too (M-290).
 """
 
 import dataclasses
@@ -36,6 +39,8 @@ from flashgp.kernels import Kernel, Sum, Warped
 
 LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
 VARIANCE_PRIOR_SD = 2.0
+LATENT_VARIANCE_PRIOR_SD = 1.5
+COLUMN_SDS, MANY_ROWS = (0.25, 0.5), 1000  # of columns around their common scale where f is latent; the other from so many rows on
 NOISE_PRIOR = (-4.0, 2.0)
 RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of the variance of y
 SMALLEST, LARGEST = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
@@ -46,13 +51,14 @@ SMALLEST_VARIANCE, LARGEST_VARIANCE = SMALLEST * RANGE_FACTOR, LARGEST / RANGE_F
 @dataclass(frozen=True)
 class DataFacts:
     """Facts on the data for initial values: spread of each column (d,), mean and variance of y, number of rows;
-    variances, of each output, (outputs or 1,)."""
+    variances, of each output, (outputs or 1,); latent, whether mean and variances are of f, and not of y."""
 
     spread: Tensor
     mean: Tensor
     variance: float
     rows: int
     variances: Tensor
+    latent: bool = False
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, outputs: int | None, counts: Tensor | None = None) -> "DataFacts":
@@ -87,13 +93,16 @@ class DataFacts:
         square = float(unit) * float(unit)
         return cls(spread.to("cpu"), mean.to("cpu"), reduced * square, x.shape[-2], variances * square)
 
-    def of_latent(self, at: Marginals) -> "DataFacts":
-        """Facts of latent values in place of the targets, where these are on another scale. Args: at, q(f) of rows
-        by themselves."""
+    def of_latent(self, at: Marginals, variance: float | None) -> "DataFacts":
+        """Facts of latent values in place of the targets, where these are on another scale.
+
+        Args: at, q(f) of rows by themselves; variance, that the likelihood expects of f, None for that of these.
+        """
         centre = at.mean.mean()
-        variance = float((at.mean - centre).square().mean() + at.variance.mean())
+        if variance is None:
+            variance = float((at.mean - centre).square().mean() + at.variance.mean())
         one = torch.tensor([variance], dtype=torch.float64)
-        return dataclasses.replace(self, mean=centre.cpu(), variance=variance, variances=one)
+        return dataclasses.replace(self, mean=centre.cpu(), variance=variance, variances=one, latent=True)
 
 
 def _power_of_two_below(size: Tensor) -> Tensor:
@@ -115,20 +124,41 @@ def _variance(columns: Tensor, counts: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
+class WeakPrior:
+    """Normal density of the logarithms of a positive parameter, of the values of another one.
+
+    Fields: mean, of the parameter's shape; sd, of each entry by itself; common, of what the entries of the last
+    dimension share beside, so that their covariance is sd^2 I + common^2 1 1^T, (M-290).
+    """
+
+    mean: Tensor
+    sd: float
+    common: float = 0.0
+
+    @property
+    def shared(self) -> float:
+        """Share of the deviations of entries that is common, common^2 / (sd^2 + d common^2)."""
+        return self.common**2 / (self.sd**2 + self.mean.shape[-1] * self.common**2) if self.common else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.sd:.3g}" if not self.common else f"{self.sd:.3g} and {self.common:.3g} in common"
+
+
+@dataclass(frozen=True)
 class RoleStart:
     """Start of one parameter.
 
     Fields:
         start, lower, upper: start and bounds, in value.
-        log_prior: the weak prior on its logarithm, or None.
+        prior: the weak one, or None.
         unit: of a parameter on the whole real line, in which steps are of size 1 (a power of two, so that no digit
             changes).
         turn: of a period, the length of x over which one full turn of phase is a step of size 1.
-        input_scale: True if a long one makes columns of x not count.
+        input_scale: True if a long one makes columns of x not count, which no prior keeps from it.
     """
 
     start: Tensor
-    log_prior: tuple[Tensor, float] | None
+    prior: WeakPrior | None
     lower: float
     upper: float
     unit: Tensor | None = None
@@ -213,7 +243,8 @@ def _places(kernel: Sum, place: Place) -> list[Place]:
 def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place, facts: DataFacts) -> RoleStart | None:
     shape = parameter.raw.shape
     ones = torch.ones(shape, dtype=torch.float64)
-    spread, v, width = place.spread, facts.variance, VARIANCE_PRIOR_SD * place.terms
+    spread, v = place.spread, facts.variance
+    width = (LATENT_VARIANCE_PRIOR_SD if facts.latent else VARIANCE_PRIOR_SD) * place.terms
     if role in ("output_variance", "slope_variance", "noise_variance") and not _is_held(v):
         raise DomainError(
             f"`y` must have a variance that float64 holds, {SMALLEST_VARIANCE:.0e} to {LARGEST_VARIANCE:.0e}, got "
@@ -225,9 +256,11 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
             whole = ones * scale * math.sqrt(d)
             shift, sd = LENGTHSCALE_PRIOR
-            prior = (whole.log() + shift, sd * place.rivals)
+            prior = WeakPrior(whole.log() + shift, sd * place.rivals)
+            if facts.latent and parameter.event_dim and shape[-1] > 1:
+                prior = WeakPrior(prior.mean, COLUMN_SDS[facts.rows >= MANY_ROWS], prior.sd)
             start = whole * max(2, facts.rows) ** (-place.rung / (place.rivals * d))
-            return dataclasses.replace(_bounded(start, prior), input_scale=True)
+            return dataclasses.replace(_bounded(start, prior), input_scale=not prior.common)
         case "period" if spread is not None:
             start = parameter.value.detach().cpu().clone()
             d = spread.shape[-1]
@@ -241,26 +274,27 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             return RoleStart(start, None, -math.inf, math.inf, power_of_two(unit))
         case "output_variance":
             start = ones * (v / place.terms)
-            return _bounded(start, (ones * math.log(v), width))
+            return _bounded(start, WeakPrior(ones * math.log(v), width))
         case "slope_variance" if spread is not None:
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
             if type(owner).__name__ == "Polynomial":  # a weight of columns inside a power, not of y
                 return _bounded(ones * _slope_variance(1.0, scale) / d, None)
             start = ones * _slope_variance(v, scale) / (d * place.terms)
-            return _bounded(start, (start.log(), width))
+            return _bounded(start, WeakPrior(start.log(), width))
         case "noise_variance":
             shift, sd = NOISE_PRIOR
             if parameter.event_dim:  # one of each output
                 each = ones * facts.variances
                 low, high = 1e-10 * float(each.min()), 1e4 * float(each.max())
-                return RoleStart(0.1 * each, (each.log() + shift, sd), low, high)
+                return RoleStart(0.1 * each, WeakPrior(each.log() + shift, sd), low, high)
             start = ones * (0.1 * v)
-            return RoleStart(start, (ones * (math.log(v) + shift), sd), max(1e-10 * v, SMALLEST), 1e4 * v)
+            return RoleStart(start, WeakPrior(ones * (math.log(v) + shift), sd), max(1e-10 * v, SMALLEST), 1e4 * v)
         case "output_mean":
             mean = facts.mean
             start = ones * (mean if mean.shape == shape or mean.dim() == 0 else mean.mean())
-            return RoleStart(start, None, -math.inf, math.inf, power_of_two(ones * math.sqrt(v)))
+            prior = WeakPrior(start, math.sqrt(v)) if facts.latent else None
+            return RoleStart(start, prior, -math.inf, math.inf, power_of_two(ones * math.sqrt(v)))
         case "output_slope" if spread is not None:
             unit = ones * math.sqrt(v) / spread if shape[-1] == spread.shape[-1] else ones
             return RoleStart(parameter.value.detach().cpu().clone(), None, -math.inf, math.inf, power_of_two(unit))
@@ -288,6 +322,6 @@ def power_of_two(scale: Tensor) -> Tensor:
     return scale.log2().round().exp2()
 
 
-def _bounded(start: Tensor, prior: tuple[Tensor, float] | None) -> RoleStart:
+def _bounded(start: Tensor, prior: WeakPrior | None) -> RoleStart:
     low, high = float(start.min()) / RANGE_FACTOR, min(float(start.max()), LARGEST / RANGE_FACTOR) * RANGE_FACTOR
     return RoleStart(start, prior, max(low, SMALLEST), high)

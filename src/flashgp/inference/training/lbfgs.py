@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 
 import numpy
 
@@ -32,14 +33,20 @@ def minimise(
         evaluated(objective, start, run, recorder)
         return
     low, high = objective.parameters.bounds()
-    unit = objective.parameters.units(start)
+    unit, joint = objective.parameters.units(start), objective.parameters.joint()
+    begin, bounds = numpy.clip(start, low, high) / unit, (low / unit, high / unit)
+    if joint is not None:  # entries that move together keep to their prior, without bounds
+        root, inverse = joint
+        begin, tied = inverse @ begin, numpy.count_nonzero(root, axis=0) > 1
+        bounds = numpy.where(tied, -math.inf, bounds[0]), numpy.where(tied, math.inf, bounds[1])
     first: float | None = None
     last = 0.0
 
     def function(scaled: Array) -> tuple[float, Array]:
         nonlocal first, last
         try:
-            evaluation = evaluated(objective, scaled * unit, run, recorder)
+            theta = (scaled if joint is None else root @ scaled) * unit
+            evaluation = evaluated(objective, theta, run, recorder)
         except (NotPositiveDefiniteError, ConvergenceError):
             if first is None:
                 raise
@@ -49,7 +56,8 @@ def minimise(
         # Counted from the first value: SciPy's stopping rule is relative, and units of y only add a constant.
         first = evaluation.value if first is None else first
         last = evaluation.value - first
-        return last, evaluation.gradient * unit
+        gradient = evaluation.gradient * unit
+        return last, gradient if joint is None else root @ gradient
 
     options = {
         "maxiter": max_iterations,
@@ -60,8 +68,7 @@ def minimise(
     with quiet_openblas():
         try:
             minimize(
-                function, numpy.clip(start, low, high) / unit, jac=True, method="L-BFGS-B",
-                bounds=list(zip(low / unit, high / unit, strict=True)), options=options,
+                function, begin, jac=True, method="L-BFGS-B", bounds=list(zip(*bounds, strict=True)), options=options,
             )  # fmt: skip
         except (NotPositiveDefiniteError, ConvergenceError):
             log.debug("%s could not be evaluated at its start", run)

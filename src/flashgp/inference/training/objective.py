@@ -39,7 +39,7 @@ from flashgp.inference.sites import (
 )
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving
-from flashgp.inference.training.initial import RoleStart
+from flashgp.inference.training.initial import RoleStart, WeakPrior
 from flashgp.inference.training.parameter_vector import ParameterVector
 
 Array = numpy.ndarray
@@ -160,7 +160,7 @@ class Objective(ABC):
 
 
 class ParameterPriors:
-    """Log densities of the priors on a vector's entries in closed form, eqs. (M-45) to (M-47).
+    """Log densities of the priors on a vector's entries in closed form, eqs. (M-45) to (M-47), and (M-290).
 
     Args: weak: whether parameters without a prior get the weak one of their role.
     Fields: general, parameters whose priors have no closed form here.
@@ -173,9 +173,11 @@ class ParameterPriors:
         log_normal: list[tuple[float, ...]] = []
         gamma: list[tuple[float, ...]] = []
         normal: list[tuple[float, ...]] = []
+        # Entries (groups, d), lower end, means of priors whose entries have something in common.
+        self._common: list[tuple[Array, float, Array, WeakPrior]] = []
         for slot in parameters.slots:
-            owner, role = slot.owner, slot.role if weak else None
-            if owner is None or (owner.prior is None and (role is None or role.log_prior is None)):
+            owner, usual = slot.owner, slot.weak_prior if weak else None
+            if owner is None or (owner.prior is None and usual is None):
                 continue
             prior, domain, shape = owner.prior, owner.domain, owner.raw.shape
             size = slot.tensor.numel()
@@ -184,11 +186,16 @@ class ParameterPriors:
             def column(value: Any, shape: torch.Size = shape) -> list[float]:
                 return torch.as_tensor(value, dtype=torch.float64).expand(shape).reshape(-1).tolist()
 
-            if prior is None:
-                if domain.kind == "positive" and role is not None and role.log_prior is not None:
+            if usual is not None:
+                means, sds = usual.mean.reshape(-1).tolist(), [usual.sd] * size
+                if domain.kind == "positive":
                     # A weak prior is a normal on log(value): its mode is where a user would look for it.
-                    mean, sd = role.log_prior
-                    log_normal += zip(entries, lower, mean.reshape(-1).tolist(), [sd] * size, [0.0] * size, strict=True)
+                    log_normal += zip(entries, lower, means, sds, [0.0] * size, strict=True)
+                else:
+                    normal += zip(entries, means, sds, strict=True)
+                if usual.common:
+                    at = numpy.array(entries).reshape(-1, shape[-1])
+                    self._common.append((at, domain.lower, numpy.array(means).reshape(at.shape), usual))
             elif isinstance(prior, LogNormal) and domain.kind == "positive":
                 log_normal += zip(entries, lower, column(prior.loc), column(prior.scale), [1.0] * size, strict=True)
             elif type(prior) is Gamma and domain.kind == "positive":
@@ -225,7 +232,21 @@ class ParameterPriors:
             z = (theta[at] - mean) / sd
             total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * LOG_2PI).sum())
             numpy.add.at(gradient, at, -z / sd)
+        for at, low, means, prior in self._common:  # beside the above, (M-290)
+            grown = numpy.exp(theta[at])
+            sums = ((numpy.log(low + grown) - means) / prior.sd).sum(-1, keepdims=True)
+            spread = math.log1p(at.shape[-1] * (prior.common / prior.sd) ** 2)
+            total += 0.5 * float((prior.shared * sums * sums - spread).sum())
+            gradient[at] += prior.shared / prior.sd * sums * grown / (low + grown)
         return total, gradient
+
+    def curvature(self, theta: Array, step: float = 1e-3) -> Array:
+        """Minus their second derivatives, (p, p), those below zero left out."""
+        moved = step * numpy.eye(len(theta))
+        slopes = [self.value_and_gradient(theta - one)[1] - self.value_and_gradient(theta + one)[1] for one in moved]
+        found = numpy.array(slopes) / (2.0 * step)
+        numpy.fill_diagonal(found, found.diagonal().clip(0.0))
+        return found
 
 
 def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, list[str]]:
@@ -236,13 +257,11 @@ def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, lis
             continue
         path = slot.name.removesuffix(".raw")
         found[path] = prior_texts(slot.owner)
-        given, role = slot.owner.prior, slot.role if weak else None
-        if given is None and role is not None and role.log_prior is not None and slot.owner.domain.kind == "positive":
-            means, sd = role.log_prior
-            what = path.rpartition(".")[2]
+        prior = slot.weak_prior if weak else None
+        if prior is not None:
+            what = "log " * slot.positive + path.rpartition(".")[2]
             found[path] = [
-                f"log {what} ~ Normal({round(mean, 9) + 0.0:.3g}, {sd:.3g}), weak"
-                for mean in means.reshape(-1).tolist()
+                f"{what} ~ Normal({round(mean, 9) + 0.0:.3g}, {prior}), weak" for mean in prior.mean.reshape(-1).tolist()
             ]
     return found
 

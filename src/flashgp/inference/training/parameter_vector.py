@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
-from flashgp.inference.training.initial import RoleStart, power_of_two
+from flashgp.inference.training.initial import RoleStart, WeakPrior, power_of_two
 
 Array = numpy.ndarray
 EDGE_SHARE = 1e-2  # of an interval, or of where a half-line begins: a value so close to it is on it
@@ -35,6 +35,13 @@ class Slot:
     def positive(self) -> bool:
         """True if the vector has logarithms of its values."""
         return self.owner is not None and self.owner.domain.kind == "positive"
+
+    @property
+    def weak_prior(self) -> WeakPrior | None:
+        """The prior that the data suggest, where its user gave none; of logarithms only of a positive parameter."""
+        if self.owner is None or self.role is None or self.owner.prior is not None:
+            return None
+        return self.role.prior if self.owner.domain.kind in ("positive", "real") else None
 
     def start(self) -> Array | None:
         """The data's starting value, unconstrained; None where they have none that the parameter may take."""
@@ -183,6 +190,23 @@ class ParameterVector:
                 turns = owner.domain.value(raw).reshape(-1) / role.turn.reshape(-1)
                 unit[slot.entries] = power_of_two(turns.clamp(max=1.0)).numpy()
         return unit
+
+    def joint(self) -> tuple[Array, Array] | None:
+        """Root of the covariance of priors whose entries have something in common, and its inverse, (p, p) each, by
+        which a search is whitened (M-290); of other entries the identity. None where all are."""
+        priors = [(slot.entries, slot.weak_prior) for slot in self.slots if slot.weak_prior is not None]
+        if not any(prior.common for _, prior in priors):
+            return None
+        root, inverse = numpy.eye(self.size), numpy.eye(self.size)
+        for entries, prior in priors:
+            if prior.common:
+                d = prior.mean.shape[-1]
+                together = numpy.kron(numpy.eye(prior.mean.numel() // d), numpy.full((d, d), 1.0 / d))
+                alone, whole = prior.sd, math.hypot(prior.sd, prior.common * math.sqrt(d))  # of differences, of a sum
+                own = numpy.eye(len(together)) - together
+                root[entries, entries] = alone * own + whole * together
+                inverse[entries, entries] = own / alone + together / whole
+        return root, inverse
 
     def reach(self, distance: float, *, noise: bool = True) -> Array:
         """Largest step of each entry, (p,): a distance for logarithms, infinite for others, and for noise if asked."""
