@@ -9,7 +9,8 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind
-from flashgp.inference.sites import Marginals, local_sites
+from flashgp.inference.site_methods import Marginals
+from flashgp.inference.sites import local_sites
 from flashgp.likelihoods import Gaussian, PredictiveDistribution
 from inference.iterated import Counts, Iterated, Labels, Rates, labels, model, table
 

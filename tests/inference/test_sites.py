@@ -123,7 +123,8 @@ def test_the_model_of_a_posterior_finds_sites_anew() -> None:
 def test_refining_moves_sites_and_parameters_of_the_likelihood() -> None:
     """A Gaussian likelihood that iterates is refined as one that does not: its noise is learned, its bound is log p."""
     x, y, _ = table()
-    refined, known = (conditioned(model(kind(0.3)), x, y, "a factor").refine(30) for kind in (Iterated, Gaussian))
+    posteriors = (conditioned(model(kind(0.3)), x, y, "a factor") for kind in (Iterated, Gaussian))
+    refined, known = (posterior.refine(30, priors="given") for posterior in posteriors)
     found = float(refined.gp.likelihood.noise_variance.value)
     assert found == pytest.approx(float(known.gp.likelihood.noise_variance.value), rel=0.03)
     assert float(refined.log_marginal_likelihood()) == pytest.approx(float(known.log_marginal_likelihood()), abs=2e-3)

@@ -169,14 +169,12 @@ class EventKind(Enum):
     EXACT_POSTERIOR = (
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
-    SITES = "{likelihood}: sites after {steps:n step}, the last of which moved q(f) by {moved:.2g} nats."
+    SITES = "{likelihood}: sites after {steps:n step}, where one moves q(f) by {moved:.2g} nats."
     SITES_CUT = (
         "{likelihood}: the time limit of {limit:g} s ended the steps of sites after {steps:n step}, the last of which "
         "moved q(f) by {moved:.2g} nats. Allow more time, or call gp.condition(x, y), for sites that have settled."
     )
-    FIT_SITES = (
-        "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the bound on log p(y)."
-    )
+    FIT_SITES = "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the search."
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."
     )

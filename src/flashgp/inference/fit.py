@@ -32,6 +32,7 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.posterior_by_sites import refuse_beside_sites
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.run import Run
+from flashgp.inference.site_methods import method_of
 from flashgp.inference.streamed.fit import StreamedFit
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, refuse_exact_fit
@@ -79,8 +80,9 @@ class Fit:
         evidence = None
         if self.posterior.state.evidence_known:
             evidence = float(self.posterior.log_marginal_likelihood().sum())
-        by_bound = self.posterior.can("bound") is None or not self.gp.likelihood.has_sites
-        least = ", at least" if by_bound else ""
+        likelihood = self.gp.likelihood
+        by_sites = not likelihood.has_sites and method_of(likelihood).bound
+        least = ", at least" if by_sites or self.posterior.can("bound") is None else ""
         text = "posterior.log_marginal_likelihood() estimates it"
         lines = [("log marginal likelihood", text if evidence is None else f"{evidence:.6g} nats{least}")]
         if self.log_prior is None:

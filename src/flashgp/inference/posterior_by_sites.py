@@ -17,11 +17,10 @@ from flashgp.inference.predict.leave_one_out import leave_one_out
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
+from flashgp.inference.site_methods import Marginals, method_of
 from flashgp.inference.sites import (
     Found,
-    Marginals,
     SiteSettings,
-    excess,
     from_prior,
     prior_variance,
     settle_rows,
@@ -54,6 +53,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
             data = data.random(part, run.seed)
     prior, x, y = data.prior, data.x, data.y.to(torch.float64)
     likelihood = prior.likelihood
+    method = method_of(likelihood)
 
     def under(held: HeldSites) -> Data:
         return Data(prior.with_likelihood(held), x, data.y, data.promoted)
@@ -64,7 +64,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         at = marginals(posterior, sites)
         value = None
         if state.evidence_known:
-            value = float(posterior.log_marginal_likelihood()) + float(excess(likelihood, y, at, sites).sum())
+            value = float(posterior.log_marginal_likelihood()) + float(method.excess(likelihood, y, at, sites).sum())
         return Found(sites, at, value, state)
 
     with torch.no_grad():

@@ -17,8 +17,8 @@ from torch import Tensor
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.errors import ConvergenceError, warn
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.prior import Prior
+from flashgp.inference.site_methods import Marginals, method_of
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
@@ -63,20 +63,6 @@ class SiteSettings:
 
 
 @dataclass(frozen=True)
-class Marginals:
-    """q(f) of every training row. Fields: mean and variance, (n,), float64."""
-
-    mean: Tensor
-    variance: Tensor
-
-    def divergence(self, other: "Marginals") -> float:
-        """KL(self || other), nats, all rows together."""
-        ratio = self.variance / other.variance
-        squares = (self.mean - other.mean).square() / other.variance
-        return 0.5 * float((ratio - 1.0 - ratio.log() + squares).sum())
-
-
-@dataclass(frozen=True)
 class Found(Generic[A]):
     """Answers of an engine for sites.
 
@@ -91,8 +77,9 @@ class Found(Generic[A]):
 
     def held_next(self, likelihood: Likelihood, y: Tensor) -> HeldSites:
         """The sites of the next step. The bound is flat in q(f) at its optimum, so that these marginals serve it."""
-        sites = next_sites(likelihood, y, self.at)
-        return HeldSites(likelihood, sites, excess(likelihood, y, self.at, sites).detach())
+        method = method_of(likelihood)
+        sites = method.next_sites(likelihood, y, self.at, self.sites)
+        return HeldSites(likelihood, sites, method.excess(likelihood, y, self.at, sites).detach())
 
 
 def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: float, deadline: Deadline) -> Event:
@@ -116,24 +103,10 @@ def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
     return Found(Sites(mean, variance / LEAST), Marginals(mean, variance), value, None)
 
 
-def next_sites(likelihood: Likelihood, y: Tensor, at: Marginals) -> Sites:
-    """Sites of the next step, whole."""
-    return likelihood.sites_at(y, at.mean, at.variance, None)
-
-
 @torch.no_grad()
 def first_sites(prior: Prior, x: Tensor, y: Tensor) -> Sites:
     """Sites of the first step from the prior."""
-    return next_sites(prior.likelihood, y, from_prior(prior, x, y).at)
-
-
-def excess(likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
-    """Terms of the bound beside the log density of the targets of sites, of each row, (n,), nats, (M-267);
-    differentiable in the likelihood's parameters."""
-    of_site = -0.5 * (
-        LOG_2PI + sites.variance.log() + ((sites.targets - at.mean).square() + at.variance) / sites.variance
-    )
-    return likelihood.expected_log_prob(y, at.mean, at.variance) - of_site
+    return method_of(prior.likelihood).next_sites(prior.likelihood, y, from_prior(prior, x, y).at, None)
 
 
 def marginals_by_gradient(sites: Sites, slopes: Sequence[Tensor | None], own: Tensor) -> Marginals:
@@ -166,17 +139,20 @@ V = TypeVar("V", bound=Valued)
 
 def settle(
     likelihood: Likelihood, start: V, step: Callable[[V, float], V], divergence: Callable[[V, V], float],
-    tolerance: float, settings: SiteSettings, slack: float = 0.0,
+    tolerance: float, settings: SiteSettings, slack: float = 0.0, ahead: Callable[[V], float] = lambda kept: math.inf,
 ) -> tuple[V, int, float]:  # fmt: skip
     """Steps (M-267) from a start until a whole one moves q(f) by less than a tolerance, in nats: what was found, how
     many, and how far that would move it; also where there is no time for the next one.
 
     Args: step, of a size, from what is kept; divergence, of q after it from that before; slack, nats by which a step
-        may lower the bound beside the tolerance: of one that marginals do not belong to.
+        may lower the bound beside the tolerance: of one that marginals do not belong to; ahead, nats by which a whole
+        step from there will move q(f), where that is known without it.
     Raises: ConvergenceError where no step raises the bound, or steps do not settle; TimeUp without time for one.
     """
     size, longest, moved, kept = 1.0, 1.0, [math.inf, math.inf], start
     for steps in range(1, settings.max_steps + 1):
+        if (expected := ahead(kept)) < tolerance:
+            return kept, steps - 1, expected
         try:
             found, best = step(kept, size), kept.value
         except TimeUp:
@@ -217,7 +193,7 @@ def local_sites(
     """Sites of new rows, each by itself, and q(f) with them, (M-275). Args: before, predictions of f."""
     linear, precision, size = (torch.zeros_like(before.mean) for _ in range(3))
     size += 1.0
-    at, sites = before, next_sites(likelihood, y, before)
+    at, sites = before, likelihood.sites_at(y, before.mean, before.variance, None)
 
     def value(one: Marginals) -> Tensor:
         ratio = one.variance / before.variance
@@ -238,7 +214,7 @@ def local_sites(
         linear, precision = torch.where(good, other[0], linear), torch.where(good, other[1], precision)
         at = Marginals(torch.where(good, found.mean, at.mean), torch.where(good, found.variance, at.variance))
         best, size = torch.where(good, new, best), torch.where(good, (2.0 * size).clamp(max=1.0), 0.5 * size)
-        sites = next_sites(likelihood, y, at)
+        sites = likelihood.sites_at(y, at.mean, at.variance, None)
         if float(moved) < settings.posterior and bool(good.all()):
             break
     return sites, at
@@ -253,23 +229,33 @@ def each_alone(prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> Ma
 
 def settle_rows(
     likelihood: Likelihood, y: Tensor, start: Found[Any], evaluate: Callable[[Sites], Found[A]], tolerance: float,
-    settings: SiteSettings, slack: float = 0.0, deadline: Deadline = NO_DEADLINE,
+    settings: SiteSettings, slack: float = 0.0, deadline: Deadline = NO_DEADLINE, *, foreseen: bool = False,
 ) -> tuple[Found[A], int, float]:  # fmt: skip
-    """`settle` of sites that are kept for every row. Args: evaluate, what an engine answers for sites; deadline, which
-    a step is not expected to pass that takes as long as the last one; the first one does not ask it."""
+    """`settle` of sites that are kept for every row.
+
+    Args: evaluate, what an engine answers for sites; deadline, which a step is not expected to pass that takes as long
+        as the last one; the first one does not ask it; foreseen, whether a step is not taken that is expected to move
+        q(f) by less than the tolerance, as it would move each row alone.
+    """
     began: float | None = None
+    method, coming = method_of(likelihood), list[Sites]()
+
+    def ahead(kept: Found[A]) -> float:
+        coming[:] = [method.next_sites(likelihood, y, kept.at, kept.sites)]
+        return kept.at.divergence_of(kept.sites, coming[0]) if foreseen else math.inf
 
     def step(kept: Found[A], size: float) -> Found[A]:
         nonlocal began
         before, began = began, deadline.clock()
         if before is not None and deadline.passed(began - before):
             raise TimeUp
-        return evaluate(_between(kept.sites, next_sites(likelihood, y, kept.at), size))
+        return evaluate(_between(kept.sites, coming[0], size))
 
     def divergence(one: Found[A], other: Found[A]) -> float:
         return one.at.divergence(other.at)
 
-    return settle(likelihood, start, step, divergence, settings.of_rows(tolerance, len(y)), settings, slack)
+    slack = slack if method.bound else math.inf
+    return settle(likelihood, start, step, divergence, settings.of_rows(tolerance, len(y)), settings, slack, ahead)
 
 
 def _between(one: Sites, other: Sites, share: float) -> Sites:
@@ -309,37 +295,45 @@ class IteratedSites:
 
     @torch.no_grad()
     def settle(
-        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], tuple[float, Marginals]], tolerance: float,
-        slack: float, deadline: Deadline,
+        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], tuple[float, Marginals]],
+        tolerance: float | None, slack: float, deadline: Deadline,
     ) -> Found[None]:  # fmt: skip
-        """Steps (M-267) from the sites held, or from the prior where these say less; one more than is needed are held
-        then, those of the next evaluation.
+        """Steps (M-267), (M-291) from the sites held, or from the prior where these say less.
 
-        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, and q(f) under them; slack, as of `settle`,
-            nats a row.
+        Those of the next step are held then, nearer to where a bound is greatest by orders of magnitude; of a search
+        without one those that q(f) is of, which no step followed to measure how far it went.
+
+        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, and q(f) under them; tolerance, None for that
+            of a search; slack, as of `settle`, nats a row.
         Raises: ConvergenceError where no step raises the bound.
         """
         held, likelihood, rows = self.held, prior.likelihood, len(y)
+        method = method_of(likelihood)
+        foreseen = tolerance is None and not method.bound
+        tolerance = self.settings.search if tolerance is None else tolerance
 
         def found(sites: Sites) -> Found[None]:
             held.hold(sites)
             value, at = evaluate()
-            return Found(sites, at, value + float(excess(likelihood, y, at, sites).sum()), None)
+            return Found(sites, at, value + float(method.excess(likelihood, y, at, sites).sum()), None)
 
-        warm, cold = found(Sites(held.targets, held.variance)), from_prior(prior, x, y)
-        assert warm.value is not None
-        assert cold.value is not None
-        start = warm if warm.value >= cold.value else cold  # NaN too
+        start = found(Sites(held.targets, held.variance))
+        assert start.value is not None
+        if method.bound or math.isnan(start.value):
+            cold = from_prior(prior, x, y)
+            assert cold.value is not None
+            start = start if start.value >= cold.value else cold  # NaN too
         last, steps, self.moved = settle_rows(
-            likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
+            likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline, foreseen=foreseen
         )
-        held.hold(next_sites(likelihood, y, last.at))
+        held.hold(last.sites if foreseen else method.next_sites(likelihood, y, last.at, last.sites))
         self.at = last.at
-        self.steps.append(steps + 2)
+        self.steps.append(steps + 1 + (not foreseen))
         return last
 
     def beyond(self, prior: Prior, y: Tensor) -> Tensor:
         """The sum of `excess` at the sites held, differentiable in the likelihood's parameters, q(f) and sites held,
         (M-271)."""
         assert self.at is not None
-        return excess(prior.likelihood, y, self.at, Sites(self.held.targets, self.held.variance)).sum()
+        sites = Sites(self.held.targets, self.held.variance)
+        return method_of(prior.likelihood).excess(prior.likelihood, y, self.at, sites).sum()

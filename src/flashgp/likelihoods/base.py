@@ -89,6 +89,7 @@ class Likelihood(NamedValues, ABC):
 
     has_sites: ClassVar[bool] = False
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
+    method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
     outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them
 
@@ -128,11 +129,17 @@ class Likelihood(NamedValues, ABC):
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """E log p(y | f) under f ~ N(mean, variance), entry by entry, and its derivatives by mean and by variance."""
-        with torch.enable_grad():
-            moments = mean.detach().requires_grad_(), variance.detach().requires_grad_()
-            value = self.expected_log_prob(y, *moments)
-            by_mean, by_variance = torch.autograd.grad(value.sum(), moments)
-        return value.detach(), by_mean, by_variance
+        return with_derivatives(lambda *moments: self.expected_log_prob(y, *moments), mean, variance)
+
+    def log_evidence(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        """log E p(y | f) of single training rows under f ~ N(mean, variance), whatever their weights."""
+        return self.predictive(mean, variance).log_prob(y)
+
+    def weight_of(self, y: Float[Tensor, "..."]) -> Float[Tensor, "..."] | None:
+        """How often each of the training rows y counts; None for once."""
+        return None
 
     def sites_at(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], outputs: int | None
@@ -247,3 +254,14 @@ class Likelihood(NamedValues, ABC):
             first: (u,), a member of each group.
         """
         raise NotImplementedError(f"rows of {self.name} are never joined")
+
+
+def with_derivatives(
+    function: Callable[[Tensor, Tensor], Tensor], mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A function of means and variances, entry by entry, and its derivatives by either."""
+    with torch.enable_grad():
+        moments = mean.detach().requires_grad_(), variance.detach().requires_grad_()
+        value = function(*moments)
+        by_mean, by_variance = torch.autograd.grad(value.sum(), moments)
+    return value.detach(), by_mean, by_variance

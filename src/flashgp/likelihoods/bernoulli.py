@@ -14,6 +14,7 @@ from flashgp.likelihoods.non_gaussian import NonGaussian
 from flashgp.likelihoods.quadrature import Analytic, expectation
 
 LINKS = ("probit", "logit")
+METHODS = ("ep", "variational")
 PROBIT = Analytic(2.8)  # log Phi has its singularities at 1.92 +- 2.82 i and beyond
 
 
@@ -25,6 +26,8 @@ class Bernoulli(NonGaussian):
     Args:
         link: "probit" or "logit".
         row_weight: (n,) of the training rows, 0 or more: log p of a row counts that often. None for 1.
+        method: "ep", by moments (M-291): quickest, and closest to log p(y), but no bound on it; "variational" for one.
+            Inducing points are variational whatever it says.
 
     Example:
         >>> x = torch.linspace(0.0, 1.0, 20, dtype=torch.float64)[:, None]
@@ -34,14 +37,23 @@ class Bernoulli(NonGaussian):
         tensor([0.1000, 0.9000], dtype=torch.float64)
     """
 
+    latent_variance = 4.0
     wanted, advice = "0 or 1", "number the classes 0 and 1, as in y = (labels == labels.max()).double()"
 
     @usual_names_refused
-    def __init__(self, link: Literal["probit", "logit"] = "probit", row_weight: Any = None) -> None:
-        if link not in LINKS:
-            raise DomainError(f"`link` must be 'probit' or 'logit', got {link!r}; choose one of these")
+    def __init__(
+        self,
+        link: Literal["probit", "logit"] = "probit",
+        row_weight: Any = None,
+        method: Literal["ep", "variational"] = "ep",
+    ) -> None:
+        for name, value, known in (("link", link, LINKS), ("method", method, METHODS)):
+            if value not in known:
+                raise DomainError(
+                    f"`{name}` must be {' or '.join(map(repr, known))}, got {value!r}; choose one of these"
+                )
         super().__init__(row_weight)
-        self.link = link
+        self.link, self.method = link, method
 
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         return (y == 0.0) | (y == 1.0)
@@ -66,4 +78,4 @@ class Bernoulli(NonGaussian):
         return Levels(torch.special.log_ndtr(both / (1.0 + variance).sqrt()))
 
     def structure(self) -> dict[str, Any]:
-        return {**super().structure(), "link": self.link}
+        return {**super().structure(), "link": self.link, "method": self.method}

@@ -71,6 +71,14 @@ class NonGaussian(Likelihood):
         weight = self._of(y, "row_weight")
         return value if weight is None else weight * value
 
+    def log_evidence(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        return self.predictive_of_rows(mean, variance).log_prob(y)
+
+    def weight_of(self, y: Float[Tensor, "..."]) -> Float64[Tensor, "..."] | None:
+        return self._of(y, "row_weight")
+
     def numbers(self, y: Tensor) -> dict[str, Tensor]:
         """Numbers of the training rows y by name, but for weights. Raises: ShapeError."""
         found = {name: self._of(y, name) for name in self.of_rows}

@@ -17,7 +17,8 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
-from flashgp.inference.sites import Found, IteratedSites, Marginals, SiteSettings, excess, from_prior, settle_rows
+from flashgp.inference.site_methods import Marginals, Variational
+from flashgp.inference.sites import Found, IteratedSites, SiteSettings, from_prior, settle_rows
 from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.fit import problem_of
 from flashgp.inference.training.history import Stage
@@ -174,7 +175,7 @@ def test_the_bound_never_falls_from_step_to_step() -> None:
         inverse, centre = torch.linalg.inv(total), torch.full_like(y, 0.4)
         at = Marginals(centre + k @ inverse @ (sites.targets - centre), (k - k @ inverse @ k).diagonal())
         density = torch.distributions.MultivariateNormal(centre, total, validate_args=False).log_prob(sites.targets)
-        bounds.append(float(density + excess(prior.likelihood, y, at, sites).sum()))
+        bounds.append(float(density + Variational().excess(prior.likelihood, y, at, sites).sum()))
         return Found(sites, at, bounds[-1], None)
 
     found, steps, moved = settle_rows(prior.likelihood, y, start, evaluate, 1e-4, SiteSettings())

@@ -15,7 +15,8 @@ from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.state import FullScaleState, Lost
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, left_out_moments, of_observations
-from flashgp.inference.sites import Marginals, cavity, prior_variance, within
+from flashgp.inference.site_methods import Marginals
+from flashgp.inference.sites import cavity, prior_variance, within
 from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.full_scale_price import FullScalePrice
 from flashgp.planner.plan import Plan

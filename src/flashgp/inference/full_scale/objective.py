@@ -11,7 +11,8 @@ from torch import Tensor
 from flashgp.foundations.form import Rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import Layout, scaled_points
-from flashgp.inference.sites import Marginals, prior_variance, within
+from flashgp.inference.site_methods import Marginals
+from flashgp.inference.sites import prior_variance, within
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods

@@ -12,7 +12,8 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
-from flashgp.inference.sites import excess, first_sites
+from flashgp.inference.site_methods import Variational
+from flashgp.inference.sites import first_sites
 from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.inference.streamed.steps import InducingValues
 from flashgp.processes.group import ALONE, Group
@@ -62,7 +63,7 @@ def inputs_of(
             assert values is not None
             y = rows.y.double()
             sites, at = values.sites(of_rows, rows.x, y, features.detach())
-            sites = replace(sites, log_scale=excess(likelihood, y, at, sites).sum())
+            sites = replace(sites, log_scale=Variational().excess(likelihood, y, at, sites).sum())
         yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale)
 
 

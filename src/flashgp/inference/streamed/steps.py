@@ -17,7 +17,8 @@ from torch import Tensor
 from flashgp.foundations.form import Rows
 from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
-from flashgp.inference.sites import Marginals, SiteSettings, local_sites, next_sites, settle
+from flashgp.inference.site_methods import Marginals
+from flashgp.inference.sites import SiteSettings, local_sites, settle
 from flashgp.inference.streamed.bound import BoundSums, block
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
@@ -70,7 +71,7 @@ class InducingValues:
         least = LEAST * (spread + left)
 
         def after(log_own: Tensor) -> Tensor:
-            precision = 1.0 / next_sites(prior.likelihood, y, Marginals(mean, spread + log_own.exp())).variance
+            precision = 1.0 / prior.likelihood.sites_at(y, mean, spread + log_own.exp(), None).variance
             return (left / (1.0 + left * precision)).maximum(least).log()
 
         own = left.maximum(least).log()
@@ -80,7 +81,7 @@ class InducingValues:
             bend = two - 2.0 * one + own
             own = torch.where(bend == 0.0, two, own - (one - own).square() / bend.where(bend != 0.0, 1.0))
         at = Marginals(mean, spread + own.exp())
-        return next_sites(prior.likelihood, y, at), at
+        return prior.likelihood.sites_at(y, at.mean, at.variance, None), at
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ terms with lengthscales of the same columns the one that its user gave the j-th 
 above, j = 0 to r - 1: from the spread of the rows to near their distance, and their priors are r times as wide. Priors
 of variances and slopes are as many times as wide as there are terms.
 
-Where sites take the place of targets that are not Gaussian, labels say little of each column: lengthscales share a scale
-that is free, and columns differ little from it; the mean and the variance of f have priors too (M-290).
+Where f is latent, found by sites, labels say little of each column: lengthscales share a scale that is free, and
+columns differ little from it; the mean and the variance of f have priors too (M-290).
 """
 
 import dataclasses
@@ -34,13 +34,14 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.missing_cells import observed
 from flashgp.inference.prior import Prior
-from flashgp.inference.sites import Marginals
+from flashgp.inference.site_methods import Marginals
 from flashgp.kernels import Kernel, Sum, Warped
 
 LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
 VARIANCE_PRIOR_SD = 2.0
 LATENT_VARIANCE_PRIOR_SD = 1.5
-COLUMN_SDS, MANY_ROWS = (0.25, 0.5), 1000  # of columns around their common scale where f is latent; the other from so many rows on
+MANY_ROWS = 1000
+COLUMN_SDS = (0.25, 0.5)  # of columns around their common scale where f is latent; from MANY_ROWS on
 NOISE_PRIOR = (-4.0, 2.0)
 RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of the variance of y
 SMALLEST, LARGEST = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
@@ -293,8 +294,8 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
         case "output_mean":
             mean = facts.mean
             start = ones * (mean if mean.shape == shape or mean.dim() == 0 else mean.mean())
-            prior = WeakPrior(start, math.sqrt(v)) if facts.latent else None
-            return RoleStart(start, prior, -math.inf, math.inf, power_of_two(ones * math.sqrt(v)))
+            centre = WeakPrior(start, math.sqrt(v)) if facts.latent else None
+            return RoleStart(start, centre, -math.inf, math.inf, power_of_two(ones * math.sqrt(v)))
         case "output_slope" if spread is not None:
             unit = ones * math.sqrt(v) / spread if shape[-1] == spread.shape[-1] else ones
             return RoleStart(parameter.value.detach().cpu().clone(), None, -math.inf, math.inf, power_of_two(unit))

@@ -24,15 +24,16 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import Domain, Parameter, ParameterEntry
 from flashgp.foundations.transforms import vector_jacobian
+from flashgp.inference.exact.kept import MOST_ROWS, KeptCovariance
 from flashgp.inference.exact.likelihood import DirectSettings, parts_of, value_and_gradients
 from flashgp.inference.exact.small import SmallModel
 from flashgp.inference.missing_cells import observed, of_observed, rows_of_output
 from flashgp.inference.parameter_rows import prior_texts
 from flashgp.inference.prior import Prior
+from flashgp.inference.site_methods import Marginals
 from flashgp.inference.sites import (
     Found,
     IteratedSites,
-    Marginals,
     marginals_by_gradient,
     prior_variance,
     steps_event,
@@ -261,7 +262,8 @@ def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, lis
         if prior is not None:
             what = "log " * slot.positive + path.rpartition(".")[2]
             found[path] = [
-                f"{what} ~ Normal({round(mean, 9) + 0.0:.3g}, {prior}), weak" for mean in prior.mean.reshape(-1).tolist()
+                f"{what} ~ Normal({round(mean, 9) + 0.0:.3g}, {prior}), weak"
+                for mean in prior.mean.reshape(-1).tolist()
             ]
     return found
 
@@ -284,6 +286,7 @@ class LogJoint(Objective):
         self._small: list[SmallModel] | None = None  # of every covariance matrix
         if direct.dtype == torch.float64 and not direct.jitter:
             self._small = _small_models(prior, problem.x, problem.y)
+        self._kept: KeptCovariance | None = None  # while an evaluation finds sites
         self._has_beyond = prior.log_scale(problem.y) is not None
 
     def log_prior(self, theta: Array) -> float:
@@ -304,8 +307,16 @@ class LogJoint(Objective):
         problem, sites = self.problem, self.problem.sites
         if sites is None:
             return None
-        tolerance = sites.settings.search if tolerance is None else tolerance
+        self._kept = self._covariance()
         return sites.settle(problem.prior, problem.x, problem.y, self.marginals, tolerance, self.bound_slack, deadline)
+
+    def _covariance(self) -> KeptCovariance | None:
+        """The matrix that all steps at the parameters need, where it may be kept."""
+        if type(self).one_likelihood is not LogJoint.one_likelihood or self.rows > MOST_ROWS:
+            return None
+        with torch.no_grad():
+            _, _, rows, theta = self.likelihood_inputs()
+        return KeptCovariance(self.problem.direct, self.problem.prior.kernel.form, theta, rows)
 
     def with_sites(self, deadline: Deadline) -> tuple[Prior, Event]:
         """The prior with the sites of a posterior, and the event of a report. Raises: ConvergenceError."""
@@ -324,14 +335,16 @@ class LogJoint(Objective):
         tensors = [residual, noise, *rows.tensors, *theta]
         value, slopes = self.likelihood(rows, tensors, [True, True, *[False] * (len(tensors) - 2)])
         assert value is not None
-        sites, own = self.problem.with_sites.sites(self.problem.y), prior_variance(self.problem.prior, self.problem.x)
-        return value, marginals_by_gradient(sites, slopes, own)
+        problem, kept = self.problem, self._kept
+        own = prior_variance(problem.prior, problem.x) if kept is None else kept.diagonal
+        return value, marginals_by_gradient(problem.with_sites.sites(problem.y), slopes, own)
 
     def __call__(self, theta: Array) -> Evaluation:
         with one_thread(self.rows):
             self.at(theta)
             small = self._by_small_models()
             value, gradient = self._by_autograd() if small is None else self._from_small(*small)
+        self._kept = None
         prior, prior_gradient = self.priors.value_and_gradient(theta)
         return Evaluation(None if value is None else -(value + prior), -(gradient + prior_gradient))
 
@@ -421,6 +434,8 @@ class LogJoint(Objective):
     ) -> tuple[float | None, list[Tensor | None]]:
         """Likelihood and gradients of one covariance matrix, the only one or that of an output: residual (*batch, n,
         p), noise (*batch, n or 1)."""
+        if self._kept is not None:
+            return self._kept.value_and_gradients(tensors[0], tensors[1], wanted)
         value, slopes = value_and_gradients(self.problem.direct, self.problem.prior.kernel.form, rows, tensors, wanted)
         return float(value.sum()), slopes
 

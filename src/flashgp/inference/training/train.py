@@ -14,6 +14,7 @@ from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import StopReason
 from flashgp.foundations.quantities import counted
+from flashgp.inference.site_methods import method_of
 from flashgp.inference.threads import quiet_openblas
 from flashgp.inference.training.history import Recorder, Stage, work
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
@@ -100,6 +101,8 @@ def searched(
     """
     settings, search, from_data = options.settings, options.settings.search, options.initial == "data"
     shape = options.stages.for_model(own_modules=objective.has_user_modules)
+    if problem.sites is not None and not method_of(problem.prior.likelihood).bound:  # values are known so well
+        search = dataclasses.replace(search, min_decrease=max(search.min_decrease, problem.sites.settings.search))
     exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
     first = ExactStages(
         of, stages[-1].rows, exact, recorder, search, settings.stochastic, options.max_iterations, options.run.seed,
