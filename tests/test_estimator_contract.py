@@ -196,7 +196,9 @@ def test_before_fit_the_prior_answers() -> None:
 )  # fmt: skip
 def test_labels_are_refused(labels: Any) -> None:
     """They became 0 and 1, or an error of scikit-learn."""
-    with pytest.raises(fgp.DomainError, match=r"`y` must hold numbers, got .*classification, which is not here yet"):
+    with pytest.raises(
+        fgp.DomainError, match=r"`y` must hold numbers, got .*look like classes; use flashgp.GPClassifier"
+    ):
         quick().fit([[0.0], [1.0]], labels)
 
 

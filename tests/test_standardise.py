@@ -10,7 +10,7 @@ import torch
 from flashgp.foundations.errors import ModelFileError, ShapeError
 from flashgp.inference.gp import GP
 from flashgp.kernels.default import DEFAULT
-from flashgp.targets import Number
+from flashgp.targets import Classes, Number, Target, Unshifted
 from flashgp.units import Scaling, learned_scalings
 
 
@@ -74,7 +74,8 @@ def test_shapes_are_refused() -> None:
     [
         ({"x_scale": [1.0]}, "scaling.x_scale"),
         ({"y_scale": 0}, "scaling.y_scale"),
-        ({"version": 3}, "scaling.version"),
+        ({"version": 4}, "scaling.version"),
+        ({"version": 3}, "scaling.target"),
         ({"version": 2}, "scaling.transform"),
         ({"more": 1}, "scaling"),
     ],
@@ -85,3 +86,27 @@ def test_hostile_json_is_refused_by_field(change: dict[str, object], named: str)
         Scaling.from_json(data)
     with pytest.raises(ModelFileError):
         Scaling.from_json([data])
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        (5.0, "scaling.target.kind"),
+        ({"kind": "number"}, "scaling.target.kind"),
+        ({"kind": "classes", "labels": ["a"]}, "scaling.target.labels"),
+        ({"kind": "classes", "labels": ["a", "a"]}, "scaling.target.labels"),
+        ({"kind": "classes", "labels": ["a", None]}, "scaling.target.labels"),
+        ({"kind": "unshifted", "scale": 0.0, "counts": True, "scaled": False}, "scaling.target.scale"),
+        ({"kind": "unshifted", "scale": 1.0, "counts": 1, "scaled": False}, "scaling.target.counts"),
+    ],
+)
+def test_targets_of_a_file_are_checked(target: object, named: str) -> None:
+    data = {"version": 3, "x_shift": [0.0], "x_scale": [1.0], "target": target}
+    with pytest.raises(ModelFileError, match=f"`{named}`"):
+        Scaling.from_json(data)
+
+
+@pytest.mark.parametrize("target", [Classes(("a", "b")), Classes((False, True)), Classes((1, 2.5)), Unshifted(3.0)])
+def test_targets_come_back_from_a_file(target: Target) -> None:
+    scaling = Scaling((1.0,), (2.0,), target)
+    assert Scaling.from_json(json.loads(json.dumps(scaling.to_json()))) == scaling

@@ -33,6 +33,7 @@ _HOME = {
     "EventKind": "flashgp.foundations.events",
     "Fit": "flashgp.inference.fit",
     "GP": "flashgp.inference.gp",
+    "GPClassifier": "flashgp.classifier",
     "GPRegressor": "flashgp.estimator",
     "Importance": "flashgp.inference.predict.importance",
     "Parameter": "flashgp.foundations.parameters",
@@ -73,6 +74,7 @@ __all__ = [
     "FitInterrupted",
     "FlashGPError",
     "FlashGPWarning",
+    "GPClassifier",
     "GPRegressor",
     "Importance",
     "MeasurementDisturbedError",
@@ -111,6 +113,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from flashgp import bench, data, kernels, likelihoods, linalg, means, operators, plots, processes
+    from flashgp.classifier import GPClassifier
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor
     from flashgp.foundations.errors import (

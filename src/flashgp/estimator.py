@@ -5,51 +5,38 @@ predictions come back in the units of y. Frames go through scikit-learn and narw
 imported. Its model files are `flashgp.model_files`' matter.
 """
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import Tags, check_random_state
 from torch import Tensor, nn
 
+from flashgp.estimator_base import DEFAULT_SEED, Array, RandomState, TableEstimator, drawn_seed
 from flashgp.fitted_table import FittedTable, TableSettings
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.gp import GP
 from flashgp.inference.missing_cells import check_observed, observed
-from flashgp.inference.posterior import Posterior
-from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.kernels import Kernel
-from flashgp.kernels.default import DEFAULT
 from flashgp.likelihoods import Gaussian
 from flashgp.likelihoods.gaussian import Normal, repeated
-from flashgp.means import Linear as LinearMean
-from flashgp.table import FrameEncoding, time_position
-from flashgp.table.arrays import points, training_rows, weighed
-from flashgp.table_fit import Prepared, TrainingRows, best_kernel, check_kernel, fit_options, standard_rows
+from flashgp.table.arrays import training_rows, weighed
+from flashgp.table_fit import TrainingRows
 from flashgp.target_transform import WarpedNormal
 from flashgp.targets import Number, Placed
 from flashgp.units import Scaling
 
-Array = npt.NDArray[np.floating[Any]]
-RandomState = int | np.random.RandomState | np.random.Generator | None
 
-_DEFAULT_SEED = 0
-_UNITS = "standard units; GPRegressor.predict answers in units of y"  # of posterior_
-_SETTINGS = tuple(one.name for one in fields(TableSettings) if one.name not in ("kernel", "kernel_argument", "seed"))
-
-
-class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
+class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
     """Exact Gaussian process regression as a scikit-learn estimator.
 
     Inside, every column of X and every output has mean 0 and standard deviation 1 (columns of integer codes that a
@@ -140,6 +127,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         array([0.84, 0.91])
     """
 
+    units = "standard units; GPRegressor.predict answers in units of y"
+
     @usual_names_refused
     def __init__(
         self,
@@ -170,67 +159,14 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         inducing: int | str = "auto",
         neighbours: int | str = "auto",
     ) -> None:
-        self.kernel = kernel
-        self.mean = mean
-        self.likelihood = likelihood
-        self.standardise = standardise
-        self.target_transform = target_transform
-        self.optimise = optimise
-        self.initial = initial
-        self.priors = priors
-        self.starts = starts
-        self.max_iterations = max_iterations
-        self.time_limit = time_limit
-        self.missing = missing
-        self.unseen = unseen
-        self.dates = dates
-        self.solver = solver
-        self.memory = memory
-        self.device = device
-        self.dtype = dtype
-        self.tolerance = tolerance
-        self.jitter = jitter
-        self.random_state = random_state
-        self.deterministic = deterministic
-        self.approximation = approximation
-        self.inducing = inducing
-        self.neighbours = neighbours
+        self._keep(locals())
 
     # -- learning -----------------------------------------------------------------------------------------------
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "GPRegressor":
-        """Fit the parameters and condition on the data.
-
-        Args:
-            X: shape (n, d), an array or a frame.
-            y: shape (n,) or (n, p).
-            sample_weight: shape (n,), 0 or more: relative precisions, or counts where they are whole numbers that
-                differ and begin at 1; rows of weight 0 are left out. None for rows that are alike.
-
-        Returns:
-            self.
-
-        Raises:
-            ShapeError: a ValueError, for data of shapes that do not fit.
-            DomainError: a ValueError, for other data that do not fit.
-            MemoryBudgetError: as `flashgp.fit`.
-            NotPositiveDefiniteError: as `flashgp.fit`.
-        Cost: as `flashgp.fit`, with n the number of distinct rows.
-        """
-        deadline, before = Deadline.after(self.time_limit), dict(self.__dict__)
-        try:
-            return self._refit(X, y, sample_weight, deadline)
-        except BaseException:  # a posterior with the units of other data would answer wrongly
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
-
     def _refit(self, X: Any, y: Any, sample_weight: Any, deadline: Deadline) -> "GPRegressor":
-        """`fit`, which leaves attributes of two fits behind where it fails."""
-        settings = self._settings(self._seed() if self.optimise else _DEFAULT_SEED)
-        asked = settings.asked_approximation
+        _ = self._settings().asked_approximation
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
         outputs = y.shape[1] if y.ndim == 2 else None
-        gp = self._prior(X.shape[1], outputs)
+        gp = self._prior(X.shape[1], outputs, self.likelihood)
         likelihood = self._likelihood_of(gp, kept)
         plain = likelihood.row_weight is None
         likelihood, counts, weighing = weighed(likelihood, weight)
@@ -238,82 +174,28 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         gp.likelihood, self._repeated = likelihood, counts is not None
         if (cells := observed(torch.tensor(y), outputs)) is not None:
             check_observed(gp, cells)
-        names = [f"x{j + 1}" for j in range(X.shape[1])]
-        if hasattr(self, "feature_names_in_"):
-            names = [str(name) for name in self.feature_names_in_]
-        names += ["the target"] if outputs is None else [f"output {j}" for j in range(outputs)]
+        names = [*self._names(X.shape[1]), *(["the target"] if outputs is None else
+                                             [f"output {j}" for j in range(outputs)])]  # fmt: skip
         rows = TrainingRows(
             X.astype(np.float64, order="C"), np.array(y.reshape(len(y), -1)), names,  # frames may be read-only
             np.flatnonzero(kept), counts=counts,
             # Rows with a weight or a variance of their own differ in more than how often they count.
             countable=self._repeated or (likelihood.noise_variance is not None and likelihood.rows_alike),
         )  # fmt: skip
-        choices = [*rows.findings(self.target_transform), *([] if weighing is None else [weighing])]
-        trained = self.optimise and any(p.requires_grad for p in gp.parameters())
-        options = fit_options(settings, deadline) if trained else None
-        standard = standard_rows(gp, rows, self.target_transform, options, standardise=self.standardise)
-        choices += standard.events
-        if likelihood.row_variance is not None:
-            likelihood.row_variance = likelihood.row_variance / _unit_of_variances(standard.scalings)
-        if self.kernel == "auto":
-            inputs = None if self.encoding_ is None else self.encoding_.inputs
-            time = time_position(inputs) if inputs is not None else 0 if X.shape[1] == 1 else None
-            gp, _, event = best_kernel(gp, tuple(self._categories), time, standard, options)
-            choices.append(event)
-        data = standard.x, standard.y
-        fitted = Prepared(settings, gp, standard.scalings, data, options, asked, tuple(choices)).fit(_UNITS, deadline)
-        posterior, self.history_, self.report_ = fitted.posterior, [], fitted.posterior.report
-        if fitted.fit is not None:
-            gp, self.history_, self.report_ = fitted.fit.gp, fitted.fit.history, fitted.fit.report
-        self._learned: Posterior | None = posterior
-        self._evidence: float | None = None
-        if deadline.limit is None or not posterior.state.by_solves:  # else it takes passes over the pairs
-            _ = self.log_marginal_likelihood_value_
+        fitted, gp = self._fit_rows(gp, rows, deadline, [weighing])
         if self._repeated:
             # That a weight is a repetition is the estimator's business: what users get is an ordinary GP.
-            weights = _gaussian(posterior.gp).row_weight  # of the rows that the posterior has
+            weights = _gaussian(fitted.posterior.gp).row_weight  # of the rows that the posterior has
             gp = GP(gp.kernel, gp.mean, _gaussian(gp).with_rows(row_weight=weights), gp.outputs)
-            fitted = FittedTable(posterior.with_prior(gp), fitted.scalings, fitted.fit)
+            fitted = FittedTable(fitted.posterior.with_prior(gp), fitted.scalings, fitted.fit)
         self._set(fitted, gp)
         self.X_train_, self.y_train_ = np.array(X), np.array(y)
         return self
 
-    def _set(self, fitted: FittedTable, gp: GP) -> None:
-        self._fitted, self.gp_, self.kernel_, self.posterior_ = fitted, gp, gp.kernel, fitted.posterior
-
-    def restore(
-        self, fitted: FittedTable, gp: GP, evidence: float | None, *, repeated: bool, weighted: bool
-    ) -> "GPRegressor":
-        """Become what a file says was fitted: fitted table and prior, log marginal likelihood (None for one to be
-        computed), whether weights stand for repetitions and whether `fit` was given them; the encoding is the
-        estimator's already."""
-        self._repeated, self._weighted, self._evidence = repeated, weighted, evidence
-        self._learned = fitted.posterior if evidence is None else None
-        self.history_, self.report_ = [], fitted.posterior.report
-        self._set(fitted, gp)
-        return self
-
-    @property
-    def log_marginal_likelihood_value_(self) -> float:
-        """The log marginal likelihood of y in standard units, nats.
-
-        Without a factor it is estimated, and its standard error goes to `report_`: after a `fit` with a time limit when
-        it is first asked for.
-
-        Raises:
-            NotFittedError: before `fit`.
-        Cost: as `Posterior.log_marginal_likelihood`.
-        """
-        if not hasattr(self, "posterior_") and not hasattr(self, "_learned"):
-            raise NotFittedError("call `fit` first: the log marginal likelihood is of training data")
-        if self._learned is not None:
-            posterior = self._learned
-            self._evidence, self._learned = float(posterior.log_marginal_likelihood()), None
-            if self.report_ is not posterior.report:  # without a factor the value has a standard error
-                self.report_.standard_error = posterior.report.standard_error
-                self.report_.events += [e for e in posterior.report.events if e not in self.report_.events]
-        assert self._evidence is not None
-        return self._evidence
+    def _in_units(self, likelihood: Gaussian, scalings: Sequence[Scaling]) -> Gaussian:
+        if likelihood.row_variance is not None:
+            likelihood.row_variance = likelihood.row_variance / _unit_of_variances(scalings)
+        return likelihood
 
     # -- answers ------------------------------------------------------------------------------------------------
     def predict(
@@ -356,7 +238,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 '`variance` must be "auto" or "exact" with return_cov=True, got "sampled", which gives no covariance; '
                 "leave it out"
             )
-        prediction, answers = self._at(X, variance, time_limit)
+        prediction, answers = self._answers(X, variance, time_limit)
         return answers.moments(prediction, latent, return_std, return_cov)
 
     def predict_distribution(
@@ -384,7 +266,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             >>> bool(0.0 < lower[0] < np.exp(np.sin(1.0)) < upper[0])
             True
         """
-        prediction, answers = self._at(X, variance)
+        prediction, answers = self._answers(X, variance)
         each = answers.distributions(prediction, latent)
         return each[0] if answers.outputs is None else each
 
@@ -401,47 +283,10 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             Shape (n_test, n_samples), or (n_test, p, n_samples) when y had columns.
         Cost: n_test^3 / 3 flops.
         """
-        seed = _drawn_seed(random_state)
-        prediction, answers = self._at(X)
+        seed = drawn_seed(random_state)
+        prediction, answers = self._answers(X)
         drawn = prediction.sample(n_samples, observed=not latent, seed=seed)
         return np.ascontiguousarray(np.moveaxis(answers(drawn, Number.decode), 0, -1))
-
-    def importance(
-        self,
-        groups: Mapping[str, int | Sequence[int]] | None = None,
-        *,
-        rows: int | None = None,
-        permutations: int | None = None,
-        seed: int = 0,
-    ) -> Importance:
-        """Importance of the columns of X: the loss of accuracy of held-out training rows where one is permuted.
-
-        Args:
-            groups: names with the columns of X, from 0, that are permuted together, such as those of one category that
-                was encoded before; every column by itself by default, under its name in a frame.
-            rows: as `Posterior.importance`.
-            permutations: as `Posterior.importance`.
-            seed: as `Posterior.importance`.
-
-        Returns:
-            A `flashgp.Importance`, with `rmse` in units of y; of several outputs, of each.
-
-        Raises:
-            NotFittedError: before `fit`.
-            DomainError: as `Posterior.importance`.
-        Cost: as `Posterior.importance`.
-
-        Example:
-            >>> X = np.random.default_rng(0).uniform(size=(60, 2))
-            >>> found = fgp.GPRegressor().fit(X, np.sin(6.0 * X[:, 0])).importance()
-            >>> found.names[found.order[0]]
-            'x1'
-        """
-        if not hasattr(self, "posterior_"):
-            raise NotFittedError("call `fit` first: the importance is of a fitted model")
-        if groups is None and hasattr(self, "feature_names_in_"):
-            groups = {str(name): j for j, name in enumerate(self.feature_names_in_)}
-        return self._fitted.importance(groups, ImportanceSettings(rows=rows, permutations=permutations, seed=seed))
 
     def log_marginal_likelihood(
         self, theta: Any = None, eval_gradient: bool = False
@@ -484,58 +329,27 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         (gradient,) = torch.autograd.grad(value, flat)
         return float(value.detach()), gradient.numpy()
 
-    @property
-    def scaling_(self) -> Scaling | tuple[Scaling, ...]:
-        """Map of data to the standard units of `posterior_` and of answers back; one per output when y had columns."""
-        return self._fitted.scalings[0] if self.gp_.outputs is None else self._fitted.scalings
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.requires_fit = False
-        tags.input_tags.allow_nan = self.missing == "drop"
-        return tags
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "posterior_")
-
-    @property
-    def _categories(self) -> dict[int, str]:
-        """Names of the columns of X that hold categories, by position."""
-        encoding: FrameEncoding | None = getattr(self, "encoding_", None)
-        return {} if encoding is None else encoding.categories
-
     # -- parts --------------------------------------------------------------------------------------------------
-    def _at(self, X: Any, variance: str = "auto", time_limit: float | None = None) -> "tuple[Prediction, _Answers]":
+    def _answers(
+        self, X: Any, variance: str = "auto", time_limit: float | None = None
+    ) -> "tuple[Prediction, _Answers]":
         """The prediction at X in standard units, and what brings its numbers to the user."""
-        X, present = points(self, X, drop=self.missing == "drop")
+        prediction, placed, dtype = self._at(X, variance, time_limit)
+        targets, outputs = [Number()], None
         if hasattr(self, "posterior_"):
-            fitted = self._fitted
-        else:
-            _ = self._settings().asked_approximation
-            columns, empty = X.shape[1], torch.zeros(0, X.shape[1], dtype=torch.float64)
-            posterior = self._prior(columns, None).condition(empty, empty[:, 0], device=self.device)
-            fitted = FittedTable(posterior, (Scaling((0.0,) * columns, (1.0,) * columns, Number()),))
-        count = len(X) if present is None else len(present)
-        placed = Placed(np.arange(count) if present is None else np.flatnonzero(present), count)
-        targets = [cast(Number, scaling.target) for scaling in fitted.scalings]
-        answers = _Answers(targets, fitted.posterior.state.prior.outputs, X.dtype, placed)
-        return fitted.predict(X, variance=variance, time_limit=time_limit), answers
+            targets = [cast(Number, one.target) for one in self._fitted.scalings]
+            outputs = self.gp_.outputs
+        return prediction, _Answers(targets, outputs, dtype, placed)
 
-    def _prior(self, columns: int, outputs: int | None) -> GP:
-        """The GP to fit, made of copies; copied together, so that a parameter they share stays shared."""
-        kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, self.likelihood))
-        kernel = DEFAULT.build(columns, tuple(self._categories)) if kernel is None or kernel == "auto" else kernel
-        gp = GP(kernel, mean, likelihood, outputs)
-        check_kernel(gp.kernel, self._categories, columns)
-        return gp
+    def _unfitted(self, columns: int) -> FittedTable:
+        """The prior, in standard units."""
+        _ = self._settings().asked_approximation
+        empty = torch.zeros(0, columns, dtype=torch.float64)
+        posterior = self._prior(columns, None, self.likelihood).condition(empty, empty[:, 0], device=self.device)
+        return FittedTable(posterior, (Scaling((0.0,) * columns, (1.0,) * columns, Number()),))
 
     def _likelihood_of(self, gp: GP, kept: npt.NDArray[np.bool_]) -> Gaussian:
         """The likelihood of the rows that are kept. Raises: DomainError for what cannot stand beside each other."""
-        if self._categories and isinstance(gp.mean, LinearMean):
-            raise DomainError(
-                f"`mean` must not be linear in codes of categories, got Linear beside {[*self._categories.values()]}; "
-                "use flashgp.means.Constant() with a Linear kernel over the numbers"
-            )
         likelihood = _gaussian(gp)
         if likelihood.row_variance is not None and self.target_transform not in ("auto", "none"):
             raise DomainError(
@@ -559,17 +373,14 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             gp, x, y = GP(gp.kernel, gp.mean, rows.likelihood, gp.outputs), rows.x, rows.y
         return gp, x, y
 
-    def _settings(self, seed: int = _DEFAULT_SEED) -> TableSettings:
+    def _settings(self, seed: int = DEFAULT_SEED) -> TableSettings:
         """Its arguments, checked. Raises: DomainError."""
         if not (self.likelihood is None or isinstance(self.likelihood, Gaussian)):
             raise DomainError(
                 "`likelihood` must be None or flashgp.likelihoods.Gaussian, since targets are taken to standard units, "
                 f"got {type(self.likelihood).__name__}; fit a flashgp.GP of another likelihood with flashgp.fit"
             )
-        return TableSettings(seed=seed, **{name: getattr(self, name) for name in _SETTINGS})
-
-    def _seed(self) -> int:
-        return _DEFAULT_SEED if self.random_state is None else _drawn_seed(self.random_state)
+        return super()._settings(seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -644,17 +455,3 @@ def _unit_of_variances(scalings: Sequence[Scaling]) -> float:
 def _gaussian(gp: Prior) -> Gaussian:
     assert isinstance(gp.likelihood, Gaussian)
     return gp.likelihood
-
-
-def _drawn_seed(random_state: RandomState) -> int:
-    """A seed drawn from what scikit-learn or NumPy takes for one. Raises: DomainError."""
-    most = np.iinfo(np.int32).max
-    if isinstance(random_state, np.random.Generator):
-        return int(random_state.integers(most))
-    try:
-        return int(check_random_state(random_state).randint(most))
-    except ValueError:
-        raise DomainError(
-            f"`random_state` must be a whole number from 0 to {2**32 - 1}, a numpy.random.Generator, a RandomState or "
-            f"None, got {random_state!r}; for example 0"
-        ) from None

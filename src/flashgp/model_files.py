@@ -1,8 +1,9 @@
 """`flashgp.save` and `flashgp.load`: a file gives back what was saved, a posterior or the model of a table.
 
 The format is that of `flashgp.files`; what turns columns into numbers and back is in the file's metadata, which are
-read without executing anything, field by field. Of a GPRegressor X_train_, y_train_ and the history of the fit are not
-kept, nor the starting values of a kernel, mean or likelihood of the user's, which come back with fitted parameters.
+read without executing anything, field by field. Of an estimator X_train_, y_train_ and the history of the fit are not
+kept, nor class weights of a dict, nor the starting values of a kernel, mean or likelihood of the user's, which come
+back with fitted parameters.
 """
 
 import copy
@@ -29,13 +30,15 @@ from flashgp.foundations.json_values import (
 )
 from flashgp.inference.gp import GP
 from flashgp.likelihoods import Gaussian
-from flashgp.targets import MAX_SCALE, MIN_SCALE
+from flashgp.targets import MAX_SCALE, MIN_SCALE, Classes
 from flashgp.units import Scaling
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from flashgp.classifier import GPClassifier
     from flashgp.estimator import GPRegressor
+    from flashgp.estimator_base import TableEstimator
     from flashgp.inference.fit import Fit
     from flashgp.inference.posterior import Posterior
     from flashgp.table_model import TableModel
@@ -49,7 +52,7 @@ _MAX_COLUMNS = 1_000_000
 
 
 def save(
-    model: "Posterior | Fit | TableModel | GPRegressor",
+    model: "Posterior | Fit | TableModel | GPClassifier | GPRegressor",
     path: str | os.PathLike[str],
     *,
     metadata: Mapping[str, Any] = _NOTHING,
@@ -57,8 +60,8 @@ def save(
     """Write a model to one safetensors file, whole or not at all.
 
     Args:
-        model: a posterior, a fit (its posterior), a TableModel, or a fitted GPRegressor, the latter two with their
-            columns and units. A differentiable posterior is saved without its graph.
+        model: a posterior, a fit (its posterior), a TableModel, or a fitted GPRegressor or GPClassifier, the latter
+            with their columns, units and labels. A differentiable posterior is saved without its graph.
         path: the file; an existing one is replaced once the new one is complete.
         metadata: JSON values of the caller's own, for `flashgp.files.load_metadata`.
 
@@ -81,8 +84,8 @@ def save(
     kinds = {kind.__module__ for kind in type(model).__mro__}  # nothing is imported for what it is not
     if "flashgp.table_model.model" in kinds:
         cast("TableModel", model).save(path, metadata=metadata)
-    elif "flashgp.estimator" in kinds:
-        _save_regressor(cast("GPRegressor", model), path, metadata)
+    elif "flashgp.estimator_base" in kinds:
+        _save_estimator(cast("TableEstimator", model), path, metadata)
     else:
         files.save(cast("Posterior | Fit", model), path, metadata=metadata)
 
@@ -103,8 +106,9 @@ def load(
 
     Returns:
         What was saved: a Posterior; a TableModel, also for files that `flashgp fit` wrote, which takes columns as they
-        are and answers in units of the table (its `.posterior` is the standardised one); or a GPRegressor, without
-        X_train_, y_train_ and history_, its own kernel, mean and likelihood with the fitted parameters.
+        are and answers in units of the table (its `.posterior` is the standardised one); or a GPRegressor or
+        GPClassifier, without X_train_, y_train_ and history_, its own kernel, mean and likelihood with the fitted
+        parameters.
 
     Raises:
         ModelFileError: for a file that cannot be read, is truncated, damaged, foreign, hostile or of another version.
@@ -125,15 +129,17 @@ def load(
 
         return TableModel.load(path, modules, device=device)
     if _ESTIMATOR in metadata:
-        return _load_regressor(path, modules, device)
+        return _load_estimator(path, modules, device)
     return files.load(path, modules, device=device)
 
 
-# -- GPRegressor ------------------------------------------------------------------------------------------------------
-def _save_regressor(model: "GPRegressor", path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
+# -- estimators -------------------------------------------------------------------------------------------------------
+def _save_estimator(model: "TableEstimator", path: str | os.PathLike[str], metadata: Mapping[str, Any]) -> None:
     """Write a fitted estimator. Raises: DomainError before `fit`, for units that no file holds, and as `files.save`."""
     if not hasattr(model, "posterior_"):
-        raise DomainError("`model` must be a fitted GPRegressor, got one without data; call fit(X, y) first")
+        raise DomainError(
+            f"`model` must be a fitted {type(model).__name__}, got one without data; call fit(X, y) first"
+        )
     scalings = model._fitted.scalings
     for scaling in scalings:
         shift, scale = scaling.target.sizes
@@ -163,9 +169,10 @@ def _save_regressor(model: "GPRegressor", path: str | os.PathLike[str], metadata
     files.save(model.posterior_, path, metadata={**metadata, _ESTIMATOR: data})
 
 
-def _load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> "GPRegressor":
-    """Read what `_save_regressor` wrote. Raises: ModelFileError naming the field that is not as it should be."""
-    from flashgp.estimator import _UNITS, GPRegressor
+def _load_estimator(path: str | os.PathLike[str], modules: Any, device: Any) -> "TableEstimator":
+    """Read what `_save_estimator` wrote. Raises: ModelFileError naming the field that is not as it should be."""
+    from flashgp.classifier import GPClassifier
+    from flashgp.estimator import GPRegressor
     from flashgp.fitted_table import restored
     from flashgp.table import FrameEncoding
 
@@ -175,17 +182,19 @@ def _load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> 
         raise refused("estimator.version", f"1 or {_VERSION}", version)
     fields = json_fields(data, "estimator", (*_FIELDS, *("weighted",) * (version == _VERSION)))
     settings, own = fields["settings"], json_list(fields["own"], "estimator.own")
-    known = [name for name in inspect.signature(GPRegressor).parameters if name not in own]
+    scalings = [Scaling.from_json(entry) for entry in json_list(fields["units"], "estimator.units")]
+    targets = [scaling.target for scaling in scalings]
+    kind: Any = GPClassifier if targets and isinstance(targets[0], Classes) else GPRegressor
+    known = [name for name in inspect.signature(kind).parameters if name not in own]
     if not isinstance(settings, dict) or not {*settings} <= {*known} or not {*own} <= {*_PARTS}:
         raise refused("estimator.settings", f"some of {', '.join(known)}", settings)
     if any(isinstance(value, list | dict) for value in settings.values()):
         raise refused("estimator.settings", "numbers, texts and flags", settings)
-    scalings = [Scaling.from_json(entry) for entry in json_list(fields["units"], "estimator.units")]
     features = json_count(fields["features"], "estimator.features", _MAX_COLUMNS)
     repeated = json_flag(fields["repeated"], "estimator.repeated")
     weighted = repeated if version == 1 else json_flag(fields["weighted"], "estimator.weighted")
-    fitted = restored(path, modules, device, scalings, features, _UNITS)
-    model, gp = GPRegressor(**settings), cast(GP, fitted.posterior.gp.released())
+    fitted = restored(path, modules, device, scalings, features, kind.units)
+    model, gp = kind(**settings), cast(GP, fitted.posterior.gp.released())
     parts = copy.deepcopy(
         {
             "kernel": gp.kernel,
@@ -206,7 +215,10 @@ def _load_regressor(path: str | os.PathLike[str], modules: Any, device: Any) -> 
         if len(model.encoding_.inputs) != features:
             raise refused("estimator.encoding", f"{features} columns", fields["encoding"])
     evidence = None if fields["evidence"] is None else json_number(fields["evidence"], "estimator.evidence")
-    return model.restore(fitted, gp, evidence, repeated=repeated, weighted=weighted)
+    if isinstance(targets[0], Classes):
+        model.classes_ = np.array(targets[0].labels)
+    restored_model: TableEstimator = model.restore(fitted, gp, evidence, repeated=repeated, weighted=weighted)
+    return restored_model
 
 
 def _plain(value: Any) -> Any:
@@ -223,7 +235,7 @@ def _plain(value: Any) -> Any:
 def _in_units(likelihood: Any, y_scale: float, weighted: bool) -> Any:
     """The likelihood as an argument: weights that were given to `fit` are not its own, row variances in units of y."""
     if not isinstance(likelihood, Gaussian):
-        return likelihood
+        return likelihood.with_rows() if weighted else likelihood
     known = likelihood.row_variance
     return Gaussian(
         likelihood.noise_variance,

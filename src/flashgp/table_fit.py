@@ -36,7 +36,7 @@ from flashgp.processes.group import ALONE, Group
 from flashgp.processes.shares import Shares
 from flashgp.sources.source import RowSource
 from flashgp.target_transform import TargetTransform
-from flashgp.targets import Number
+from flashgp.targets import NUMBER, Target
 from flashgp.units import Scaling, learned_scalings, units_of_inputs
 
 Numbers = npt.NDArray[np.float64]
@@ -60,12 +60,17 @@ class TrainingRows:
     counts: Tensor | None = None
     countable: bool = True
 
-    def findings(self, transform: str) -> list[Event]:
-        """Odd data among the rows. Raises: DomainError for a logarithm of a target that has none, naming the row."""
+    def findings(self, transform: str, gp: GP) -> list[Event]:
+        """Odd data among the rows, of targets those that a Gaussian model takes for odd.
+
+        Raises: DomainError for a logarithm of a target that has none, naming the row.
+        """
         if transform == "log":
             for column in self.y.T:
                 TargetTransform("log").check(column, self.numbers, self.target)
-        return odd_data(torch.from_numpy(self.x), torch.from_numpy(self.y), self.names, self.numbers)
+        x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
+        y, names = (y, self.names) if gp.likelihood.has_sites else (y[:, :0], self.names[: x.shape[1]])
+        return odd_data(x, y, names, self.numbers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +93,7 @@ def standard_rows(
     wanted: str,
     options: FitOptions | None,
     *,
+    target: Target = NUMBER,
     standardise: str = "both",
     group: Group = ALONE,
 ) -> StandardRows:
@@ -98,10 +104,11 @@ def standard_rows(
         rows: all of them, on every rank.
         wanted: "auto", "none", "log" or "yeo-johnson", as `choose_transform` says; each output has its own.
         options: of the fit; None where parameters stay as they are.
+        target: of every output, whose transform and units are found.
         standardise: "both", "x", "y" or "none".
         group: of which rank 0 chooses.
 
-    Raises: DomainError as `choose_transform`.
+    Raises: DomainError as `choose_transform`, and for a transform of a target that takes none.
     Cost: that of `choose_transform` for each output, and O(n (d + p)).
     """
     transforms, events = decided_by_first(
@@ -110,7 +117,7 @@ def standard_rows(
         lambda found: [[one.to_json() for one in each] for each in found],
         lambda data: (list(map(TargetTransform.from_json, data[0])), list(map(Event.from_json, data[1]))),
     )
-    targets = [Number(transform=transform) for transform in transforms]
+    targets = [target.transformed(transform) for transform in transforms]
     pairs = list(zip(targets, rows.y.T, strict=True))
     y = np.stack([np.asarray(target.plain(column), np.float64) for target, column in pairs], axis=1)
     scalings = learned_scalings(gp, rows.x, y, targets, rows.counts, countable=rows.countable, standardise=standardise)
@@ -125,7 +132,12 @@ def _chosen_transforms(
 ) -> tuple[list[TargetTransform], list[Event]]:
     """Transform of each output, and why."""
     outputs = rows.y.shape[1]
-    if wanted == "none":
+    if not gp.likelihood.has_sites and wanted not in ("auto", "none"):
+        raise DomainError(
+            f'`target_transform` must be "auto" or "none" beside {gp.likelihood.name}, which is a model of the target '
+            f"itself, got {wanted!r}; leave it out"
+        )
+    if wanted == "none" or not gp.likelihood.has_sites:
         return [TargetTransform()] * outputs, []
     x = torch.from_numpy(units_of_inputs(rows.x, None, gp.kernel, standardise).apply(rows.x))
     mean = gp.mean if gp.outputs is None else None  # of several outputs a mean may be made for all together

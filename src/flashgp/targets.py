@@ -1,7 +1,8 @@
 """Targets: values of y as a likelihood takes them, and its predictions as answers in units of y.
 
-`Number` shifts and scales, after a transform. The JSON form comes back from untrusted files, so reading it checks every
-field. Does not do: the inputs (`flashgp.units`), the choice of a transform (`flashgp.choices`).
+`Number` shifts and scales, after a transform; `Unshifted` leaves counts and other targets with a zero as they are, or
+scales them; `Classes` numbers labels. The JSON form comes back from untrusted files, so reading it checks every field.
+ Does not do: the inputs (`flashgp.units`), the choice of a transform (`flashgp.choices`).
 """
 
 import math
@@ -11,15 +12,19 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from flashgp.foundations.json_values import json_fields, refused
+from flashgp.foundations.json_values import json_fields, json_flag, json_list, refused
+from flashgp.foundations.normal import check_probability
 from flashgp.likelihoods import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
-from flashgp.scores import Answers
+from flashgp.scores import Answers, ClassAnswers, CountScores, NumberAnswers, Scores
 from flashgp.target_transform import TargetTransform, WarpedNormal
 
 Array = npt.NDArray[np.float64]
 
+_LABELS = (str, bool, int, float)  # types of a file
 MIN_SCALE, MAX_SCALE = 1e-290, 1e290  # scales outside would overflow when squared or divided by
 
 
@@ -81,6 +86,10 @@ class Target(ABC):
     def encode(self, y: Any) -> Any:
         """y as the likelihood takes it, of its shape, array or tensor; NaN where it cannot be."""
 
+    def transformed(self, transform: TargetTransform) -> "Target":
+        """The target after a transform, the identity where it takes none."""
+        return self
+
     @abstractmethod
     def in_units(self, shift: float, scale: float) -> Self:
         """The target with a shift and a scale of `plain`, where it has such."""
@@ -106,23 +115,30 @@ class Target(ABC):
     def told(self) -> dict[str, Any]:
         """What it is, as JSON values for a report."""
 
+    @property
+    def version(self) -> int:
+        """Version of a scaling whose file form this is part of."""
+        return 3
+
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives an equal target back."""
 
     @staticmethod
-    def from_json(data: object) -> "Target":
+    def from_json(data: dict[str, Any]) -> "Target":
         """Read what `to_json` wrote, from a file that may be hostile.
 
         Raises:
             ModelFileError: naming the first field that is absent, unknown, or no finite (positive) number.
         """
-        transformed = isinstance(data, dict) and "transform" in data
-        fields = json_fields(data, "scaling", ("y_shift", "y_scale", *("transform",) * transformed))
-        shift, scale = number(fields["y_shift"], "y_shift"), number(fields["y_scale"], "y_scale", positive=True)
-        return Number(
-            shift, scale, TargetTransform.from_json(fields["transform"]) if transformed else TargetTransform()
-        )
+        if "target" in data:
+            kind = data["target"].get("kind") if isinstance(data["target"], dict) else None
+            if kind not in ("classes", "unshifted"):
+                raise refused("scaling.target.kind", "classes or unshifted", kind)
+            return (Classes if kind == "classes" else Unshifted).read(data["target"])
+        shift, scale = number(data["y_shift"], "y_shift"), number(data["y_scale"], "y_scale", positive=True)
+        transform = TargetTransform.from_json(data["transform"]) if "transform" in data else TargetTransform()
+        return Number(shift, scale, transform)
 
 
 @dataclass(frozen=True)
@@ -163,6 +179,9 @@ class Number(Target):
 
     def encode(self, y: Any) -> Any:
         return (self.plain(y) - self.shift) / self.scale
+
+    def transformed(self, transform: TargetTransform) -> "Number":
+        return replace(self, transform=transform)
 
     def in_units(self, shift: float, scale: float) -> "Number":
         return replace(self, shift=shift, scale=scale)
@@ -207,9 +226,195 @@ class Number(Target):
     def told(self) -> dict[str, Any]:
         return {"target_transform": self.transform.to_json()}
 
+    @property
+    def version(self) -> int:
+        return 1 if self.transform.identity else 2  # of older files
+
     def to_json(self) -> dict[str, Any]:
         units = {"y_shift": self.shift, "y_scale": self.scale}
         return units if self.transform.identity else {**units, "transform": self.transform.to_json()}
+
+
+NUMBER = Number()  # as it is
+
+
+@dataclass(frozen=True)
+class Unshifted(Target):
+    """A number whose zero means something: encoded as y / scale.
+
+    Fields: scale; counts, whether it is a whole number; scaled, whether the scale is the mean of the training targets.
+    """
+
+    scale: float = 1.0
+    counts: bool = False
+    scaled: bool = False
+
+    @property
+    def unit(self) -> float:
+        return self.scale
+
+    @property
+    def sizes(self) -> tuple[float, float]:
+        return 0.0, self.scale
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    @property
+    def described(self) -> tuple[str, str, str]:
+        return "target, counts" if self.counts else "target", "", f"{self.scale:.4g}" if self.scaled else ""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"target_scale": self.scale}
+
+    def check(self, y: Any, rows: Any = None, name: str = "y") -> None:
+        """Nothing: what may be observed is the likelihood's matter."""
+
+    def plain(self, y: Any) -> Any:
+        return y
+
+    def encode(self, y: Any) -> Any:
+        return y / self.scale
+
+    def in_units(self, shift: float, scale: float) -> "Unshifted":
+        return replace(self, scale=shift) if self.scaled and shift > 0.0 else self
+
+    def log_slope(self, y: Array) -> Array:
+        return np.full(np.shape(y), -math.log(self.scale))
+
+    def answers(self, found: PredictiveDistribution, placed: Placed) -> "Observations":
+        place = np.full(placed.count, -1)
+        place[placed.rows] = np.arange(len(placed.rows))
+        return Observations(found, place, 0.0, self.scale, CountScores if self.counts else Scores)
+
+    def mean_of(self, mean: Array, std: Array) -> Array:
+        return mean * self.scale
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"scale": self.scale, "counts": self.counts, "scaled": self.scaled}
+        return {"target": {"kind": "unshifted", **fields}}
+
+    @staticmethod
+    def read(data: dict[str, Any]) -> "Unshifted":
+        """Raises: ModelFileError."""
+        fields = json_fields(data, "scaling.target", ("kind", "scale", "counts", "scaled"))
+        scale = number(fields["scale"], "target.scale", positive=True)
+        return Unshifted(scale, *(json_flag(fields[name], f"scaling.target.{name}") for name in ("counts", "scaled")))
+
+
+@dataclass(frozen=True, eq=False)
+class Observations(NumberAnswers):
+    """New observations y = scale * v + shift with v of any distribution.
+
+    Fields: found, of v, (rows predicted,); place, (n,), of each row among these, -1 for none; shift; scale; kind, of
+    scores.
+    """
+
+    found: PredictiveDistribution
+    place: npt.NDArray[np.int64]
+    shift: float
+    scale: float
+    kind: type[Scores] = Scores
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    @property
+    def predicted(self) -> npt.NDArray[np.bool_]:
+        return self.place >= 0
+
+    def rows(self, index: Any) -> "Observations":
+        return replace(self, place=self.place[index])
+
+    def _placed(self, values: Tensor) -> Array:
+        found = np.append(values.double().numpy(force=True), np.nan)
+        return found[self.place]
+
+    @property
+    def mean(self) -> Array:
+        return self._placed(self.found.mean) * self.scale + self.shift
+
+    @property
+    def std(self) -> Array:
+        return self._placed(self.found.variance.sqrt()) * self.scale
+
+    def quantile(self, q: float) -> Array:
+        return self._placed(self.found.quantile(check_probability(q, "q"))) * self.scale + self.shift
+
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
+        tail = 0.5 * (1.0 - check_probability(level, "level"))
+        return self.quantile(tail), self.quantile(1.0 - tail)
+
+    def log_prob(self, y: Array) -> Array:
+        known = self.predicted & np.isfinite(y)
+        values = self.found.mean.new_ones(self.found.mean.shape, dtype=torch.float64)  # of rows that nobody asks for
+        values[torch.from_numpy(self.place[known])] = values.new_tensor((y[known] - self.shift) / self.scale)
+        return np.where(known, self._placed(self.found.log_prob(values)) - math.log(self.scale), np.nan)
+
+    def scores(self, y: Array, unit: float) -> Scores:
+        return self.kind.of(y, self, unit)
+
+
+@dataclass(frozen=True)
+class Classes(Target):
+    """Labels, which come as codes 0, 1, ... into them, and stay these.
+
+    Fields: labels, two or more, sorted: texts, booleans or numbers.
+    """
+
+    labels: tuple[Any, ...]
+    unit = 1.0
+    sizes = 0.0, 1.0
+    linear = False
+
+    @property
+    def described(self) -> tuple[str, str, str]:
+        shown = ", ".join(map(str, self.labels[:8])) + (", ..." if len(self.labels) > 8 else "")
+        return f"target, {len(self.labels)} classes: {shown}", "", ""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"classes": list(self.labels)}
+
+    def check(self, y: Any, rows: Any = None, name: str = "y") -> None:
+        """Nothing: labels became codes."""
+
+    def plain(self, y: Any) -> Any:
+        return y
+
+    def encode(self, y: Any) -> Any:
+        return y
+
+    def in_units(self, shift: float, scale: float) -> "Classes":
+        return self
+
+    def log_slope(self, y: Array) -> Array:
+        return np.zeros(np.shape(y))
+
+    def answers(self, found: PredictiveDistribution, placed: Placed) -> ClassAnswers:
+        each = [found.log_prob(torch.full_like(found.mean, code)) for code in range(len(self.labels))]
+        return ClassAnswers(placed(torch.stack(each)).T, self.labels)
+
+    def mean_of(self, mean: Array, std: Array) -> Array:
+        return mean
+
+    def to_json(self) -> dict[str, Any]:
+        return {"target": {"kind": "classes", "labels": list(self.labels)}}
+
+    @staticmethod
+    def read(data: dict[str, Any]) -> "Classes":
+        """Raises: ModelFileError."""
+        fields = json_fields(data, "scaling.target", ("kind", "labels"))
+        labels = json_list(fields["labels"], "scaling.target.labels")
+        if (
+            len(labels) < 2
+            or len({*map(repr, labels)}) != len(labels)
+            or not all(type(one) in _LABELS for one in labels)
+        ):
+            raise refused("scaling.target.labels", "two or more texts, numbers or booleans that differ", labels)
+        return Classes(tuple(labels))
 
 
 def number(value: Any, name: str, positive: bool = False) -> float:

@@ -23,7 +23,8 @@ from flashgp.targets import MAX_SCALE, MIN_SCALE, Target, number
 
 Array = npt.NDArray[np.float64]
 
-_VERSION = 2  # since a target may be transformed; without a transform version 1 is written
+# Fields of a target by the version of a file; the oldest that holds it is written.
+_OF_TARGET = {1: ("y_shift", "y_scale"), 2: ("y_shift", "y_scale", "transform"), 3: ("target",)}
 _CONSTANT_ROUNDINGS = 1e3  # a column whose spread is below so many roundings of its largest entry is constant
 
 
@@ -126,9 +127,8 @@ class Scaling:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` gives an equal object back."""
-        of_y = self.target.to_json()
-        version = _VERSION if "transform" in of_y else 1
-        return {"version": version, "x_shift": list(self.x_shift), "x_scale": list(self.x_scale), **of_y}
+        units = {"x_shift": list(self.x_shift), "x_scale": list(self.x_scale)}
+        return {"version": self.target.version, **units, **self.target.to_json()}
 
     @staticmethod
     def from_json(data: object) -> "Scaling":
@@ -138,15 +138,14 @@ class Scaling:
             ModelFileError: naming the first field that is absent, unknown, or no finite (positive) number.
         """
         version = data.get("version") if isinstance(data, dict) else None
-        since = ("transform",) * (version == _VERSION)
-        fields = json_fields(data, "scaling", ("version", "x_shift", "x_scale", "y_shift", "y_scale", *since))
-        if type(version) is not int or version not in (1, _VERSION):
-            raise refused("scaling.version", f"1 or {_VERSION}", version)
+        of_y = _OF_TARGET.get(version, _OF_TARGET[1]) if type(version) is int else _OF_TARGET[1]
+        fields = json_fields(data, "scaling", ("version", "x_shift", "x_scale", *of_y))
+        if type(version) is not int or version not in _OF_TARGET:
+            raise refused("scaling.version", " or ".join(map(str, _OF_TARGET)), version)
         x_shift, x_scale = _numbers(fields["x_shift"], "x_shift"), _numbers(fields["x_scale"], "x_scale", positive=True)
         if len(x_shift) != len(x_scale) or not x_shift:
             raise refused("scaling.x_scale", "as many numbers as x_shift, at least one", fields["x_scale"])
-        of_y = {name: fields[name] for name in ("y_shift", "y_scale", *since)}
-        return Scaling(x_shift, x_scale, Target.from_json(of_y))
+        return Scaling(x_shift, x_scale, Target.from_json({name: fields[name] for name in of_y}))
 
 
 def _like(numbers: Sequence[float], array: Any) -> Any:

@@ -32,9 +32,7 @@ def fit_page(outcome: FitOutcome) -> Page:
     highlights = []
     if scores is not None:
         highlights = [
-            (f"{scores.rmse:.4g}", f"RMSE, {where}, in units of {target}"),
-            (f"{scores.nll:.4g}", f"NLL, {where}, nats per row"),
-            (f"{100 * scores.coverage:.1f} %", f"inside 95 % intervals, {where}"),
+            *scores.highlights(where, target),
             (f"{scores.rows:,}", f"rows {'predicted from all others' if outcome.left_out else 'held out'}"),
         ]
     count = len(prepared.names)

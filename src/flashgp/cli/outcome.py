@@ -18,7 +18,7 @@ from flashgp.inference.fit import Fit
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
 from flashgp.likelihoods.gaussian import Normal
-from flashgp.scores import Answers, Scores
+from flashgp.scores import Answers, TargetScores
 from flashgp.table_model import TableModel
 from flashgp.table_model.preparation import PreparedTable
 from flashgp.targets import Placed
@@ -76,7 +76,7 @@ class FitOutcome:
     prepared: PreparedTable
     fit: Fit
     model: TableModel
-    scores: Scores | None
+    scores: TargetScores | None
     evidence: float | None
     left_out: bool
     importance: Importance | None

@@ -20,7 +20,7 @@ from flashgp.data.files import found_files, is_parquet, is_pattern
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
-from flashgp.scores import Scores
+from flashgp.scores import TargetScores
 from flashgp.table import STANDARD_OUTPUT, prediction_file, read_table, require_format
 from flashgp.table_model import TableModel, TablePrediction
 from flashgp.table_model.prediction import PredictedRows
@@ -128,8 +128,8 @@ class _SoFar:
 
     target: str
     counts: PredictedRows = field(default_factory=PredictedRows)
-    scores: Scores | None = None
-    known_scores: Scores | None = None
+    scores: TargetScores | None = None
+    known_scores: TargetScores | None = None
     known: int | None = None
     columns: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -162,7 +162,7 @@ class _SoFar:
         return [*dict.fromkeys((*found, *self.counts.notes(self.target)))]
 
 
-def _joined(one: Scores | None, other: Scores | None) -> Scores | None:
+def _joined(one: TargetScores | None, other: TargetScores | None) -> TargetScores | None:
     """Scores of the rows of both."""
     return other if one is None else one if other is None else one.joined(other)
 

@@ -343,8 +343,8 @@ class EventKind(Enum):
         "which show no noise among them. Halve them where they are relative precisions, whose scale does not matter."
     )
     TWO_VALUES = (
-        "The target has 2 values, {low:g} and {high:g}: this looks like classification, which is not here yet. What is "
-        "predicted is a number on a line."
+        "The target has 2 values, {low:g} and {high:g}: this looks like classification. What is predicted is a number "
+        "on a line; GPClassifier, or TableModel, predicts probabilities of classes."
     )
     FAR_OUT = (
         "Half of the values of {column} lie within {share:.1g} of its standard deviation: {value:.4g}[ at row {row}] "

@@ -56,8 +56,8 @@ def refuse_labels(y: Any) -> None:
         found = next(("text" if isinstance(v, str) else "booleans" for v in array.flat if isinstance(v, _LABELS)), None)
     if found is not None:
         raise DomainError(
-            f"`y` must hold numbers, got {found}: this looks like classification, which is not here yet; encode an "
-            "order as numbers, or use a classifier"
+            f"`y` must hold numbers, got {found}: these look like classes; use flashgp.GPClassifier, or encode "
+            "an order as numbers"
         )
 
 
@@ -94,7 +94,7 @@ def points(estimator: Any, X: Any, *, drop: bool) -> tuple[npt.NDArray[np.floati
         category that the training data have not, or a column that is missing.
     """
     array: npt.NDArray[np.floating]
-    X = _array_of_tensor(X)
+    X = array_of_tensor(X)
     refuse_repeated_columns(X, "X")
     refuse_inexact(X, "X")
     encoding = getattr(estimator, "encoding_", None)
@@ -130,7 +130,7 @@ def training_rows(
     several outputs may be NaN, where exact inference gives each its own rows. The arrays may be views of the caller's.
     Raises: ValueError as scikit-learn's checks do; ShapeError, DomainError naming the row and column.
     """
-    X, y, sample_weight = _array_of_tensor(X), _array_of_tensor(y), _array_of_tensor(sample_weight)
+    X, y, sample_weight = array_of_tensor(X), array_of_tensor(y), array_of_tensor(sample_weight)
     for name, values in (("X", X), ("y", y)):
         refuse_repeated_columns(values, name)
     refuse_labels(y)
@@ -183,7 +183,7 @@ def training_rows(
     return X, y, weight, kept
 
 
-def _array_of_tensor(values: Any) -> Any:
+def array_of_tensor(values: Any) -> Any:
     """The numbers of a tensor, wherever it is and whether or not it has a gradient; everything else as it is."""
     if not isinstance(values, torch.Tensor):
         return values
@@ -208,8 +208,9 @@ def _weights(sample_weight: Any, n: int) -> Array | None:
 
 def _takes_cells(estimator: Any, y: Array) -> bool:
     """True if single cells of y may be missing: several outputs with noise of their own, and exact inference."""
-    shared = estimator.likelihood is not None and estimator.likelihood.shared
-    return y.ndim == 2 and y.shape[1] > 1 and not shared and estimator.approximation in (None, "auto")
+    if y.ndim != 2 or y.shape[1] == 1 or estimator.approximation not in (None, "auto"):
+        return False
+    return not (estimator.likelihood is not None and estimator.likelihood.shared)
 
 
 def _without_missing(

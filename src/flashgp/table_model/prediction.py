@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.report import Report
-from flashgp.scores import Answers, NumberAnswers, Scores
+from flashgp.scores import Answers, NumberAnswers, TargetScores
 from flashgp.sources.survey import hashes
 
 _Numbers = npt.NDArray[np.float64]
@@ -111,18 +111,18 @@ class TablePrediction:
         return self.distribution.log_prob(values)
 
     @cached_property
-    def scores(self) -> Scores | None:
+    def scores(self) -> TargetScores | None:
         """Scores of the predictions over rows with the target that the model has not learned; None without any. If the
         learned rows are not known (`known` is None), over all rows with the target."""
         return self._scores_of(None if self.known is None else ~self.known)
 
     @cached_property
-    def known_scores(self) -> Scores | None:
+    def known_scores(self) -> TargetScores | None:
         """Scores over rows that the model has learned: how closely it follows them, not how it predicts new ones. None
         without any."""
         return None if self.known is None else self._scores_of(self.known)
 
-    def _scores_of(self, some: npt.NDArray[np.bool_] | None) -> Scores | None:
+    def _scores_of(self, some: npt.NDArray[np.bool_] | None) -> TargetScores | None:
         if self.observed is None:
             return None
         scored = np.isfinite(self.observed) & self.distribution.predicted

@@ -126,7 +126,7 @@ def prepare(
     built, words, notes = _kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
     gp, options = GP(built.kernel), _options(settings, deadline, built)
     raw = TrainingRows(x, y[:, None], _names(encoding), data.rows[train] + table.first_row, encoding.target)
-    odd = raw.findings(settings.target_transform)
+    odd = raw.findings(settings.target_transform, gp)
     standard = standard_rows(gp, raw, settings.target_transform, options, group=group)
     check_scales(standard.scalings[0], raw.names)
     gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
@@ -199,7 +199,7 @@ def prepare_rows(
     return PreparedTable(
         settings, gp, (scaling,), StandardisedRows(EncodedRows(parts, encoding), scaling),
         with_run(options, group=group), asked,
-        (*sample.findings("none"), *standard.events, *chosen), encoding=encoding, kernel_words=words, plan=plan,
+        (*sample.findings("none", gp), *standard.events, *chosen), encoding=encoding, kernel_words=words, plan=plan,
         notes=(*encoding.notes, *notes, *more), x=x, y=y, held_out=None, count=survey.count,
         total=total or survey.count,
     )  # fmt: skip

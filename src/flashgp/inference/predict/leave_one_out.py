@@ -4,7 +4,7 @@ The diagonal of K^-1 comes from the factor. That of a float32 factor is correcte
 compared with them at some rows elsewhere: beside large covariances its rounding may exceed the noise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Float64
@@ -20,7 +20,7 @@ from flashgp.inference.predict.plan import price_of
 from flashgp.inference.predict.variance_solves import SHARE, precisions, strips
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import State
-from flashgp.likelihoods import Likelihood
+from flashgp.likelihoods import Likelihood, PredictiveDistribution
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.variances import CORRECTION_SECONDS
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -33,12 +33,13 @@ class LeaveOneOut:
     """Predictions of every training row from all the others, eqs. (M-39) and (M-40).
 
     Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y. NaN
-    where a cell of several outputs is missing.
+    where a cell of several outputs is missing. distribution, of the observation; None where it is normal.
     """
 
     mean: Float[Tensor, "*shape"]
     variance: Float[Tensor, "*shape"]
     log_prob: Float[Tensor, "*shape"]
+    distribution: PredictiveDistribution | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         """A summary: the errors follow from the densities, log N(y; mean, variance)."""
@@ -63,7 +64,7 @@ def of_observations(
     Args: y, of that shape; dtype, of the result.
     """
     found = likelihood.predictive_of_rows(mean, variance)
-    return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), found.log_prob(y).to(dtype))
+    return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), found.log_prob(y).to(dtype), distribution=found)
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)
