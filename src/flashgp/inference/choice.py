@@ -150,6 +150,9 @@ def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
     if prior.separate and prior.factors > 1:
+        if not prior.likelihood.underlying.has_sites:
+            name = prior.likelihood.name
+            return f"is of one latent function, got {name} with {prior.factors}; leave it out, or fit fewer rows"
         return (
             f"needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
             "Gaussian(shared=True), or fit a model for each output"

@@ -32,7 +32,7 @@ from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.kernels.base import Kernel
 from flashgp.likelihoods import Gaussian, Likelihood
-from flashgp.means import Constant
+from flashgp.means import Constant, Zero
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.group import Group
 from flashgp.sources.source import source_of
@@ -89,21 +89,29 @@ class GP(Prior):
                 "2.0 * flashgp.kernels.Matern(nu=2.5)"
             )
         outputs = None if outputs is None else check_count(outputs, "outputs", 1)
-        mean = Constant(outputs=outputs) if mean is None else mean
         likelihood = Gaussian() if likelihood is None else likelihood
-        if not isinstance(mean, nn.Module):
-            raise DomainError(
-                f"`mean` must be a torch.nn.Module, got {type(mean).__name__}; use flashgp.means.Constant()"
-            )
         if not isinstance(likelihood, Likelihood):
             raise DomainError(
                 f"`likelihood` must be a flashgp.likelihoods.Likelihood, got {type(likelihood).__name__}; for example "
                 "flashgp.likelihoods.Gaussian()"
             )
-        if outputs is not None and not likelihood.has_sites:
+        if not likelihood.has_sites:
+            if outputs not in (None, likelihood.outputs):
+                raise DomainError(
+                    f"`outputs` must be None for {likelihood.name}, whose sites are found by iteration, got {outputs}; "
+                    "fit a GP for each output"
+                )
+            outputs = likelihood.outputs
+            if outputs is not None and not isinstance(mean, Zero | None):
+                raise DomainError(
+                    f"`mean` must be Zero for {likelihood.name}, whose functions matter by their differences, got "
+                    f"{type(mean).__name__}; leave it out"
+                )
+        if mean is None:
+            mean = Constant(outputs=outputs) if likelihood.has_sites or outputs is None else Zero()
+        if not isinstance(mean, nn.Module):
             raise DomainError(
-                f"`outputs` must be None for {likelihood.name}, whose sites are found by iteration, got {outputs}; fit "
-                "a GP for each output"
+                f"`mean` must be a torch.nn.Module, got {type(mean).__name__}; use flashgp.means.Constant()"
             )
         super().__init__(kernel, mean, likelihood, outputs)
 

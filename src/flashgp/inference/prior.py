@@ -231,7 +231,7 @@ class Prior(NamedValues):
 
     def checked_targets(self, y: Any, x: Tensor, *, new: bool = False) -> Tensor:
         """Targets of rows x, `new` ones or those that the likelihood may know. Raises: ShapeError, DomainError."""
-        y = check_targets(y, "y", x, self.outputs, missing=self.separate)
+        y = check_targets(self.likelihood.encoded(y, "y"), "y", x, self.outputs, missing=self.separate)
         (self.likelihood.underlying.with_rows() if new else self.likelihood).check_targets(y)
         return y
 

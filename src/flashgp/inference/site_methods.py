@@ -37,6 +37,11 @@ class Marginals:
         return float((0.5 * shift + 0.25 * widening).sum())
 
 
+def sums_of_rows(values: Tensor) -> Tensor:
+    """Sums over the latent functions of each row, (n,), of (n,) or (n, outputs)."""
+    return values if values.dim() == 1 else values.sum(-1)
+
+
 class SiteMethod(ABC):
     """Class attributes: bound, whether its value is one, which steps must not lower."""
 
@@ -64,7 +69,7 @@ class Variational(SiteMethod):
         of_site = -0.5 * (
             LOG_2PI + sites.variance.log() + ((sites.targets - at.mean).square() + at.variance) / sites.variance
         )
-        return likelihood.expected_log_prob(y, at.mean, at.variance) - of_site
+        return likelihood.expected_log_prob(y, at.mean, at.variance) - sums_of_rows(of_site)
 
 
 class ExpectationPropagation(SiteMethod):

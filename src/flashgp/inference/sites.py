@@ -18,7 +18,7 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.errors import ConvergenceError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.prior import Prior
-from flashgp.inference.site_methods import Marginals, method_of
+from flashgp.inference.site_methods import Marginals, method_of, sums_of_rows
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
@@ -92,13 +92,15 @@ def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: flo
 
 
 def prior_variance(prior: Prior, x: Tensor) -> Tensor:
-    """Variance of f at every row, (n,), float64."""
-    return prior.kernel(x).diagonal().detach().double()
+    """Variance of f at every row, (n,) or (n, outputs), float64."""
+    own = prior.kernel(x).diagonal().detach().double()
+    return own if prior.outputs is None else own.unsqueeze(-1).expand(-1, prior.outputs)
 
 
 def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
     """Sites that say next to nothing, under which q(f) is the prior."""
-    mean, variance = prior.mean_at(x).detach().squeeze(-1), prior_variance(prior, x)
+    variance = prior_variance(prior, x)
+    mean = prior.mean_at(x).detach().expand(len(x), prior.outputs or 1).reshape(variance.shape)
     value = float(prior.likelihood.expected_log_prob(y, mean, variance).sum())
     return Found(Sites(mean, variance / LEAST), Marginals(mean, variance), value, None)
 
@@ -117,7 +119,7 @@ def marginals_by_gradient(sites: Sites, slopes: Sequence[Tensor | None], own: Te
     by_residual, by_variance = slopes[:2]
     assert by_residual is not None
     assert by_variance is not None
-    s, by_target = sites.variance, by_residual.squeeze(-1)
+    s, by_target = sites.variance, by_residual.reshape(sites.variance.shape)
     variance = s + s.square() * (2.0 * by_variance - by_target.square())
     return Marginals(sites.targets + s * by_target, within(variance, s, own))
 
@@ -149,7 +151,8 @@ def settle(
         step from there will move q(f), where that is known without it.
     Raises: ConvergenceError where no step raises the bound, or steps do not settle; TimeUp without time for one.
     """
-    size, longest, moved, kept = 1.0, 1.0, [math.inf, math.inf], start
+    size = longest = likelihood.step
+    moved, kept = [math.inf, math.inf], start
     for steps in range(1, settings.max_steps + 1):
         if (expected := ahead(kept)) < tolerance:
             return kept, steps - 1, expected
@@ -171,7 +174,7 @@ def settle(
         if moved[-1] > settings.turning * moved[-3] and size == longest:
             longest *= 0.5
         elif moved[-1] < settings.falling * moved[-2]:
-            longest = min(1.0, 2.0 * longest)
+            longest = min(likelihood.step, 2.0 * longest)
         size = min(longest, 2.0 * size)
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "
@@ -191,14 +194,14 @@ def local_sites(
     likelihood: Likelihood, y: Tensor, before: Marginals, settings: SiteSettings = SiteSettings()
 ) -> tuple[Sites, Marginals]:
     """Sites of new rows, each by itself, and q(f) with them, (M-275). Args: before, predictions of f."""
-    linear, precision, size = (torch.zeros_like(before.mean) for _ in range(3))
-    size += 1.0
+    linear, precision = torch.zeros_like(before.mean), torch.zeros_like(before.mean)
+    size = torch.full((len(y), *[1] * (y.dim() - 1)), likelihood.step, dtype=linear.dtype, device=linear.device)
     at, sites = before, likelihood.sites_at(y, before.mean, before.variance, None)
 
     def value(one: Marginals) -> Tensor:
         ratio = one.variance / before.variance
         squares = (one.mean - before.mean).square() / before.variance
-        return likelihood.expected_log_prob(y, one.mean, one.variance) - 0.5 * (ratio - ratio.log() + squares)
+        return likelihood.expected_log_prob(y, one.mean, one.variance) - 0.5 * sums_of_rows(ratio - ratio.log() + squares)
 
     best = value(at)
     for _ in range(settings.max_steps):
@@ -209,11 +212,12 @@ def local_sites(
         variance = 1.0 / (1.0 / before.variance + other[1])
         found = Marginals(variance * (before.mean / before.variance + other[0]), variance)
         new = value(found)
-        good = new >= best - torch.finfo(new.dtype).eps * best.abs()  # not NaN
-        moved = torch.where(good, new - best, 0.0).abs().amax() if len(y) else 0.0
+        better = new >= best - torch.finfo(new.dtype).eps * best.abs()  # not NaN
+        moved = torch.where(better, new - best, 0.0).abs().amax() if len(y) else 0.0
+        best, good = torch.where(better, new, best), better.reshape(size.shape)
         linear, precision = torch.where(good, other[0], linear), torch.where(good, other[1], precision)
         at = Marginals(torch.where(good, found.mean, at.mean), torch.where(good, found.variance, at.variance))
-        best, size = torch.where(good, new, best), torch.where(good, (2.0 * size).clamp(max=1.0), 0.5 * size)
+        size = torch.where(good, (2.0 * size).clamp(max=likelihood.step), 0.5 * size)
         sites = likelihood.sites_at(y, at.mean, at.variance, None)
         if float(moved) < settings.posterior and bool(good.all()):
             break

@@ -5,11 +5,12 @@ from typing import Any
 from flashgp.foundations.errors import MissingNameError
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution, Sites
 from flashgp.likelihoods.bernoulli import Bernoulli
+from flashgp.likelihoods.categorical import Categorical
 from flashgp.likelihoods.gaussian import Gaussian
 
-REGISTRY: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Bernoulli, Gaussian)}
+REGISTRY: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Bernoulli, Categorical, Gaussian)}
 
-__all__ = ["REGISTRY", "Bernoulli", "Gaussian", "Likelihood", "PredictiveDistribution", "Sites"]
+__all__ = ["REGISTRY", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "PredictiveDistribution", "Sites"]
 
 
 def __getattr__(name: str) -> Any:

@@ -88,6 +88,7 @@ class Likelihood(NamedValues, ABC):
     """
 
     has_sites: ClassVar[bool] = False
+    step: ClassVar[float] = 1.0  # the longest towards new sites
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
@@ -154,6 +155,10 @@ class Likelihood(NamedValues, ABC):
         _, by_mean, by_variance = self.expectations(y, mean, variance)
         precision = torch.maximum(-2.0 * by_variance, LEAST / variance)
         return Sites(mean + by_mean / precision, 1.0 / precision)
+
+    def encoded(self, y: Any, name: str) -> Any:
+        """Targets as inference takes them, of as many columns as there are `outputs`. Raises: DomainError."""
+        return y
 
     @property
     def name(self) -> str:

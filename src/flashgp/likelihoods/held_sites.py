@@ -15,7 +15,7 @@ class HeldSites(Likelihood):
 
     Args:
         likelihood: whose sites they are.
-        sites: targets and variances of every row, each (n,).
+        sites: targets and variances of every row, each (n,), or (n, outputs) of several latent functions.
         excess: what the bound on log p(y) has beside the log density of the targets, of each row, (n,), nats; None
             where it is not known.
 
@@ -34,6 +34,7 @@ class HeldSites(Likelihood):
         self.register_buffer("targets", sites.targets)
         self.register_buffer("variance", sites.variance)
         self.register_buffer("excess", excess)
+        self.outputs = None if sites.targets.dim() == 1 else sites.targets.shape[1]
         self._to_come: tuple[HeldSites, ...] = ()
 
     targets: Tensor
@@ -71,6 +72,13 @@ class HeldSites(Likelihood):
 
     def additive_noise(self, device: Any) -> Tensor | None:
         return self.likelihood.additive_noise(device)
+
+    def encoded(self, y: Any, name: str) -> Any:
+        return self.likelihood.encoded(y, name)
+
+    def output(self, index: int, *, live: bool = True) -> "HeldSites":
+        excess = None if self.excess is None else self.excess / self.targets.shape[1]  # which the outputs sum up to
+        return HeldSites(self.likelihood, Sites(self.targets[:, index], self.variance[:, index]), excess)
 
     @property
     def rows_alike(self) -> bool:

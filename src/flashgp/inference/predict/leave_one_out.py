@@ -33,18 +33,21 @@ class LeaveOneOut:
     """Predictions of every training row from all the others, eqs. (M-39) and (M-40).
 
     Fields: mean (*batch, n[, outputs]); variance of the observation, the same shape; log_prob of the observed y. NaN
-    where a cell of several outputs is missing. distribution, of the observation; None where it is normal.
+    where a cell of several outputs is missing. Of classes mean and variance are those of indicators, and log_prob is
+    (n,). distribution, of the observation; None where it is normal.
     """
 
     mean: Float[Tensor, "*shape"]
     variance: Float[Tensor, "*shape"]
-    log_prob: Float[Tensor, "*shape"]
+    log_prob: Float[Tensor, "*rows"]
     distribution: PredictiveDistribution | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
-        """A summary: the errors follow from the densities, log N(y; mean, variance)."""
+        """A summary: of normal distributions the errors follow from the densities, log N(y; mean, variance)."""
         if not self.log_prob.numel():
             return "LeaveOneOut(no rows)"
+        if self.distribution is not None:
+            return f"LeaveOneOut({len(self.log_prob):,} rows: mean log density {float(self.log_prob.mean()):.4g} nats)"
         known = ~self.log_prob.isnan()
         variance, log_prob = (t.detach()[known].double() for t in (self.variance, self.log_prob))
         squares = (-2.0 * log_prob - LOG_2PI - variance.log()).clamp_min(0.0)  # of errors in standard deviations
@@ -61,10 +64,14 @@ def of_observations(
 ) -> LeaveOneOut:
     """Leave-one-out of observations whose latent values are N(mean, variance) without them.
 
-    Args: y, of that shape; dtype, of the result.
+    Args: y, of that shape, (n,) or (n, outputs); dtype, of the result.
     """
+    if likelihood.outputs is not None:
+        mean, variance, y = (t.movedim(-1, 0) for t in (mean, variance, y))
     found = likelihood.predictive_of_rows(mean, variance)
-    return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), found.log_prob(y).to(dtype), distribution=found)
+    each = (t.to(dtype) for t in (found.mean, found.variance, found.log_prob(y)))
+    each = each if likelihood.outputs is None else (t.movedim(0, -1) for t in each)
+    return LeaveOneOut(*each, distribution=found)
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)

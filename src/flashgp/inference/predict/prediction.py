@@ -159,7 +159,7 @@ class Prediction:
         Args:
             y: observations, of the shape of `mean`.
         """
-        y = check_targets(y, "y", self._x, self._outputs).double()
+        y = check_targets(self._likelihood.encoded(y, "y"), "y", self._x, self._outputs).double()
         self._likelihood.underlying.with_rows().check_targets(y)
         if self._outputs is None:
             return self._of_observations(self._observations().log_prob(y))

@@ -1,0 +1,124 @@
+"""Several classes: expectations of the softmax, sites, the gradient of the bound, predictions, eqs. (M-306), (M-307)."""
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.likelihoods.softmax import GAMMA, softmax_expectations
+from flashgp.pairwise.torch.tiles import TorchTiles
+
+F64 = torch.float64
+
+
+def table(n: int = 40, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand(n, 2, generator=generator, dtype=F64)
+    score = torch.stack([torch.sin(4.0 * x[:, 0] + c) * torch.cos(3.0 * x[:, 1] - c) for c in range(classes)], 1)
+    noise = torch.rand(n, classes, generator=generator, dtype=F64)
+    return x, (4.0 * score - (-noise.log()).log()).argmax(1).double()
+
+
+def model(classes: int = 3) -> fgp.GP:
+    kernel = 4.0 * fgp.kernels.Matern(nu=2.5, lengthscale=0.5)
+    return fgp.GP(kernel, likelihood=fgp.likelihoods.Categorical(classes))
+
+
+def by_fine_grids(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The integrals of one row, F_c from a fine grid of f."""
+    sd, z = variance.sqrt(), torch.linspace(-9.0, 9.0, 1201, dtype=F64)
+    weight = (-0.5 * z.square()).exp() / (-0.5 * z.square()).exp().sum()
+    low, high = float((mean - 9.0 * sd).min()) - 5.0, float((mean + 9.0 * sd).max()) + 38.0
+    t = torch.arange(low, high, 0.05, dtype=F64)
+    e = ((mean[:, None] + sd[:, None] * z).unsqueeze(-1) - t).clamp(max=300.0).exp()  # (C, f, t)
+    inside = (-e).exp()
+    cdf, density, slope = (
+        torch.einsum("f,cft->ct", weight, part) for part in (inside, e * inside, e * (e - 1.0) * inside)
+    )
+    others = torch.stack([torch.cat([cdf[:c], cdf[c + 1 :]]).prod(0) for c in range(len(mean))])
+    by_class = density * others
+    return 0.05 * (by_class @ t).sum() - GAMMA, 0.05 * by_class.sum(1), -0.05 * (slope * others).sum(1)
+
+
+@pytest.mark.parametrize(("classes", "least", "most", "spread"), [(4, -6, 2, 2), (10, -4, 3, 2), (3, -14, -8, 0.5)])
+def test_expectations_are_those_of_fine_grids(classes: int, least: float, most: float, spread: float) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    mean = spread * torch.randn(5, classes, generator=generator, dtype=F64)
+    variance = (least + (most - least) * torch.rand(5, classes, generator=generator, dtype=F64)).exp()
+    found = softmax_expectations(mean, variance)
+    for row in range(5):
+        for value, other in zip(found, by_fine_grids(mean[row], variance[row]), strict=True):
+            torch.testing.assert_close(value[row], other, rtol=0.0, atol=2e-8)
+
+
+def test_a_shift_of_all_functions_changes_the_sum_alone() -> None:
+    mean, variance = torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0)), torch.ones(6, 4, dtype=F64)
+    value, probability, spread = softmax_expectations(mean, variance)
+    shifted = softmax_expectations(mean + 250.0, variance)
+    for one, other in zip(shifted, (value + 250.0, probability, spread), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-9)
+
+
+def objective(y: Tensor, x: Tensor) -> LogJoint:
+    gp = model()
+    y = gp.likelihood.encoded(y, "y")
+    sites = IteratedSites.of(gp, x, y, SiteSettings(search=1e-12))
+    return LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles()), sites=sites))
+
+
+def test_the_gradient_of_the_bound_is_that_of_differences() -> None:
+    x, y = table()
+    of, theta = objective(y, x), numpy.array([0.9, -0.5])
+    gradient = of(theta).gradient
+    for k, step in enumerate(1e-4 * numpy.eye(2)):
+        upper, lower = of(theta + step).value, of(theta - step).value
+        assert upper is not None and lower is not None
+        assert abs((upper - lower) / 2e-4 - gradient[k]) < 1e-6
+
+
+def test_classes_in_another_order_have_the_same_bound_and_probabilities() -> None:
+    x, y = table()
+    order = torch.tensor([2, 0, 1])
+    one, other = model().condition(x, y), model().condition(x, order[y.long()].double())
+    assert abs(float(one.log_marginal_likelihood() - other.log_marginal_likelihood())) < 1e-8
+    probability = [post.predict(x[:5]).distribution.probability for post in (one, other)]
+    torch.testing.assert_close(probability[0], probability[1][:, order], rtol=0.0, atol=1e-9)
+
+
+def test_the_bound_lies_below_the_likelihood_of_two_rows() -> None:
+    x, y = torch.tensor([[0.0], [0.7]], dtype=F64), torch.tensor([0.0, 2.0], dtype=F64)
+    gp = model()
+    bound = float(gp.condition(x, y).log_marginal_likelihood())
+    root = torch.linalg.cholesky(gp.kernel(x).to_dense().detach())
+    draws = torch.randn(200_000, 3, 2, generator=torch.Generator().manual_seed(0), dtype=F64) @ root.mT
+    truth = float((draws.log_softmax(1)[:, y.long(), [0, 1]]).sum(1).exp().mean().log())
+    assert truth - 0.2 < bound < truth
+
+
+def test_fits_learn_classes_and_leave_rows_out() -> None:
+    x, y = table(120)
+    fit = fgp.fit(model(), x[:90], y[:90], starts=1)
+    prediction = fit.posterior.predict(x[90:])
+    share = torch.bincount(y[:90].long()).double() / 90.0
+    assert prediction.log_prob(y[90:]).mean() > share.log()[y[90:].long()].mean() + 0.1
+    torch.testing.assert_close(prediction.distribution.probability.sum(1), torch.ones(30, dtype=F64))
+    assert fit.posterior.leave_one_out().log_prob.shape == (90,)
+    drawn = prediction.sample(3, observed=True, seed=0)
+    assert drawn.shape == (3, 30, 3)
+    assert bool((drawn.sum(-1) == 1).all())
+
+
+@pytest.mark.parametrize(("labels", "message"), [([0.0, 3.0], "got 3 in row 1"), ([0.5, 1.0], "got 0.5 in row 0")])
+def test_labels_that_are_no_classes_are_named(labels: list[float], message: str) -> None:
+    with pytest.raises(DomainError, match=message):
+        model().condition(torch.zeros(2, 1, dtype=F64), torch.tensor(labels, dtype=F64))
+
+
+def test_a_mean_other_than_zero_is_refused() -> None:
+    with pytest.raises(DomainError, match="must be Zero"):
+        fgp.GP(fgp.kernels.Matern(), fgp.means.Constant(), fgp.likelihoods.Categorical(3))
