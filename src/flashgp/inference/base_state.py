@@ -211,6 +211,10 @@ class BaseState:
         """And numbers of an approximation, with its name as "kind"; none of exact inference."""
         return {}
 
+    def under(self, prior: Prior, online: UpdateState) -> Self:
+        """The state with what a prior knows of rows to come, and another record of updates."""
+        return replace(self, prior=prior, online=online)  # type: ignore[type-var]
+
     def with_prior(self, prior: Prior) -> Self:
         """The state under a prior whose likelihood gives the same covariance matrix and residual."""
         prior = prior.held()

@@ -154,6 +154,10 @@ class OutputStates(BaseState):
             )
         return super().tensors() | {"residual": self.residual, "representer_weights": self.representer_weights}
 
+    def under(self, prior: Prior, online: UpdateState) -> "OutputStates":
+        parts = tuple(part.under(prior.output(j, live=False), online) for j, part in enumerate(self.parts))
+        return replace(self, prior=prior, parts=parts)
+
     def with_prior(self, prior: Prior) -> "OutputStates":
         prior = prior.held()
         parts = tuple(part.with_prior(prior.output(j, live=False)) for j, part in enumerate(self.parts))

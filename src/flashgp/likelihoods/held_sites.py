@@ -78,7 +78,9 @@ class HeldSites(Likelihood):
 
     def output(self, index: int, *, live: bool = True) -> "HeldSites":
         excess = None if self.excess is None else self.excess / self.targets.shape[1]  # which the outputs sum up to
-        return HeldSites(self.likelihood, Sites(self.targets[:, index], self.variance[:, index]), excess)
+        found = HeldSites(self.likelihood, Sites(self.targets[:, index], self.variance[:, index]), excess)
+        found._to_come = tuple(others.output(index, live=live) for others in self._to_come)
+        return found
 
     @property
     def rows_alike(self) -> bool:

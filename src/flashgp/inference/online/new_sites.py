@@ -46,12 +46,12 @@ def with_sites_to_come(state: S, x: Any, y: Any, known: Sequence[Any], moments: 
         moved += at.divergence(before)
         found.append((sites.targets, sites.variance, Variational().excess(one, target.double(), at, sites)))
         if len(found) < len(x):
-            grown = append(_extended(grown, HeldSites(likelihood, sites, found[-1][-1])), row, target)
+            grown = append(_extended(grown, HeldSites(likelihood, sites, found[-1][-1]), moved), row, target)
     targets, variance, beside = (torch.cat(parts) for parts in zip(*found, strict=True))
     together = HeldSites(likelihood, Sites(targets, variance), beside)
-    return replace(_extended(state, together), online=replace(state.online, moved=moved))  # type: ignore[type-var]
+    return _extended(state, together, moved)
 
 
-def _extended(state: S, to_come: HeldSites) -> S:
+def _extended(state: S, to_come: HeldSites, moved: float) -> S:
     prior = state.prior.with_likelihood(cast(HeldSites, state.prior.likelihood).extended_by(to_come))
-    return replace(state, prior=prior)  # type: ignore[type-var]
+    return state.under(prior, replace(state.online, moved=moved))
