@@ -68,7 +68,7 @@ class WorkSettings:
         pairs: passes over the pairs of one evaluation, at the rate of a dense block.
         calls, few_calls: small operations of one evaluation, and of one of few rows, in NumPy.
         alone_rows, alone: up to so many rows one thread evaluates; so many times as long its factorisation takes.
-        draw_pairs, draw_calls: of one simulated score of the Fisher information.
+        draw_calls: small operations of one simulated score of the Fisher information.
     """
 
     run: Cost = Cost(11.0, 15.0, 20.0)
@@ -99,7 +99,6 @@ class WorkSettings:
     few_calls: float = 10.0
     alone_rows: int = 400
     alone: float = 1.6
-    draw_pairs: float = 0.2
     draw_calls: float = 40.0
 
     def of_run(self, parameters: int, *, last: bool) -> Cost:

@@ -49,9 +49,11 @@ class Price:
         return problem.factors * (problem.batch * (factor + pairs) + calls * rates.call_seconds)
 
     def information_seconds(self, rows: int) -> float:
-        """The Fisher information of so many rows, eq. (M-104): a factor, and a pass over the pairs for every draw."""
-        problem, rates, work = self.problem, self.rates, self.stage_work
-        draw = work.draw_pairs * rows**2 / rates.block_pairs + work.draw_calls * rates.call_seconds
+        """The Fisher information of so many rows, eqs. (M-104) and (M-308): a factor and one pass over the pairs, as an
+        evaluation, and products with the draws."""
+        problem, rates = self.problem, self.rates
+        draw = 2.0 * rows**2 * (1.0 + problem.d) / rates.cholesky(torch.float64, rows)
+        draw += self.stage_work.draw_calls * rates.call_seconds
         return self.exact_seconds(rows) + problem.stages.draws(problem.parameters) * draw
 
     def exact_stages(self, stages: Sequence[FitStage], sent: float) -> Cost:
