@@ -1,4 +1,4 @@
-"""Several classes: expectations of the softmax, sites, the gradient of the bound, predictions, eqs. (M-306), (M-307)."""
+"""Several classes: expectations of the softmax, (M-306), sites, (M-307), the gradient of the bound, predictions."""
 
 import numpy
 import pytest
@@ -31,10 +31,10 @@ def model(classes: int = 3) -> fgp.GP:
 
 def by_fine_grids(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The integrals of one row, F_c from a fine grid of f."""
-    sd, z = variance.sqrt(), torch.linspace(-9.0, 9.0, 1201, dtype=F64)
+    sd, z = variance.sqrt(), torch.linspace(-8.5, 8.5, 401, dtype=F64)
     weight = (-0.5 * z.square()).exp() / (-0.5 * z.square()).exp().sum()
     low, high = float((mean - 9.0 * sd).min()) - 5.0, float((mean + 9.0 * sd).max()) + 38.0
-    t = torch.arange(low, high, 0.05, dtype=F64)
+    t = torch.arange(low, high, 0.1, dtype=F64)
     e = ((mean[:, None] + sd[:, None] * z).unsqueeze(-1) - t).clamp(max=300.0).exp()  # (C, f, t)
     inside = (-e).exp()
     cdf, density, slope = (
@@ -42,22 +42,25 @@ def by_fine_grids(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tenso
     )
     others = torch.stack([torch.cat([cdf[:c], cdf[c + 1 :]]).prod(0) for c in range(len(mean))])
     by_class = density * others
-    return 0.05 * (by_class @ t).sum() - GAMMA, 0.05 * by_class.sum(1), -0.05 * (slope * others).sum(1)
+    return 0.1 * (by_class @ t).sum() - GAMMA, 0.1 * by_class.sum(1), -0.1 * (slope * others).sum(1)
 
 
 @pytest.mark.parametrize(("classes", "least", "most", "spread"), [(4, -6, 2, 2), (10, -4, 3, 2), (3, -14, -8, 0.5)])
 def test_expectations_are_those_of_fine_grids(classes: int, least: float, most: float, spread: float) -> None:
     generator = torch.Generator().manual_seed(classes)
-    mean = spread * torch.randn(5, classes, generator=generator, dtype=F64)
-    variance = (least + (most - least) * torch.rand(5, classes, generator=generator, dtype=F64)).exp()
+    mean = spread * torch.randn(3, classes, generator=generator, dtype=F64)
+    variance = (least + (most - least) * torch.rand(3, classes, generator=generator, dtype=F64)).exp()
     found = softmax_expectations(mean, variance)
-    for row in range(5):
+    for row in range(3):
         for value, other in zip(found, by_fine_grids(mean[row], variance[row]), strict=True):
             torch.testing.assert_close(value[row], other, rtol=0.0, atol=2e-8)
 
 
 def test_a_shift_of_all_functions_changes_the_sum_alone() -> None:
-    mean, variance = torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0)), torch.ones(6, 4, dtype=F64)
+    mean, variance = (
+        torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0)),
+        torch.ones(6, 4, dtype=F64),
+    )
     value, probability, spread = softmax_expectations(mean, variance)
     shifted = softmax_expectations(mean + 250.0, variance)
     for one, other in zip(shifted, (value + 250.0, probability, spread), strict=True):
@@ -77,7 +80,8 @@ def test_the_gradient_of_the_bound_is_that_of_differences() -> None:
     gradient = of(theta).gradient
     for k, step in enumerate(1e-4 * numpy.eye(2)):
         upper, lower = of(theta + step).value, of(theta - step).value
-        assert upper is not None and lower is not None
+        assert upper is not None
+        assert lower is not None
         assert abs((upper - lower) / 2e-4 - gradient[k]) < 1e-6
 
 
@@ -111,6 +115,24 @@ def test_fits_learn_classes_and_leave_rows_out() -> None:
     drawn = prediction.sample(3, observed=True, seed=0)
     assert drawn.shape == (3, 30, 3)
     assert bool((drawn.sum(-1) == 1).all())
+
+
+def test_rows_that_join_are_as_those_that_were_there() -> None:
+    x, y = table()
+    z, label = torch.tensor([[0.2, 0.3], [0.8, 0.1]], dtype=F64), torch.tensor([1.0, 2.0], dtype=F64)
+    before = model().condition(x, y).predict(z).mean
+    joined = model().condition(x, y).append(z, label).predict(z).mean
+    together = model().condition(torch.cat([x, z]), torch.cat([y, label])).predict(z).mean
+    assert float((joined - together).abs().max()) < 0.1 * float((together - before).abs().max())
+
+
+def test_probabilities_have_gradients_by_points() -> None:
+    post = model().condition(*table())
+    z = torch.tensor([[0.2, 0.3]], dtype=F64, requires_grad=True)
+    (slope,) = torch.autograd.grad(post.predict(z).distribution.probability[0, 1], z)
+    for k, step in enumerate(1e-5 * torch.eye(2, dtype=F64)):
+        upper, lower = (post.predict((z + s).detach()).distribution.probability[0, 1] for s in (step, -step))
+        assert abs(float((upper - lower) / 2e-5 - slope[0, k])) < 1e-6
 
 
 @pytest.mark.parametrize(("labels", "message"), [([0.0, 3.0], "got 3 in row 1"), ([0.5, 1.0], "got 0.5 in row 0")])

@@ -91,9 +91,9 @@ def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: flo
     return event
 
 
-def prior_variance(prior: Prior, x: Tensor) -> Tensor:
-    """Variance of f at every row, (n,) or (n, outputs), float64."""
-    own = prior.kernel(x).diagonal().detach().double()
+def prior_variance(prior: Prior, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
+    """Variance of f at every row, (n,) or (n, outputs), float64. Args: diagonal, that of K where it is at hand."""
+    own = prior.kernel(x).diagonal().detach().double() if diagonal is None else diagonal
     return own if prior.outputs is None else own.unsqueeze(-1).expand(-1, prior.outputs)
 
 
@@ -201,7 +201,9 @@ def local_sites(
     def value(one: Marginals) -> Tensor:
         ratio = one.variance / before.variance
         squares = (one.mean - before.mean).square() / before.variance
-        return likelihood.expected_log_prob(y, one.mean, one.variance) - 0.5 * sums_of_rows(ratio - ratio.log() + squares)
+        return likelihood.expected_log_prob(y, one.mean, one.variance) - 0.5 * sums_of_rows(
+            ratio - ratio.log() + squares
+        )
 
     best = value(at)
     for _ in range(settings.max_steps):

@@ -15,9 +15,10 @@ from flashgp.likelihoods.softmax import softmax_expectations
 class Categorical(Likelihood):
     """y_i is one of some classes, class c with probability exp f_c / sum_j exp f_j, of f = f(x_i), eq. (M-306).
 
-    The latent functions, one for each class, are independent before the data, with one covariance function and mean
-    zero. Sites are diagonal in the classes: of a class they are one regression. Everything that they need of the softmax
-    is an exact integral over one variable, for any number of classes.
+    The latent functions, one for each class, are independent a priori, with one covariance function and mean zero.
+    Sites
+    are diagonal in the classes: those of a class make it one regression. All that they need of the softmax is exact,
+    integrals over one variable for any number of classes.
 
     Args:
         classes: how many, 2 or more.
@@ -69,7 +70,9 @@ class Categorical(Likelihood):
         return Sites(mean - mean.mean(-1, keepdim=True) + (y - probability) / precision, 1.0 / precision)
 
     def predictive(self, mean: Float[Tensor, "classes *n"], variance: Float[Tensor, "classes *n"]) -> "Classes":
-        _, probability, _ = softmax_expectations(*(t.movedim(0, -1).reshape(-1, self.classes) for t in (mean, variance)))
+        _, probability, _ = softmax_expectations(
+            *(t.movedim(0, -1).reshape(-1, self.classes) for t in (mean, variance))
+        )
         probability = probability / probability.sum(-1, keepdim=True)
         return Classes(probability.reshape(*mean.shape[1:], self.classes))
 

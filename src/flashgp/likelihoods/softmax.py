@@ -1,7 +1,7 @@
 """Expectations of the softmax of independent normal variables by one-dimensional integrals, eq. (M-306).
 
-With independent Gumbel noise e_c, log sum_c exp f_c = E max_c (f_c + e_c) - gamma. So with F_c the distribution function
-of f_c + e_c for f_c ~ N(m_c, v_c), whatever the number of classes,
+With independent Gumbel noise e_c, log sum_c exp f_c = E max_c (f_c + e_c) - gamma. So with F_c the distribution
+function of f_c + e_c for f_c ~ N(m_c, v_c), whatever the number of classes,
 
     E log sum_c exp f_c               = int t (prod_c F_c)'(t) dt - gamma
     E softmax_c                       = int F_c' prod_(j /= c) F_j dt
@@ -28,7 +28,7 @@ AT_ONCE = 2**22  # numbers alive in a batch of rows
 
 
 def softmax_expectations(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """E log sum_c exp f_c, (n,), E softmax_c and E softmax_c (1 - softmax_c), (n, C), for f of mean and variance (n, C).
+    """E log sum_c exp f_c, (n,), E softmax_c and E softmax_c (1 - softmax_c), (n, C), of f (n, C).
 
     The probabilities of a row add up to 1 to about 1e-9.
     Cost: for each row and class 12 T W flops, with T nodes and W frequencies, both in proportion to the range of means

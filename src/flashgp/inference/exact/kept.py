@@ -45,27 +45,39 @@ class KeptCovariance:
             problem, dtype=torch.float64, workspace=settings.workspace
         )
         self.diagonal = self._block.diagonal().clone()
-        self._last: _Solved | None = None
+        self._last: dict[int, _Solved] = {}
 
     def value_and_gradients(
         self, residual: Tensor, noise: Tensor, wanted: Sequence[bool]
     ) -> tuple[float, list[Tensor | None]]:
-        """See `exact.likelihood.value_and_gradients`; gradients by rows and theta once, with which K is done."""
-        solved = self._solved(residual, noise)
-        gradients: list[Tensor | None] = [None] * len(wanted)
-        gradients[0] = -solved.weights
-        gradients[1] = 0.5 * (solved.weights.squeeze(-1).square() - solved.diagonal)
-        if any(wanted[2:]):
-            slope = (solved.root.mT @ solved.root).addmm_(solved.weights, solved.weights.mT, beta=-0.5, alpha=0.5)
-            pulled = self._pull(slope)
-            gradients[2:] = [*pulled.rows, *pulled.theta]
-        return float(solved.value), gradients
+        """See `exact.likelihood.value_and_gradients`; gradients by rows and theta once, with which K is done.
 
-    def _solved(self, residual: Tensor, noise: Tensor) -> _Solved:
-        last = self._last
+        Args: noise, (n,), or (n, p) of outputs with noise of their own, whose values and gradients are summed.
+        """
+        columns = noise if noise.dim() == 2 else noise.unsqueeze(-1)
+        each = [
+            self._solved(j, residual[:, j : j + 1].contiguous(), column.contiguous())
+            for j, column in enumerate(columns.unbind(-1))
+        ]
+        gradients: list[Tensor | None] = [None] * len(wanted)
+        weights = torch.cat([one.weights for one in each], -1)
+        gradients[0] = -weights
+        by_noise = 0.5 * (weights.square() - torch.stack([one.diagonal for one in each], -1))
+        gradients[1] = by_noise.reshape(noise.shape)
+        if any(wanted[2:]):
+            slope = each[0].root.mT @ each[0].root
+            for one in each[1:]:
+                slope.addmm_(one.root.mT, one.root)
+            pulled = self._pull(slope.addmm_(weights, weights.mT, beta=-0.5, alpha=0.5))
+            gradients[2:] = [*pulled.rows, *pulled.theta]
+        return float(sum(one.value for one in each)), gradients
+
+    def _solved(self, output: int, residual: Tensor, noise: Tensor) -> _Solved:
+        last = self._last.get(output)
         if last is None or not (torch.equal(last.residual, residual) and torch.equal(last.noise, noise)):
-            self._last = last = None  # its memory, for the next
-            last = self._last = self._solve(residual, noise)
+            last = None
+            self._last.pop(output, None)  # its memory, for the next
+            last = self._last[output] = self._solve(residual, noise)
         return last
 
     def _solve(self, residual: Tensor, noise: Tensor) -> _Solved:

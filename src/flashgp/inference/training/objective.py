@@ -336,7 +336,7 @@ class LogJoint(Objective):
         value, slopes = self.likelihood(rows, tensors, [True, True, *[False] * (len(tensors) - 2)])
         assert value is not None
         problem, kept = self.problem, self._kept
-        own = prior_variance(problem.prior, problem.x) if kept is None else kept.diagonal
+        own = prior_variance(problem.prior, problem.x, None if kept is None else kept.diagonal)
         return value, marginals_by_gradient(problem.with_sites.sites(problem.y), slopes, own)
 
     def __call__(self, theta: Array) -> Evaluation:
@@ -383,6 +383,8 @@ class LogJoint(Objective):
 
         Outputs with noise of their own come one after the other: the likelihood is the sum over them.
         """
+        if self._kept is not None:
+            return self._kept.value_and_gradients(tensors[0], tensors[1], wanted)
         prior = self.problem.prior
         if not prior.separate:
             return self.one_likelihood(rows, tensors, wanted, 0)
@@ -434,8 +436,6 @@ class LogJoint(Objective):
     ) -> tuple[float | None, list[Tensor | None]]:
         """Likelihood and gradients of one covariance matrix, the only one or that of an output: residual (*batch, n,
         p), noise (*batch, n or 1)."""
-        if self._kept is not None:
-            return self._kept.value_and_gradients(tensors[0], tensors[1], wanted)
         value, slopes = value_and_gradients(self.problem.direct, self.problem.prior.kernel.form, rows, tensors, wanted)
         return float(value.sum()), slopes
 

@@ -4,7 +4,6 @@ The weight a_i a_j of a pair has rank one, so that what it says about a feature 
 with the vectors, and with the vectors times the feature.
 """
 
-import torch
 from torch import Tensor
 
 from flashgp.foundations.workspace import Workspace
