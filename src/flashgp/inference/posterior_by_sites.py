@@ -27,6 +27,7 @@ from flashgp.inference.sites import (
     steps_event,
     within,
 )
+from flashgp.inference.threads import one_thread
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.processes.group import Group
@@ -67,7 +68,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
             value = float(posterior.log_marginal_likelihood()) + float(method.excess(likelihood, y, at, sites).sum())
         return Found(sites, at, value, state)
 
-    with torch.no_grad():
+    with torch.no_grad(), one_thread(data.count):
         found, steps, moved = settle_rows(
             likelihood, y, from_prior(prior, x, y), evaluate, settings.posterior, settings, deadline=deadline
         )
