@@ -25,7 +25,7 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.predict.leave_one_out import leave_one_out
+from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
@@ -127,7 +127,7 @@ class SubsetFits:
 
     def left_out(self, state: AnyState) -> Array:
         """Leave-one-out log density of each row, all outputs together, (rows,), nats, eqs. (M-39) and (M-40)."""
-        found = leave_one_out(state).log_prob.double().numpy(force=True)
+        found = Posterior(state).leave_one_out().log_prob.double().numpy(force=True)
         found = np.where(np.isnan(state.y.numpy(force=True)), 0.0, found)  # of cells that are missing
         return np.asarray(found if found.ndim == 1 else found.sum(axis=1), dtype=np.float64)
 

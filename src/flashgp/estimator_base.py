@@ -36,7 +36,8 @@ Array = npt.NDArray[np.floating[Any]]
 RandomState = int | np.random.RandomState | np.random.Generator | None
 
 DEFAULT_SEED = 0
-_SETTINGS = tuple(one.name for one in fields(TableSettings) if one.name not in ("kernel", "kernel_argument", "seed"))
+_OWN = ("kernel", "kernel_argument", "likelihood", "seed")
+_SETTINGS = tuple(one.name for one in fields(TableSettings) if one.name not in _OWN)
 
 
 class TableEstimator(BaseEstimator):

@@ -27,8 +27,10 @@ from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.run import Run
 from flashgp.kernel_expression import KernelExpression, parse_kernel
 from flashgp.kernels import Kernel
+from flashgp.likelihoods import Likelihood
 from flashgp.processes.group import ALONE
 from flashgp.target_transform import check_target_transform
+from flashgp.targets import likelihood_names, of_classes
 from flashgp.units import Scaling
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class TableSettings:
     approximation: str | None = None
     inducing: int | str = "auto"
     neighbours: int | str = "auto"
+    likelihood: Likelihood | str | None = None
     kernel_argument: str = "kernel"
     standardise: str = "both"
     unseen: str = "error"
@@ -86,6 +89,12 @@ class TableSettings:
                 f'`kernel` must be None, "auto", an expression or a Kernel, got {type(self.kernel).__name__}; for '
                 "example flashgp.kernels.Matern(nu=1.5)"
             )
+        known = likelihood_names()
+        if not (self.likelihood in (None, "auto", *known) or isinstance(self.likelihood, Likelihood)):
+            raise DomainError(
+                f"`likelihood` must be one of auto, {', '.join(known)}, or a flashgp.likelihoods.Likelihood, got "
+                f"{self.likelihood!r}; choose one of these"
+            )
         _ = self.expression
         if self.approximation != "auto":  # which means one thing where rows are read, and another where they are held
             _ = self.asked_approximation
@@ -94,6 +103,19 @@ class TableSettings:
     def asked_approximation(self) -> Approximation | None:
         """Approximation of rows that are held; None for exact inference. Raises: DomainError."""
         return approximation_of(self.approximation, self.inducing, self.neighbours)
+
+    @property
+    def asked_likelihood(self) -> Likelihood | None:
+        """The likelihood; None where the target decides."""
+        if isinstance(self.likelihood, str):
+            return None if self.likelihood == "auto" else likelihood_names()[self.likelihood]()
+        return self.likelihood
+
+    @property
+    def classes(self) -> bool | None:
+        """Whether the target is one of classes; None where it decides."""
+        asked = self.asked_likelihood
+        return None if asked is None else of_classes(asked)
 
     @property
     def compute_dtype(self) -> torch.dtype | None:

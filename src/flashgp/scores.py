@@ -57,6 +57,10 @@ class Answers(ABC):
     def rows(self, index: Any) -> Self:
         """Answers for some rows, as NumPy indexes them."""
 
+    def values(self, y: Any) -> Array:
+        """Values of y as a user has them, (n,), as `log_prob` and `scores` take them."""
+        return np.asarray(y, dtype=np.float64)
+
     @abstractmethod
     def log_prob(self, y: Array) -> Array:
         """The log density of y, row by row, nats."""
@@ -152,6 +156,11 @@ class ClassAnswers(Answers):
 
     def rows(self, index: Any) -> "ClassAnswers":
         return ClassAnswers(self.log_probability[index], self.labels)
+
+    def values(self, y: Any) -> Array:
+        """Codes of labels, NaN for those that are none."""
+        codes = {label: float(code) for code, label in enumerate(self.labels)}
+        return np.array([codes.get(one, np.nan) for one in np.asarray(y).tolist()])
 
     def log_prob(self, y: Array) -> Array:
         known = np.isfinite(y)

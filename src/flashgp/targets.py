@@ -6,7 +6,9 @@ scales them; `Classes` numbers labels. The JSON form comes back from untrusted f
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from flashgp.foundations.json_values import json_fields, json_flag, json_list, refused
 from flashgp.foundations.normal import check_probability
-from flashgp.likelihoods import PredictiveDistribution
+from flashgp.likelihoods import REGISTRY, Likelihood, PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 from flashgp.scores import Answers, ClassAnswers, CountScores, NumberAnswers, Scores
 from flashgp.target_transform import TargetTransform, WarpedNormal
@@ -67,6 +69,11 @@ class Target(ABC):
     @abstractmethod
     def linear(self) -> bool:
         """True if f is y, shifted and scaled, so that its parameters have units of y."""
+
+    @property
+    def transforms(self) -> bool:
+        """True if `plain` is not y."""
+        return False
 
     @property
     @abstractmethod
@@ -165,6 +172,10 @@ class Number(Target):
     @property
     def linear(self) -> bool:
         return self.transform.identity
+
+    @property
+    def transforms(self) -> bool:
+        return not self.transform.identity
 
     @property
     def described(self) -> tuple[str, str, str]:
@@ -415,6 +426,35 @@ class Classes(Target):
         ):
             raise refused("scaling.target.labels", "two or more texts, numbers or booleans that differ", labels)
         return Classes(tuple(labels))
+
+
+# -- likelihoods of tables ---------------------------------------------------------------------------------------------
+_COUNTS = Unshifted(counts=True)
+# Targets of likelihoods by their classes' names; None for classes.
+_TARGETS: Mapping[str, Target | None] = {
+    "Gaussian": NUMBER, "StudentT": NUMBER, "Bernoulli": None, "Poisson": _COUNTS, "NegativeBinomial": _COUNTS,
+    "Gamma": Unshifted(scaled=True), "Beta": Unshifted(),
+}  # fmt: skip
+
+
+def likelihood_names() -> dict[str, type[Likelihood]]:
+    """Likelihoods by the name that tables have for them, such as "student-t"."""
+    return {_dashed(name): REGISTRY[name] for name in _TARGETS if name in REGISTRY}
+
+
+def _dashed(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+
+
+def target_of(likelihood: Likelihood, labels: Sequence[Any] = ()) -> Target:
+    """Target of a likelihood, before its units are learned. Args: labels, of classes."""
+    return _TARGETS.get(likelihood.name, Unshifted()) or Classes(tuple(labels))
+
+
+def of_classes(likelihood: Likelihood | type[Likelihood]) -> bool:
+    """True if a likelihood is of labels."""
+    kind = likelihood if isinstance(likelihood, type) else type(likelihood)
+    return _TARGETS.get(kind.__name__, NUMBER) is None
 
 
 def number(value: Any, name: str, positive: bool = False) -> float:

@@ -184,6 +184,15 @@ class FitArguments(TableArguments):
             help="Model the target on another scale: log, a Yeo-Johnson power, or the best if clearly better (auto).",
         ),
     ] = "auto"
+    likelihood: Annotated[
+        str,
+        typer.Option(
+            "--likelihood",
+            metavar="NAME",
+            help="auto: classes of a target of text, true or false, or two numbers, else gaussian; bernoulli, "
+            "student-t, poisson, negative-binomial, gamma, beta.",
+        ),
+    ] = "auto"
     approximation: Annotated[
         Literal["none", "auto", "full_scale", "sparse"],
         typer.Option(

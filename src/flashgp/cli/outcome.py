@@ -203,7 +203,8 @@ def _scored_rows(
             return nothing
         observed = prepared.y
         left = post.leave_one_out() if question == "leave_one_out" else post.leave_out(*prepared.rows)  # type: ignore[misc]
-    return observed, target.answers(Normal(left.mean.double(), left.variance.double()), Placed.all(len(observed)))
+    found = left.distribution or Normal(left.mean.double(), left.variance.double())
+    return observed, target.answers(found, Placed.all(len(observed)))
 
 
 def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
@@ -261,7 +262,7 @@ def _log_evidence(prepared: PreparedTable, post: Posterior) -> float | None:
     """log p(y | x), nats, of y in its own units: each row's density moves by scale and transform, eq. (M-141). None
     where the slopes are of rows that are not held."""
     standardised, target = float(post.log_marginal_likelihood()), prepared.scaling.target
-    if prepared.read and not target.linear:
+    if prepared.read and target.transforms:
         return None
     slopes = target.log_slope(prepared.y[:1]) if prepared.read else target.log_slope(prepared.y)
     return standardised + post.count * float(slopes.mean())
@@ -280,7 +281,7 @@ def evidence_text(outcome: FitOutcome) -> str:
     post = outcome.fit.posterior
     if outcome.evidence is None:
         whole = post.count == outcome.prepared.count
-        if whole and outcome.prepared.read and not outcome.prepared.scaling.target.linear:
+        if whole and outcome.prepared.read and outcome.prepared.scaling.target.transforms:
             return f"{float(post.log_marginal_likelihood()):.6g} nats at least, of the standardised target"
         return "not computed, since the time limit left no time for it"
     error = post.report.standard_error

@@ -43,14 +43,16 @@ def prepare_table(options: FitArguments, console: Console, deadline: Deadline = 
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
         options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
         ("sparse" if is_pattern(options.table) else None) if options.approximation == "none" else options.approximation,
-        *options.sizes, "--kernel",
+        *options.sizes, options.likelihood, "--kernel",
     )  # fmt: skip
     held_out = any(one is not None for one in (options.split, options.test_fraction, options.test_last))
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)
     if is_pattern(options.table) or (by_row_groups and not held_out):
         return _prepare_parts(options, settings, console, deadline)
     table = read_table(options.table, header=options.header, **options.text)
-    encoding = Encoding.learn(table, options.target, options.drop or (), options.missing, options.dates, options.codes)
+    encoding = Encoding.learn(
+        table, options.target, options.drop or (), options.missing, options.dates, options.codes, settings.classes
+    )
     data = encoding.apply(table, need_target=True)
     for text in dict.fromkeys((*table.notes, *encoding.notes, *data.notes)):
         console.note(text)

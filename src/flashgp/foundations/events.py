@@ -342,6 +342,14 @@ class EventKind(Enum):
         "The weights, whole numbers from 1 to {most:g}, were taken for counts: a row of weight 3 is three equal rows, "
         "which show no noise among them. Halve them where they are relative precisions, whose scale does not matter."
     )
+    CLASSES_FOUND = (
+        "The target {target} has the classes {labels:list}, whose probabilities are modelled. likelihood='gaussian' "
+        "(--likelihood gaussian) takes numbers for numbers on a line."
+    )
+    COUNTS_SUGGESTED = (
+        "The target {target} holds whole numbers from {low:g} to {high:g}, {distinct} that differ, modelled as numbers "
+        "on a line. likelihood='negative-binomial' (--likelihood negative-binomial) is a model of counts."
+    )
     TWO_VALUES = (
         "The target has 2 values, {low:g} and {high:g}: this looks like classification. What is predicted is a number "
         "on a line; GPClassifier, or TableModel, predicts probabilities of classes."

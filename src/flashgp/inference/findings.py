@@ -21,11 +21,14 @@ class OddSettings:
 
     Args:
         labelled_rows: below which nobody knows what two values of a target are.
+        counted_rows: below which whole numbers are no counts; counted_share, of distinct ones among counts, at most.
         quartile_rows: below which quartiles say nothing.
         share: of a column's standard deviation, within which half of its values are lost beside one that is far out.
     """
 
     labelled_rows: int = 5
+    counted_rows: int = 20
+    counted_share: float = 0.5
     quartile_rows: int = 8
     share: float = 1e-3
 
@@ -67,6 +70,16 @@ def _two_values(y: Tensor, settings: OddSettings) -> Event | None:
     if low == high or not bool(((y == low) | (y == high)).all()):
         return None
     return Event(EventKind.TWO_VALUES, low=low, high=high)
+
+
+def counts_suggested(name: str, y: Any, settings: OddSettings = DEFAULTS) -> list[Event]:
+    """Event for a target (n,) that looks like counts: whole numbers from 0, most of which are in several rows."""
+    if len(y) < settings.counted_rows or float(y.min()) < 0.0 or bool((y % 1.0 != 0.0).any()):
+        return []
+    distinct = len(set(y.tolist()))
+    if not 2 < distinct <= settings.counted_share * len(y):
+        return []
+    return [Event(EventKind.COUNTS_SUGGESTED, target=name, low=float(y.min()), high=float(y.max()), distinct=distinct)]
 
 
 def _far_out(column: Tensor, settings: OddSettings) -> tuple[int, float, float] | None:

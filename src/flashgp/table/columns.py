@@ -67,6 +67,12 @@ class Column:
         return int(np.count_nonzero(~np.isnan(self.values)))
 
     @property
+    def two_valued(self) -> bool:
+        """True if it holds two numbers and no others."""
+        given = self.values[~np.isnan(self.values)]
+        return self.kind == "number" and len(np.unique(given)) == 2
+
+    @property
     def undecided(self) -> bool:
         """True if a user has to say how its dates are read."""
         return len(self.readings) > 1 or self.short_years

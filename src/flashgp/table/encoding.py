@@ -16,10 +16,10 @@ from flashgp.foundations.json_values import json_count, json_fields, json_flag, 
 
 from ..foundations.errors import DomainError, ShapeError
 from ..foundations.quantities import counted
-from .columns import Kind, Table, listed, quoted
+from .columns import Column, Kind, Table, listed, quoted
 from .dates import Order
 from .inputs import InputColumn, Unseen, as_learned, inputs_from_json, learned_inputs, positions_of, time_position
-from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason
+from .matching import converted, in_order, is_constant, kept_rows, kind_note, unusable_reason, with_target
 from .roles import MISSING_LEVEL, names_rows, with_categories, with_codes, with_missing_level
 
 Missing = Literal["error", "drop"]
@@ -51,7 +51,8 @@ class Encoding:
 
     Fields: inputs, in column order; target and target_position; header, whether columns are matched by name (else
     by position); table_columns, how many columns the table had; left_out, columns known and not used; missing, what
-    happens to rows with missing values; target_kind, "number" or "percentage"; notes, what was decided while learning,
+    happens to rows with missing values; target_kind, "number" or "percentage", or "category" of target_levels, whose
+    codes are the target's values then; notes, what was decided while learning,
     and constant, the columns left out that do not vary (neither is part of the JSON form).
     """
 
@@ -63,6 +64,7 @@ class Encoding:
     left_out: tuple[str, ...] = ()
     missing: Missing = "error"
     target_kind: Kind = "number"
+    target_levels: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=(), compare=False)
     constant: tuple[str, ...] = field(default=(), compare=False)
 
@@ -89,6 +91,7 @@ class Encoding:
         missing: Missing = "error",
         dates: Order | None = None,
         categorical: Sequence[str] = (),
+        classes: bool | None = False,
     ) -> "Encoding":
         """Decide from a table what each input is.
 
@@ -99,6 +102,7 @@ class Encoding:
             missing: "error" refuses rows with a missing value, "drop" leaves them out.
             dates: "dmy" or "mdy", the order of day and month in dates such as 05/01/2000; None where columns tell it.
             categorical: columns of which each value is a category, likewise.
+            classes: whether the target is one of classes; None where its column decides, see `with_target`.
         Returns: the encoding; its notes name categories, codes and dates, and the constant or empty columns that it
             leaves out.
         Raises: DomainError for a column that cannot be used (all are named), a target that is not numeric, missing
@@ -111,8 +115,15 @@ class Encoding:
             raise DomainError(
                 f"`drop` must not contain the target, got {quoted(table.names[target_index])}; choose another target."
             )
+        table = with_target(table, target_index, classes)
         goal = table.columns[target_index]
-        if goal.kind not in _TARGET_KINDS or goal.inexact is not None or goal.doubt is not None:
+        if goal.kind == "category" and goal.declared:
+            if len(goal.levels) != 2:
+                raise DomainError(
+                    f"`target` must have two classes, got {len(goal.levels)} in {quoted(goal.name)}: "
+                    f"{listed(goal.levels)}; make a column that says whether it is one of them"
+                )
+        elif goal.kind not in _TARGET_KINDS or goal.inexact is not None or goal.doubt is not None:
             raise DomainError(
                 f"`target` must be a numeric column, got {quoted(goal.name)} "
                 f"({unusable_reason(table, goal, 'target') or goal.kind}); choose another column or correct its values."
@@ -151,6 +162,7 @@ class Encoding:
             left_out=tuple(n for i, n in enumerate(table.names) if i not in used and i != target_index),
             missing=missing,
             target_kind=goal.kind,
+            target_levels=goal.levels,
             notes=tuple(notes),
             constant=tuple(n for i, n in enumerate(table.names) if i in given and i not in used),
         )
@@ -181,7 +193,8 @@ class Encoding:
         positions, target_index, notes = self._matched(table, need_target)
         columns = as_learned(table, positions, self.inputs, unseen, notes)
         if target_index is not None:
-            columns.append(converted(table, table.columns[target_index], self.target_kind, (), unseen, notes))
+            goal = table.columns[target_index]
+            columns.append(converted(table, goal, self.target_kind, self.target_levels, "error", notes))
         rows, row_notes = kept_rows(table, columns, missing or self.missing)
         y = None if target_index is None else columns.pop().values[rows]
         x = np.empty((len(rows), len(columns)))
@@ -197,10 +210,24 @@ class Encoding:
         if position is None:
             return None, ()
         goal = table.columns[position]
+        if self.target_kind == "category":
+            return self._observed_classes(table, goal)
         if goal.kind not in (self.target_kind, *(("boolean",) if self.target_kind == "number" else ())) and goal.given:
             what = "numeric" if self.target_kind == "number" else "percentages"
             return None, (f"the target {goal.name!r} is not {what} in this table, so the predictions are not scored.",)
         return goal.values, ()
+
+    def _observed_classes(self, table: Table, goal: Column) -> tuple[npt.NDArray[np.float64] | None, tuple[str, ...]]:
+        """Codes of the target's labels, NaN for those that the model does not know; and notes."""
+        try:
+            codes = converted(table, goal, "category", self.target_levels, "new", []).values
+        except DomainError:
+            return None, (f"the target {goal.name!r} has no labels in this table, so the predictions are not scored.",)
+        new = codes == len(self.target_levels)
+        if not new.any():
+            return codes, ()
+        note = f"{counted(int(new.sum()), 'row')} with other labels than {listed(self.target_levels)} are not scored."
+        return np.where(new, np.nan, codes), (note,)
 
     def _matched(self, table: Table, need_target: bool) -> tuple[list[int], int | None, list[str]]:
         """Positions in the table of the inputs and of the target (None if not needed), and notes."""
@@ -242,6 +269,7 @@ class Encoding:
             "missing": self.missing,
             # Which files of older versions have not.
             **({} if self.target_kind == "number" else {"target_kind": self.target_kind}),
+            **({"target_levels": list(self.target_levels)} if self.target_levels else {}),
         }
 
     @staticmethod
@@ -253,16 +281,20 @@ class Encoding:
         Raises: ModelFileError naming the first field that is absent, unknown, of a wrong type or inconsistent.
         """
         keys = ("version", "inputs", "target", "target_position", "header", "table_columns", "left_out", "missing")
-        with_kind = isinstance(data, dict) and "target_kind" in data
-        fields = json_fields(data, "encoding", (*keys, "target_kind") if with_kind else keys)
+        later = [key for key in ("target_kind", "target_levels") if isinstance(data, dict) and key in data]
+        fields = json_fields(data, "encoding", (*keys, *later))
         if type(fields["version"]) is not int or fields["version"] != _VERSION:
             raise refused("encoding.version", str(_VERSION), fields["version"])
         header = json_flag(fields["header"], "encoding.header")
         if fields["missing"] not in get_args(Missing):
             raise refused("encoding.missing", "'error' or 'drop'", fields["missing"])
         kind = fields.get("target_kind", "number")
-        if kind not in _TARGET_KINDS:
-            raise refused("encoding.target_kind", " | ".join(_TARGET_KINDS), kind)
+        if kind not in (*_TARGET_KINDS, "category"):
+            raise refused("encoding.target_kind", " | ".join((*_TARGET_KINDS, "category")), kind)
+        place = "encoding.target_levels"
+        levels = tuple(json_text(text, place) for text in json_list(fields.get("target_levels", []), place))
+        if (len(levels) < 2) == (kind == "category") or len({*levels}) != len(levels):
+            raise refused(place, "two or more that differ, of classes alone", levels)
         total = json_count(fields["table_columns"], "encoding.table_columns", _MAX_COLUMNS)
         target = json_text(fields["target"], "encoding.target")
         target_position = json_count(fields["target_position"], "encoding.target_position", total - 1)
@@ -276,7 +308,7 @@ class Encoding:
             raise refused("encoding", "distinct column names", names)
         if len(names) != total:
             raise refused("encoding.table_columns", f"{len(names)}, the columns it names", total)
-        return Encoding(inputs, target, target_position, header, total, left_out, fields["missing"], kind)
+        return Encoding(inputs, target, target_position, header, total, left_out, fields["missing"], kind, levels)
 
 
 def _with_missing_levels(table: Table, columns: Sequence[int], notes: list[str]) -> Table:

@@ -16,10 +16,11 @@ from .conversion import MISSING
 from .dates import ORDERS, Order, shown_date
 from .doubts import open_dates, open_reading, slip
 from .numbers import is_name, number_of
-from .roles import FEW_LEVELS, MISSING_LEVEL, as_categories, has_few_levels
+from .roles import FEW_LEVELS, MISSING_LEVEL, as_categories, has_few_levels, with_categories
 
 _ORDER_WORDS: dict[Order, str] = {"dmy": "the day before the month", "mdy": "the month before the day"}
-CLASSIFICATION = "which looks like classification and is not here yet"
+CLASSES = "which are classes: leave out likelihood=, or pass likelihood='bernoulli' (--likelihood bernoulli)"
+_LABELLED_ROWS = 5  # below which nobody knows what two numbers are
 
 
 def unusable_reason(table: Table, column: Column, role: Literal["input", "target"] = "input") -> str | None:
@@ -33,7 +34,7 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
     if (open_for_now := open_reading(table, column, role)) is not None:
         return open_for_now
     if column.kind == "boolean" and role == "target":
-        return f"true or false, {CLASSIFICATION}"
+        return f"true or false, {CLASSES}"
     if column.kind != "category":
         return None
     if role == "input" and (differs := slip(table, column, role)) is not None:
@@ -48,13 +49,28 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
                 f"{len(column.levels)} categories in {given} rows, each in one alone, which says nothing of another row"
                 f"{': have it as numbers, not as categories' if numbers else ''}"
             )
-    few = role == "target" and len(column.levels) <= FEW_LEVELS
-    labels = f", {CLASSIFICATION}" if few and slip(table, column, role) is None else ""
+    two = role == "target" and len(column.levels) == 2 and slip(table, column, role) is None
+    labels = f", {CLASSES}" if two else ""
     categories = as_categories(table, column) if role == "input" else None
     way_out = "" if categories is None else f"; {categories}"
     return (
         f"text with {len(column.levels)} distinct values in {given} rows{_number_hint(table, column)}{labels}{way_out}"
     )
+
+
+def with_target(table: Table, index: int, classes: bool | None) -> Table:
+    """The table whose column `index` is one of categories where it is one of classes.
+
+    Args: classes, whether it is; None where it is for booleans, few texts that are no slips, and two numbers in five
+        rows or more.
+    """
+    column = table.columns[index]
+    if classes is None:
+        classes = column.kind == "boolean" or (column.given >= _LABELLED_ROWS and column.two_valued)
+        if column.kind == "category":
+            classes = 2 <= len(column.levels) <= FEW_LEVELS and slip(table, column, "target") is None
+    usable = column.kind in ("category", "boolean", "number") and column.inexact is None and column.doubt is None
+    return with_categories(table, [index]) if classes and usable else table
 
 
 def inexact_words(table: Table, column: Column) -> str:

@@ -58,10 +58,12 @@ def learn_encoding(
     dates: Order | None = None,
     categorical: tuple[str, ...] = (),
     group: Group = ALONE,
+    classes: bool | None = False,
 ) -> tuple[Encoding, Table]:
     """Encoding as `Encoding.learn` of all rows together. Returns: it, and a summary of the rows that it keeps.
 
-    Args: categorical, as `Encoding.learn`; group, whose ranks each have parts of their own; what is learned is of all.
+    Args: categorical, classes, as `Encoding.learn`, but that two numbers are classes only where they are said to be;
+        group, whose ranks each have parts of their own; what is learned is of all.
     Raises: as it; DomainError for a column whose kind differs between parts, named with its file.
     Cost: a pass over the parts, and another one where rows with missing values are dropped.
     """
@@ -69,9 +71,11 @@ def learn_encoding(
     whole = Table(parts.path, empty, 0, parts.header, None, ())
     dropped = {whole.names[whole.position(name, "drop")] for name in drop}
     codes = {whole.names[whole.position(name, "categorical")] for name in categorical} - dropped
+    goal = whole.names[whole.position(target, "target")]
+    codes |= {goal} if classes else set()
     summaries = _summaries(parts, dropped, codes, None, group)
-    table = _table(parts, summaries)
-    encoding = Encoding.learn(table, target, drop, missing, dates, categorical)
+    table = _table(parts, summaries, goal)
+    encoding = Encoding.learn(table, target, drop, missing, dates, categorical, classes)
     # Of text a missing cell is a category.
     used = [column.name for column in encoding.inputs if column.kind != "category"]
     if missing == "error" or not any(summaries[name].missing for name in (*used, encoding.target)):
@@ -80,12 +84,12 @@ def learn_encoding(
     def keep(part: Table) -> npt.NDArray[np.bool_]:
         return complete([part.columns[part.names.index(name)] for name in (*used, encoding.target)])
 
-    kept = _table(parts, _summaries(parts, dropped, codes, keep, group))
+    kept = _table(parts, _summaries(parts, dropped, codes, keep, group), goal)
     notes: list[str] = []
     inputs = {column.name for column in encoding.inputs}
     same = tuple(c.name for c in kept.columns if c.name in inputs and is_constant(c, notes))
     if same:
-        encoding = Encoding.learn(table, target, (*drop, *same), missing, dates, categorical)
+        encoding = Encoding.learn(table, target, (*drop, *same), missing, dates, categorical, classes)
         encoding = replace(encoding, constant=(*encoding.constant, *same), notes=(*encoding.notes, *notes))
     return encoding, kept
 
@@ -195,9 +199,11 @@ class _Summary:
             f"{quoted(self.first)}, got {kind}, stored as {quoted(stored_as)}; write it alike, or drop it"
         )
 
-    def column(self, size: int) -> "_SummaryColumn":
-        """Column of so many cells: every level, or both ends of the range."""
-        missing = {MISSING_LEVEL} if self.kind == "category" and self.missing and self.given else set()
+    def column(self, size: int, *, goal: bool) -> "_SummaryColumn":
+        """Column of so many cells: every level, or both ends of the range. Args: goal, whether it is the target, of
+        which a missing cell is no level."""
+        lacking = self.kind == "category" and self.missing and self.given and not goal
+        missing = {MISSING_LEVEL} if lacking else set()
         levels = tuple(sorted({*self.levels, *missing}))
         ends = np.arange(len(levels), dtype=np.float64) if self.kind == "category" else np.array([self.low, self.high])
         values = np.full(size, np.nan)
@@ -225,6 +231,10 @@ class _SummaryColumn(Column):
     @property
     def given(self) -> int:
         return self.count
+
+    @property
+    def two_valued(self) -> bool:
+        return False  # what lies between the ends is not known
 
 
 class _SummaryTable(Table):
@@ -271,7 +281,7 @@ def _of_all_ranks(
     return found, sum(count for count, _ in every)
 
 
-def _table(parts: TableParts, summaries: dict[str, _Summary]) -> Table:
+def _table(parts: TableParts, summaries: dict[str, _Summary], goal: str) -> Table:
     size = max(2, *(len(one.levels) + 1 for one in summaries.values()))
-    columns = tuple(one.column(size) for one in summaries.values())
+    columns = tuple(one.column(size, goal=name == goal) for name, one in summaries.items())
     return _SummaryTable(parts.path, columns, size, parts.header, None, ())

@@ -31,7 +31,7 @@ from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.plan import price_of
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.kernels import Kernel
-from flashgp.likelihoods import PredictiveDistribution
+from flashgp.likelihoods import Likelihood, PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 from flashgp.processes.group import Group
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
@@ -103,6 +103,9 @@ class TableModel:
             that are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
+        likelihood: None or "auto": classes where the target is text, true or false, or holds two numbers in five rows
+            or more, which an event says, else Gaussian; "gaussian", "bernoulli", "student-t", "poisson",
+            "negative-binomial", "gamma", "beta"; or a Likelihood, in the units of the target.
 
     Raises:
         DomainError: for settings that are none.
@@ -138,10 +141,11 @@ class TableModel:
         approximation: str | None = None,
         inducing: int | str = "auto",
         neighbours: int | str = "auto",
+        likelihood: Likelihood | str | None = None,
     ) -> None:
         self.settings = TableSettings(
             kernel, target_transform, missing, starts, time_limit, solver, memory, device, dtype, tolerance, seed,
-            deterministic, approximation, inducing, neighbours,
+            deterministic, approximation, inducing, neighbours, likelihood,
         )  # fmt: skip
         self._fitted: _Learned | None = None
 
@@ -225,7 +229,7 @@ class TableModel:
             )
         assert source is not None
         missing: Any = self.settings.missing
-        encoding = Encoding.learn(source, target, drop, missing, dates, categorical)
+        encoding = Encoding.learn(source, target, drop, missing, dates, categorical, self.settings.classes)
         data = encoding.apply(source, need_target=True)
         return prepare(self.settings, source, encoding, data, deadline=deadline, group=ranks)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.report import Report
-from flashgp.scores import Answers, NumberAnswers, TargetScores
+from flashgp.scores import Answers, ClassAnswers, NumberAnswers, TargetScores
 from flashgp.sources.survey import hashes
 
 _Numbers = npt.NDArray[np.float64]
@@ -70,6 +70,28 @@ class TablePrediction:
             raise DomainError(f"{self.target!r} has classes, and no mean or interval; ask for `probability` or `label`")
         return self.distribution
 
+    @property
+    def _classes(self) -> ClassAnswers:
+        if not isinstance(self.distribution, ClassAnswers):
+            raise DomainError(f"{self.target!r} holds numbers, and no classes; ask for `mean` or `interval()`")
+        return self.distribution
+
+    @property
+    def probability(self) -> _Numbers:
+        """Probability of each of `labels`, (rows of the table, classes). Raises: DomainError for numbers, as `label`
+        and `labels`."""
+        return self._classes.probability
+
+    @property
+    def label(self) -> npt.NDArray[Any]:
+        """The most probable label of each row; None in rows with missing inputs."""
+        return self._classes.label
+
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """Labels of the classes, sorted."""
+        return self._classes.labels
+
     @cached_property
     def mean(self) -> _Numbers:
         """The mean of each row, units of the target. Raises: DomainError for classes, as all that follow."""
@@ -94,7 +116,8 @@ class TablePrediction:
         return self._numbers.quantile(q)
 
     def log_prob(self, y: Any = None) -> _Numbers:
-        """The log density of a value of the target in each row, nats, per unit of the target.
+        """The log density of a value of the target in each row, nats, per unit of the target; of a label its log
+        probability.
 
         Args:
             y: one value for each row of the table; None for the target that the table has.
@@ -102,7 +125,7 @@ class TablePrediction:
         Raises:
             ShapeError: for another number of values, or a table without the target.
         """
-        values = self.observed if y is None else np.asarray(y, dtype=np.float64)
+        values = self.observed if y is None else self.distribution.values(y)
         if values is None or values.shape != (len(self),):
             raise ShapeError(
                 f"`y` must have one value for each of {len(self):,} rows, got "
@@ -132,21 +155,31 @@ class TablePrediction:
         return self.distribution.rows(scored).scores(self.observed[scored], self.unit)
 
     def columns(self, *, std: bool | None = None, interval: float | None = None) -> dict[str, Any]:
-        """Named columns, for a file or a frame: mean, std, std_error where deviations are estimates, lower, upper."""
+        """Named columns, for a file or a frame: mean, std, std_error where deviations are estimates, lower, upper; of
+        classes label and the probability of each."""
         return self.distribution.columns(std=std, std_error=self.std_error, interval=interval)
 
     def __len__(self) -> int:
         return len(self.distribution)
 
     def __repr__(self) -> str:
-        columns = self.columns(interval=0.95)
-        lines = [f"{self.target!r} of {len(self):,} rows, 95 % intervals in lower and upper"]
-        lines.append("".join(f"{name:>12}" for name in ("row", *columns)))
+        numbers = isinstance(self.distribution, NumberAnswers)
+        columns = self.columns(interval=0.95 if numbers else None)
+        lines = [f"{self.target!r} of {len(self):,} rows{', 95 % intervals in lower and upper' * numbers}"]
+        wide = {name: max(12, len(name) + 2) for name in ("row", *columns)}
+        lines.append("".join(f"{name:>{wide[name]}}" for name in wide))
         shown = [*range(min(len(self), _SHOWN_ROWS))]
-        lines += [f"{row:>12}" + "".join(f"{values[row]:>12.6g}" for values in columns.values()) for row in shown]
+        lines += [
+            f"{row:>12}" + "".join(_cell(values[row]).rjust(wide[name]) for name, values in columns.items())
+            for row in shown
+        ]
         if len(shown) < len(self):
             lines.append(f"{'...':>12}")
         return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from flashgp.data.table_parts import EncodedRows
 from flashgp.fitted_table import TableSettings
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import Event
+from flashgp.foundations.events import Event, EventKind
 from flashgp.inference import plan as plans
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
 from flashgp.inference.choice import approximate_plan, conditioning_plan
+from flashgp.inference.findings import counts_suggested
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
 from flashgp.inference.over_ranks import decided_over, planned_over
@@ -35,6 +36,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
+from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
@@ -50,7 +52,7 @@ from flashgp.table_fit import (
     fit_options,
     standard_rows,
 )
-from flashgp.targets import Target
+from flashgp.targets import Target, target_of
 from flashgp.units import ColumnScaling, Scaling, check_scales
 
 _Numbers = npt.NDArray[np.float64]
@@ -124,10 +126,11 @@ def prepare(
     check_same_rows(group, [column.name for column in encoding.inputs], x=data.x, y=data.y, rows_fitted=train)
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
     built, words, notes = _kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
-    gp, options = GP(built.kernel), _options(settings, deadline, built)
+    likelihood, target, decided = _likelihood_of(settings, encoding, y)
+    gp, options = GP(built.kernel, likelihood=likelihood), _options(settings, deadline, built)
     raw = TrainingRows(x, y[:, None], _names(encoding), data.rows[train] + table.first_row, encoding.target)
-    odd = raw.findings(settings.target_transform, gp)
-    standard = standard_rows(gp, raw, settings.target_transform, options, group=group)
+    odd = [*decided, *raw.findings(settings.target_transform, gp)]
+    standard = standard_rows(gp, raw, settings.target_transform, options, target=target, group=group)
     check_scales(standard.scalings[0], raw.names)
     gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
     same = equal_rows(gp, standard.x, standard.y)
@@ -164,15 +167,16 @@ def prepare_rows(
     refuse_exact(solver=settings.solver, dtype=single)
     total, parts = parts.count or 0, parts.shard(group)
     in_time = _InTime(parts, deadline)  # of the passes here; the fit keeps its own
-    target, drop, categorical = columns
-    encoding, table = learn_encoding(in_time, target, drop, settings.missing, dates, categorical, group)  # type: ignore[arg-type]
+    goal, drop, categorical = columns
+    encoding, table = learn_encoding(in_time, goal, drop, settings.missing, dates, categorical, group, settings.classes)  # type: ignore[arg-type]
     raw = EncodedRows(in_time, encoding)
     survey = surveyed_over(group, raw, None, sample_rows(asked.most_inducing), settings.seed)
     moments = survey.x_moments
     of_x = ColumnScaling(moments.mean.numpy(), moments.scale.numpy(), np.zeros(survey.width, dtype=bool))
     of_x = of_x.keeping(encoding.category_positions)
     built, words, notes = _kernel_of(settings, table, encoding, lambda: of_x)
-    gp, options = GP(built.kernel), _options(settings, deadline, built)
+    likelihood, target, decided = _likelihood_of(settings, encoding, survey.y.numpy())
+    gp, options = GP(built.kernel, likelihood=likelihood), _options(settings, deadline, built)
     # What follows is chosen by the sample, which all ranks have, on rank 0.
     x, y, wanted = survey.x.numpy(), survey.y.numpy(), settings.target_transform
     sample = TrainingRows(x, y[:, None], _names(encoding), np.arange(len(y)), encoding.target)
@@ -183,10 +187,10 @@ def prepare_rows(
             f"`{encoding.target}` must be positive for a logarithm of the target, got {least:g} in {parts.path!r}; use "
             "the transform yeo-johnson, or leave such rows out"
         )
-    standard = standard_rows(gp, sample, wanted, options, group=group)
+    standard = standard_rows(gp, sample, wanted, options, target=target, group=group)
     if not np.isfinite(standard.scalings[0].target.plain(np.array(least))):
         notes.append("the target is not positive in every row: its logarithm, which the sample prefers, is not taken.")
-        standard = standard_rows(gp, sample, "none", options)
+        standard = standard_rows(gp, sample, "none", options, target=target)
     scaling = _scaling(raw, survey, of_x, standard.scalings[0].target, group)
     shift, _ = scaling.target.sizes
     if scaling.target.linear and least == most != 0.0:
@@ -199,7 +203,8 @@ def prepare_rows(
     return PreparedTable(
         settings, gp, (scaling,), StandardisedRows(EncodedRows(parts, encoding), scaling),
         with_run(options, group=group), asked,
-        (*sample.findings("none", gp), *standard.events, *chosen), encoding=encoding, kernel_words=words, plan=plan,
+        (*decided, *sample.findings("none", gp), *standard.events, *chosen),
+        encoding=encoding, kernel_words=words, plan=plan,
         notes=(*encoding.notes, *notes, *more), x=x, y=y, held_out=None, count=survey.count,
         total=total or survey.count,
     )  # fmt: skip
@@ -248,6 +253,29 @@ def planned(
     return asked, planned_over(
         group, lambda one: approximate_plan(gp, rows, one, wanted, limit, read=read is not None), asked
     ), ()  # fmt: skip
+
+
+def _likelihood_of(
+    settings: TableSettings, encoding: Encoding, y: _Numbers
+) -> tuple[Likelihood, Target, tuple[Event, ...]]:
+    """Likelihood and target of the training rows y, and what was found of them.
+
+    Raises: DomainError for classes of which the rows have one alone.
+    """
+    asked, levels = copy.deepcopy(settings.asked_likelihood), encoding.target_levels
+    if levels:
+        present = np.unique(y).astype(np.int64)
+        if len(present) < 2:
+            raise DomainError(
+                f"`target` {encoding.target!r} must have two classes in the rows that are fitted, got "
+                f"{levels[present[0]]!r} alone in {len(y):,} rows; add rows of another class, or hold out others"
+            )
+        found = (Event(EventKind.CLASSES_FOUND, target=encoding.target, labels=levels),) if asked is None else ()
+        likelihood = Bernoulli() if asked is None else asked
+        return likelihood, target_of(likelihood, levels), found
+    suggested = () if asked is not None else tuple(counts_suggested(encoding.target, y))
+    likelihood = Gaussian() if asked is None else asked
+    return likelihood, target_of(likelihood), suggested
 
 
 def _names(encoding: Encoding) -> list[str]:
@@ -314,7 +342,7 @@ def _kernel_of(
 def _scaling(raw: EncodedRows, survey: Survey, of_x: ColumnScaling, target: Target, group: Group) -> Scaling:
     """Scaling to standard units of all rows; another pass where the target is transformed."""
     of_y, shift, scale = survey.y_moments, tuple(of_x.offset.tolist()), tuple(of_x.scale.tolist())
-    if not target.linear:
+    if target.transforms:
         transformed = StandardisedRows(raw, Scaling(shift, scale, target.in_units(0.0, 1.0)))
         of_y = surveyed_over(group, transformed, None, 1, 0).y_moments
     return Scaling(shift, scale, target.in_units(float(of_y.mean), float(of_y.scale)))
