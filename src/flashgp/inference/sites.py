@@ -97,6 +97,7 @@ def prior_variance(prior: Prior, x: Tensor, diagonal: Tensor | None = None) -> T
     return own if prior.outputs is None else own.unsqueeze(-1).expand(-1, prior.outputs)
 
 
+@torch.no_grad()
 def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
     """Sites that say next to nothing, under which q(f) is the prior."""
     variance = prior_variance(prior, x)

@@ -6,11 +6,47 @@ from flashgp.foundations.errors import MissingNameError
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution, Sites
 from flashgp.likelihoods.bernoulli import Bernoulli
 from flashgp.likelihoods.categorical import Categorical
+from flashgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
+from flashgp.likelihoods.custom import Custom
 from flashgp.likelihoods.gaussian import Gaussian
+from flashgp.likelihoods.ordinal import Ordinal
+from flashgp.likelihoods.shares import Beta, Gamma
+from flashgp.likelihoods.student_t import StudentT
 
-REGISTRY: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Bernoulli, Categorical, Gaussian)}
+REGISTRY: dict[str, type[Likelihood]] = {
+    kind.__name__: kind
+    for kind in (
+        Bernoulli,
+        Beta,
+        Binomial,
+        Categorical,
+        Custom,
+        Gamma,
+        Gaussian,
+        NegativeBinomial,
+        Ordinal,
+        Poisson,
+        StudentT,
+    )
+}
 
-__all__ = ["REGISTRY", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "PredictiveDistribution", "Sites"]
+__all__ = [
+    "REGISTRY",
+    "Bernoulli",
+    "Beta",
+    "Binomial",
+    "Categorical",
+    "Custom",
+    "Gamma",
+    "Gaussian",
+    "Likelihood",
+    "NegativeBinomial",
+    "Ordinal",
+    "Poisson",
+    "PredictiveDistribution",
+    "Sites",
+    "StudentT",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Parameter
 
 LEAST = 1e-8  # of the precision of f, which a site has at least
+FARTHEST = 1e5  # deviations of f by which a target is away, at most: rounding of marginals (M-270) grows by its square
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +90,7 @@ class Likelihood(NamedValues, ABC):
 
     has_sites: ClassVar[bool] = False
     step: ClassVar[float] = 1.0  # the longest towards new sites
+    latent_is_y: ClassVar[bool] = False  # whether f is in units of y, where sites are found by iteration
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
@@ -147,13 +149,15 @@ class Likelihood(NamedValues, ABC):
     ) -> Sites:
         """Sites of rows whose latent values are N(mean, variance), eq. (M-267); those without iteration do not look.
 
-        A row that says next to nothing keeps LEAST of the information that it has of f: no variance is infinite.
+        A row that says next to nothing keeps LEAST of the information that it has of f: no variance is infinite. One
+        that pulls without bending log p, or that bends it the other way, has a target FARTHEST away.
         Source: Khan & Lin (2017), Conjugate-computation variational inference.
         """
         if self.has_sites:
             return self.sites(y, outputs)
         _, by_mean, by_variance = self.expectations(y, mean, variance)
-        precision = torch.maximum(-2.0 * by_variance, LEAST / variance)
+        least = torch.maximum(LEAST / variance, by_mean.abs() / (FARTHEST * variance.sqrt()))
+        precision = torch.maximum(-2.0 * by_variance, least)
         return Sites(mean + by_mean / precision, 1.0 / precision)
 
     def encoded(self, y: Any, name: str) -> Any:

@@ -58,7 +58,7 @@ class Bernoulli(NonGaussian):
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         return (y == 0.0) | (y == 1.0)
 
-    def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."], **numbers: Tensor) -> Float[Tensor, "..."]:
         signed = (2.0 * y - 1.0) * f
         return torch.special.log_ndtr(signed) if self.link == "probit" else torch.nn.functional.logsigmoid(signed)
 
@@ -70,7 +70,7 @@ class Bernoulli(NonGaussian):
             return expected_log_sigmoid(signed, variance)
         return expectation(torch.special.log_ndtr, signed, variance, PROBIT)
 
-    def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> Levels:
+    def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor) -> Levels:
         both = torch.stack([-mean.double(), mean.double()], dim=-1)
         variance = variance.double().unsqueeze(-1)
         if self.link == "logit":

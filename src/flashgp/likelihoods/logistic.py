@@ -48,3 +48,13 @@ def log_expected_sigmoid(mean: Float[Tensor, "..."], variance: Float[Tensor, "..
     z, _ = _standardised(torch.where(tail, -mean - variance, mean), variance)
     value = torch.logsumexp(torch.special.log_ndtr(z) + WEIGHTS.log().to(mean.device), -1)
     return value + torch.where(tail, mean + 0.5 * variance, 0.0)
+
+
+def variances_of_sigmoid(
+    mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+) -> tuple[Float64[Tensor, "..."], Float64[Tensor, "..."]]:
+    """E sigmoid(f) sigmoid(-f) = E sigmoid'(f), and Var sigmoid(f), under f ~ N(mean, variance), eq. (M-277)."""
+    z, deviation = _standardised(mean, variance)
+    within = ((-0.5 * z.square()).exp() / (math.sqrt(2.0 * math.pi) * deviation)) @ WEIGHTS.to(mean.device)
+    both = log_expected_sigmoid(mean, variance) + log_expected_sigmoid(-mean, variance)
+    return within, (both.exp() - within).clamp_min(0.0)  # of f known well, rounding

@@ -5,13 +5,16 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
+import numpy
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import as_float_tensor, check_finite
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.lazy_import import lazy_import
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
+from flashgp.likelihoods.mixture import Mixture
 from flashgp.likelihoods.quadrature import Analytic, expectation
 
 
@@ -23,10 +26,13 @@ class NonGaussian(Likelihood):
 
     Class attributes:
         of_rows: names of such numbers, arguments of the constructor.
+        discrete: whether observations are whole numbers from 0; log_concave: whether log p is concave in f for every y.
         wanted: targets, in words; advice, what to do about others.
     """
 
-    of_rows: ClassVar[tuple[str, ...]] = ()
+    of_rows: tuple[str, ...] = ()
+    discrete: bool = False
+    log_concave: bool = True
     wanted: ClassVar[str]
     advice: ClassVar[str]
     row_weight: Tensor | None
@@ -42,12 +48,49 @@ class NonGaussian(Likelihood):
 
     # -- of one class ----------------------------------------------------------------------------------------------
     @abstractmethod
+    def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."], **numbers: Tensor) -> Float[Tensor, "..."]:
+        """log p(y | f), entry by entry, for observations with these numbers, by default new ones."""
+
+    @abstractmethod
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         """Whether each target may be observed."""
 
-    def where(self, y: Tensor) -> Analytic:
-        """Where log p(y | f) is analytic in f."""
-        raise NotImplementedError(f"expectations of {self.name} are in closed form")
+    def where(self, y: Tensor) -> Analytic | None:
+        """Where log p(y | f) is analytic in f, for expectations that are not in closed form; None if not known."""
+        return None
+
+    @property
+    def strip(self) -> float | None:
+        """|Im f| below which p(y | f) is analytic in f; None if not known."""
+        return None
+
+    def observation_mean(self, mean: Tensor, variance: Tensor, **numbers: Tensor) -> Tensor:
+        """Mean of observations where f ~ N(mean, variance)."""
+        raise self._needs("mean")
+
+    def observation_variance(self, mean: Tensor, variance: Tensor, **numbers: Tensor) -> Tensor:
+        """Variance of observations where f ~ N(mean, variance)."""
+        raise self._needs("variance")
+
+    def cdf(self, y: Tensor, f: Tensor, **numbers: Tensor) -> Tensor:
+        """P(observation <= y) given f, without gradients; of counts a smooth one between whole numbers too."""
+        raise self._needs("cdf")
+
+    def draw(self, f: Tensor, generator: torch.Generator, **numbers: Tensor) -> Tensor:
+        """An observation given each f."""
+        raise self._needs("draw")
+
+    def from_line(self, z: Tensor, **numbers: Tensor) -> Tensor:
+        """Observations as an increasing function of the whole line, about in units of f; of counts from -1."""
+        return z
+
+    def _needs(self, name: str) -> DomainError:
+        return DomainError(f"`{name}` of {self.name} must be given for this, got none; pass {name}=")
+
+    def predictive(
+        self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor
+    ) -> PredictiveDistribution:
+        return Mixture(self, mean, variance, **numbers)
 
     def expected(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor
@@ -172,3 +215,18 @@ def _numbers(value: Any, name: str, zero: bool) -> Float64[Tensor, "n"]:
             "it, or leave that row out"
         )
     return rows
+
+
+def special(name: str, *values: Tensor) -> Float64[Tensor, "..."]:
+    """A function of scipy.special that torch does not have, without gradients."""
+    lazy_import("scipy.special")
+    import scipy.special
+
+    found = getattr(scipy.special, name)(*(value.detach().cpu().double().numpy() for value in values))
+    return torch.as_tensor(found, dtype=torch.float64, device=values[0].device)
+
+
+def random_numbers(generator: torch.Generator) -> numpy.random.Generator:
+    """NumPy's random numbers, which have more distributions, from a seed that torch draws."""
+    seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+    return numpy.random.default_rng(int(seed))

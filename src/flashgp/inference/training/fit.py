@@ -287,7 +287,11 @@ def problem_of(
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
     sites = IteratedSites.of(prior, x, y, options.settings.sites)
     if sites is not None:
-        facts = facts.of_latent(each_alone(prior, x, y, sites.settings), prior.likelihood.latent_variance)
+        likelihood = prior.likelihood
+        if likelihood.latent_is_y:
+            facts = facts.of_most(y)
+        else:
+            facts = facts.of_latent(each_alone(prior, x, y, sites.settings), likelihood.latent_variance)
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)

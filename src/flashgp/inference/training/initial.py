@@ -6,6 +6,8 @@ deviation of column k, d the columns a kernel sees and v the variance of y:
     input_scale      start s_k sqrt(d)             prior log l ~ N(log s_k + sqrt 2 + log(d) / 2, 3)      (M-44)
     output_variance  start v / (added terms)       prior log v' ~ N(log v, 2^2)                            (M-45)
     noise_variance   start v / 10                  prior log n ~ N(log v - 4, 2^2)                         (M-46)
+    noise_deviation  start sqrt(v / 10)            prior log s ~ N((log v - 4) / 2, 1)
+    dispersion, concentration of a likelihood      prior log ~ N(log 0.1 or log 5, 1.5^2)
 
 Of several outputs v is the mean of their variances, but for the noise that is one output's own: there it is that
 output's.
@@ -43,6 +45,7 @@ LATENT_VARIANCE_PRIOR_SD = 1.5
 MANY_ROWS = 1000
 COLUMN_SDS = (0.25, 0.5)  # of columns around their common scale where f is latent; from MANY_ROWS on
 NOISE_PRIOR = (-4.0, 2.0)
+DISPERSION, CONCENTRATION, OWN_PRIOR_SD = 0.1, 5.0, 1.5  # of a likelihood's own parameters, weak
 RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of the variance of y
 SMALLEST, LARGEST = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
 # Of variances, with room for bounds.
@@ -93,6 +96,15 @@ class DataFacts:
         variances = torch.where(variances > negligible, variances, reduced)
         square = float(unit) * float(unit)
         return cls(spread.to("cpu"), mean.to("cpu"), reduced * square, x.shape[-2], variances * square)
+
+    def of_most(self, y: Tensor) -> "DataFacts":
+        """Facts of targets of which some may be far off: their median, and the spread of the central two thirds."""
+        low, middle, high = (float(y.double().quantile(q)) for q in (0.16, 0.5, 0.84))
+        variance = (0.5 * (high - low)) ** 2
+        if not variance > 0.0:
+            return self
+        one = torch.tensor([variance], dtype=torch.float64)
+        return dataclasses.replace(self, mean=torch.tensor(middle), variance=variance, variances=one)
 
     def of_latent(self, at: Marginals, variance: float | None) -> "DataFacts":
         """Facts of latent values in place of the targets, where these are on another scale.
@@ -291,6 +303,17 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
                 return RoleStart(0.1 * each, WeakPrior(each.log() + shift, sd), low, high)
             start = ones * (0.1 * v)
             return RoleStart(start, WeakPrior(ones * (math.log(v) + shift), sd), max(1e-10 * v, SMALLEST), 1e4 * v)
+        case "noise_deviation":
+            shift, sd = NOISE_PRIOR
+            return _bounded(ones * math.sqrt(0.1 * v), WeakPrior(ones * 0.5 * (math.log(v) + shift), 0.5 * sd))
+        case "dispersion" | "concentration" | "gap":  # numbers without a unit: from where the user begins
+            middle = {"dispersion": DISPERSION, "concentration": CONCENTRATION}.get(role)
+            start = parameter.value.detach().cpu().clone()
+            log_middle = start.log() if middle is None else ones * math.log(middle)
+            return _bounded(start, WeakPrior(log_middle, OWN_PRIOR_SD))
+        case "threshold":
+            start = parameter.value.detach().cpu().clone()
+            return RoleStart(start, WeakPrior(start, 2.0 * OWN_PRIOR_SD), -math.inf, math.inf, ones)
         case "output_mean":
             mean = facts.mean
             start = ones * (mean if mean.shape == shape or mean.dim() == 0 else mean.mean())
