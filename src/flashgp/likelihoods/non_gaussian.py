@@ -139,10 +139,8 @@ class NonGaussian(Likelihood):
         return value.to(y.device)
 
     def check_targets(self, y: Float[Tensor, "..."]) -> None:
-        weight = self._of(y, "row_weight")
+        self._of(y, "row_weight")  # refuses another number of rows
         right = self.allowed(y.detach().double(), **self.numbers(y))
-        if weight is not None:
-            right = right | (weight == 0.0)
         if not bool(right.all()):
             place = (~right).nonzero()[0].tolist()
             row = f"row {place[-1]}" + (f" of table {tuple(place[:-1])}" if len(place) > 1 else "")

@@ -79,7 +79,7 @@ class ScatteredNormal(PredictiveDistribution):
         self.mean, self._latent, self._nu, self._scale = mean, variance, nu, scale
         heavy = torch.where(nu > 2.0, nu / (nu - 2.0).clamp_min(torch.finfo(torch.float64).tiny), torch.inf)
         self.variance = variance + scale.square() * heavy
-        number = float(nu)
+        number = float(nu.detach())
         below = TAIL / number + math.sqrt(2.0 * TAIL / number)
         above = min(math.sqrt(2.0 * TAIL / number), math.log1p(2.0 * TAIL / number) + 1.5)
         turn = min(1.2, math.sqrt(4.0 * DIGITS / number))
