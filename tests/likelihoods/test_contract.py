@@ -1,4 +1,4 @@
-"""What every likelihood of the registry with one latent function promises, (M-276) to (M-283)."""
+"""What every likelihood of the registry with one latent function promises, (M-276) to (M-279), (M-283)."""
 
 import math
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def line(likelihood: NonGaussian) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("moments", [(0.4, 1e-4), (-1.0, 0.5), (0.5, 4.0)])
 @case_by_name
 def test_predictive_distributions_are_whole(name: str, moments: tuple[float, float]) -> None:
-    """They sum to one, and have the mean and the variance that they say."""
+    """They sum to one, and have the mean and the variance that they say, (M-281) and (M-282)."""
     likelihood = CASES[name].make()
     mean, variance = (torch.tensor([t], dtype=F64) for t in moments)
     p = likelihood.predictive(mean, variance)
