@@ -9,13 +9,13 @@ name the same key. What is rebuilt is described again and compared: a file that 
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from flashgp import kernels, means
+from flashgp import kernels, likelihoods, means
 from flashgp.files.modules import FUNCTION, module_description, module_state, prepared_module, require_modules
 from flashgp.files.priors import prior_from_tensors, prior_tensors
 from flashgp.files.validation import refusing
@@ -34,7 +34,8 @@ from flashgp.foundations.parameters import Domain, Parameter
 from flashgp.inference.gp import GP
 from flashgp.inference.prior import Prior
 from flashgp.kernels.base import Kernel
-from flashgp.likelihoods import Gaussian, Likelihood
+from flashgp.likelihoods import Gaussian, Likelihood, Sites
+from flashgp.likelihoods.held_sites import HeldSites
 
 DESCRIPTION_FIELDS = ("kernel", "likelihood", "mean", "modules", "outputs", "parameters")
 MAX_DEPTH = 64  # kernels within kernels
@@ -42,6 +43,8 @@ MAX_KERNELS = 1024
 _PARTS = ("kind", "module", "options", "parameters", "parts")
 _PARAMETER_FIELDS = ("constrained", "event_dim", "lower", "prior", "trainable", "upper")
 _ROW_TENSORS = ("row_variance", "row_weight")
+_SITES = ("targets", "variance", "excess")  # of each row
+_GIVEN = ("mean", "variance", "cdf", "draw")  # functions of Custom beside log p
 _UNIT = "weight_unit"  # of a likelihood with weights; those of older files are absolute, and have none
 _NOISE = ("outputs", "shared")  # of a likelihood: how many outputs have noise of their own, or whether they share it
 
@@ -95,15 +98,37 @@ class _Describer:
         return {"kind": "Module", "options": {}, "parameters": {}, "parts": [], "module": self.module(mean)}
 
     def likelihood(self, likelihood: Likelihood) -> dict[str, Any]:
-        if type(likelihood) is not Gaussian:
-            kind = likelihood.name
-            raise DomainError(f"`likelihood` must be flashgp.likelihoods.Gaussian to be saved, got {kind}; use it")
+        kind, path = type(likelihood).__name__, self.paths[id(likelihood)]
+        if isinstance(likelihood, HeldSites):
+            found = self.rows_of(likelihood, "HeldSites", {}, _SITES)
+            return {**found, "parts": [self.likelihood(likelihood.likelihood)]}
+        if likelihoods.REGISTRY.get(kind) is not type(likelihood):
+            raise DomainError(
+                f"`{path}` must be a likelihood of flashgp.likelihoods.REGISTRY to be saved, got {kind}; its code "
+                "cannot be stored in a file, write it as likelihoods.Custom"
+            )
+        if not isinstance(likelihood, Gaussian):
+            structure: dict[str, Any] = cast(Any, likelihood).structure()
+            kind, names = structure.pop("kind"), likelihood.of_rows
+            found = self.rows_of(likelihood, kind, structure, names)
+            if isinstance(likelihood, likelihoods.Custom):
+                keys = {name: f"{path}.given.{name}" for name in vars(likelihood.given)}
+                self.modules |= dict.fromkeys(keys.values(), FUNCTION)
+                found["module"] = keys["function"]
+            return found
         names = _ROW_TENSORS if likelihood.weight_unit is None else (*_ROW_TENSORS, _UNIT)
         rows = {name: getattr(likelihood, name) for name in names}
         self.tensors |= {f"likelihood.{name}": value for name, value in rows.items() if value is not None}
         options = {name: value is not None for name, value in rows.items()}
         noise = {name: getattr(likelihood, name) for name in _NOISE}
         return self.part(likelihood, "Gaussian", {**options, **noise})
+
+    def rows_of(self, likelihood: Likelihood, kind: str, options: Mapping[str, Any], names: Sequence[str]) -> Any:
+        """A likelihood with tensors of rows, by name, of which it may have none."""
+        path = self.paths[id(likelihood)]
+        known = {name: value for name in names if (value := getattr(likelihood, name)) is not None}
+        self.tensors |= {f"{path}.{name}": value for name, value in known.items()}
+        return self.part(likelihood, kind, {**options, "rows": list(known)})
 
     def parameter(self, parameter: Parameter) -> str:
         key = self.paths[id(parameter)]
@@ -183,7 +208,7 @@ class _Builder:
         # All its parameters come from the table: a constructor left to make its own might make a huge one.
         roles = getattr(constructor, "roles", {})
         # Those of a user's function are the function's own names: its constructor refuses others.
-        named = constructor is not kernels.Custom
+        named = constructor not in (kernels.Custom, likelihoods.Custom)
         if named and (not keys.keys() <= roles.keys() or (constructor is not Gaussian and keys.keys() != roles.keys())):
             raise refused(f"{where}.parameters", f"those of its kind ({', '.join(roles) or 'none'})", sorted(keys))
         for name in options:
@@ -234,9 +259,11 @@ class _Builder:
         constructor = means.REGISTRY[kind]
         return constructor(**self.arguments(fields, constructor, "mean"))
 
-    def likelihood(self, description: Any, read: Callable[[str], Tensor]) -> Gaussian:
-        fields = json_fields(description, "likelihood", _PARTS)
-        options = fields["options"]
+    def likelihood(self, description: Any, read: Callable[[str], Tensor], path: str = "likelihood") -> Likelihood:
+        fields = json_fields(description, path, _PARTS)
+        kind, options = fields["kind"], fields["options"]
+        if kind != "Gaussian":
+            return self.non_gaussian(fields, read, path)
         names = (*_ROW_TENSORS, _UNIT) if isinstance(options, dict) and _UNIT in options else _ROW_TENSORS
         rows = json_fields(options, "likelihood.options", (*names, *_NOISE))
         if rows["outputs"] is not None:
@@ -249,6 +276,30 @@ class _Builder:
         noise = {"noise_variance": None, **{name: rows[name] for name in _NOISE}}
         weight, unit = tensors.pop("row_weight", None), tensors.pop(_UNIT, None)
         return Gaussian(**{**noise, **arguments, **tensors}).with_weights(weight, unit)
+
+    def non_gaussian(self, fields: Mapping[str, Any], read: Callable[[str], Tensor], path: str) -> Likelihood:
+        """A likelihood with sites found by iteration, or the sites that are held of one."""
+        kind, options, held = fields["kind"], fields["options"], fields["kind"] == "HeldSites"
+        if not held and (not isinstance(kind, str) or kind not in likelihoods.REGISTRY):
+            raise refused(f"{path}.kind", f"one of {', '.join(likelihoods.REGISTRY)}", kind)
+        constructor: Any = HeldSites if held else likelihoods.REGISTRY[kind]
+        names = _SITES if held else constructor.of_rows
+        if not isinstance(options, dict) or not isinstance(options.get("rows"), list):
+            raise refused(f"{path}.options", "an object with the names of its rows", options)
+        if not set(map(str, options["rows"])) <= set(names):
+            raise refused(f"{path}.options.rows", f"some of {', '.join(names) or 'none'}", options["rows"])
+        rows = {name: read(f"{path}.{name}") for name in options["rows"]}
+        if held:
+            (part,) = json_list(fields["parts"], f"{path}.parts")
+            sites = Sites(rows["targets"], rows["variance"])
+            return HeldSites(self.likelihood(part, read, f"{path}.likelihood"), sites, rows.get("excess"))
+        plain = {name: value for name, value in options.items() if name != "rows"}
+        arguments = self.arguments({**fields, "options": plain}, constructor, path)
+        if constructor is likelihoods.Custom:
+            given = {key.removeprefix(f"{path}.given."): function for key, function in self.modules.items()}
+            arguments |= {name: function for name, function in given.items() if name in _GIVEN}
+        built: Likelihood = constructor(**arguments, **rows)
+        return built
 
 
 def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, Any]) -> GP:

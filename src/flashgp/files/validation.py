@@ -78,6 +78,9 @@ def check_shapes(container: Container, outputs: Any, *, separate: bool) -> tuple
         dtypes = {container.dtype(name) for name in ("factor", "jitter")}
         if len(dtypes) > 1 or not dtypes < {torch.float32, torch.float64}:
             raise refused("factor", "float32 or float64, and its jitter the same", str(dtypes))
+    for name in ("targets", "variance", "excess"):
+        if (name := f"likelihood.{name}") in container and container.shape(name)[:1] != (n,):
+            raise refused(name, f"one entry for each of {n} rows", str(container.shape(name)))
     for name in ("likelihood.row_variance", "likelihood.row_weight"):
         if name in container and container.shape(name)[-1:] != (n,):
             raise refused(name, f"one entry for each of {n} rows", str(container.shape(name)))

@@ -94,6 +94,7 @@ class Likelihood(NamedValues, ABC):
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
+    of_rows: tuple[str, ...] = ()  # tensors with a number for each training row, where it may have such
     outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them
 
     @abstractmethod

@@ -21,7 +21,7 @@ log_sigmoid = torch.nn.functional.logsigmoid
 class _Counts(NonGaussian):
     """Counts of mean exposure times e^f."""
 
-    of_rows: tuple[str, ...] = ("exposure",)
+    of_rows: tuple[str, ...] = ("row_weight", "exposure")
     discrete = True
     strip = QUARTER_TURN
     wanted, advice = "a whole number from 0", "round it if it is a count, or use Gamma for positive numbers"
@@ -143,7 +143,7 @@ class Binomial(NonGaussian):
         (tensor([5.0000], dtype=torch.float64), tensor([8.], dtype=torch.float64))
     """
 
-    of_rows: tuple[str, ...] = ("trials",)
+    of_rows: tuple[str, ...] = ("row_weight", "trials")
     discrete = True
     strip = QUARTER_TURN
     wanted, advice = "a whole number from 0 to trials", "give the number of trials of each row, as trials=(n,)"
@@ -152,7 +152,7 @@ class Binomial(NonGaussian):
     @usual_names_refused
     def __init__(self, trials: Any = 1, row_weight: Any = None) -> None:
         if isinstance(trials, numbers.Real):
-            self.of_rows = ()  # of all alike
+            self.of_rows = ("row_weight",)  # trials are of all alike
             super().__init__(row_weight)
             self.trials = check_count(trials, "trials", 1)
         else:

@@ -1,6 +1,7 @@
 """A likelihood of the user's own, written as log p(y | f) in plain torch, eqs. (M-276) and (M-279)."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,8 +62,9 @@ class Custom(NonGaussian):
         **parameters: float | Tensor | Parameter,
     ) -> None:
         super().__init__(row_weight)
-        self.function, self.names = function, tuple(parameters)
-        self.given = {"mean": mean, "variance": variance, "cdf": cdf, "draw": draw}
+        self.names = tuple(parameters)
+        given = {"function": function, "mean": mean, "variance": variance, "cdf": cdf, "draw": draw}
+        self.given = SimpleNamespace(**{name: value for name, value in given.items() if value is not None})
         self.log_concave, self.discrete = bool(log_concave), bool(discrete)
         for name, value in parameters.items():
             if hasattr(type(self), name) or name in vars(self) or name.startswith("_"):
@@ -86,11 +88,11 @@ class Custom(NonGaussian):
         return {name: getattr(self, name).value for name in self.names}
 
     def _call(self, name: str, *arguments: Any) -> Tensor:
-        """One of the functions beside log p. Raises: DomainError where there is none."""
-        function = self.given[name]
-        if function is None:
+        """One of the functions. Raises: DomainError where there is none."""
+        if not hasattr(self.given, name):
             raise DomainError(f"`{name}` of Custom must be given for this, got None; pass {name}=, a function given f")
-        return function(*arguments, **self._values())
+        found: Tensor = getattr(self.given, name)(*arguments, **self._values())
+        return found
 
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         with torch.no_grad():
@@ -98,7 +100,7 @@ class Custom(NonGaussian):
 
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."], **numbers: Tensor) -> Float[Tensor, "..."]:
         y, f = torch.broadcast_tensors(y, f)
-        return self.function(y, f, **self._values())
+        return self._call("function", y, f)
 
     def observation_mean(self, mean: Tensor, variance: Tensor, **numbers: Tensor) -> Tensor:
         return expectation(lambda f: self._call("mean", f), mean, variance, None)
@@ -116,3 +118,6 @@ class Custom(NonGaussian):
 
     def draw(self, f: Tensor, generator: torch.Generator, **numbers: Tensor) -> Tensor:
         return self._call("draw", f, generator)
+
+    def structure(self) -> dict[str, Any]:
+        return super().structure() | {"log_concave": self.log_concave, "discrete": self.discrete}

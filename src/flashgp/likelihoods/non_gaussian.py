@@ -25,12 +25,12 @@ class NonGaussian(Likelihood):
     those of a new observation.
 
     Class attributes:
-        of_rows: names of such numbers, arguments of the constructor.
+        of_rows: names of weights and of such numbers, arguments of the constructor.
         discrete: whether observations are whole numbers from 0; log_concave: whether log p is concave in f for every y.
         wanted: targets, in words; advice, what to do about others.
     """
 
-    of_rows: tuple[str, ...] = ()
+    of_rows: tuple[str, ...] = ("row_weight",)
     discrete: bool = False
     log_concave: bool = True
     wanted: ClassVar[str]
@@ -124,7 +124,7 @@ class NonGaussian(Likelihood):
 
     def numbers(self, y: Tensor) -> dict[str, Tensor]:
         """Numbers of the training rows y by name, but for weights. Raises: ShapeError."""
-        found = {name: self._of(y, name) for name in self.of_rows}
+        found = {name: self._of(y, name) for name in self.of_rows[1:]}
         return {name: value for name, value in found.items() if value is not None}
 
     def _of(self, y: Tensor, name: str) -> Tensor | None:
@@ -150,7 +150,7 @@ class NonGaussian(Likelihood):
 
     @property
     def rows_alike(self) -> bool:
-        return all(getattr(self, name) is None for name in ("row_weight", *self.of_rows))
+        return all(getattr(self, name) is None for name in self.of_rows)
 
     def rows(self, index: Tensor) -> Self:
         return self._with_each(lambda values: values[index.to(values.device)])
@@ -171,7 +171,7 @@ class NonGaussian(Likelihood):
                 f"`row_weight` must have one entry per new row ({more}), got shape {tuple(weight.shape)}; pass it for "
                 "the new rows only"
             )
-        known = [name for name in self.of_rows if getattr(self, name) is not None]
+        known = [name for name in self.of_rows[1:] if getattr(self, name) is not None]
         if known:
             raise DomainError(
                 f"`likelihood` must know the {known[0]} of new rows too, got that of the {n:,} before; condition on "
@@ -189,7 +189,7 @@ class NonGaussian(Likelihood):
         """A copy with a function of each tensor of rows; parameters are shared."""
         same = copy.copy(self)
         same._modules, same._buffers = {**self._modules}, {**self._buffers}
-        for name in ("row_weight", *self.of_rows):
+        for name in self.of_rows:
             value = getattr(self, name)
             setattr(same, name, None if value is None else function(value))
         return same
