@@ -1,0 +1,59 @@
+"""Laws of inference by every likelihood, on 36 rows by exact inference."""
+
+import pytest
+import torch
+from likelihoods.cases import CASES
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.likelihoods.non_gaussian import NonGaussian
+
+F64 = torch.float64
+X = torch.linspace(0.0, 1.0, 36, dtype=F64)[:, None]
+AT = X[::7] + 0.005
+NAMES = [name for name in CASES if name != "Custom"]
+
+
+def targets(likelihood: NonGaussian) -> Tensor:
+    """Observations of a wave."""
+    f = 1.5 * torch.sin(6.0 * X[:, 0])
+    generator = torch.Generator().manual_seed(3)
+    return likelihood.predictive(f, torch.zeros_like(f)).sample(generator).detach()
+
+
+def model(likelihood: NonGaussian) -> fgp.GP:
+    return fgp.GP(1.5 * fgp.kernels.Matern(nu=1.5, lengthscale=0.5), fgp.means.Constant(0.1), likelihood)
+
+
+def agree(one: fgp.Posterior, other: fgp.Posterior) -> None:
+    a, b = (post.predict(AT) for post in (one, other))
+    assert float(((a.mean - b.mean) / a.std).abs().max()) < 5e-3
+    assert torch.allclose(a.std, b.std, rtol=5e-3)
+    assert float(one.log_marginal_likelihood()) == pytest.approx(float(other.log_marginal_likelihood()), abs=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_twice_is_a_row_of_weight_two_and_the_order_does_not_matter(name: str) -> None:
+    likelihood = CASES[name].make()
+    y, weight = targets(likelihood), 1.0 + torch.arange(36) % 2
+    index = torch.arange(36).repeat_interleave(weight.long()).flip(0)
+    weighted = CASES[name].make()
+    weighted.row_weight = weight.double()
+    agree(model(weighted).condition(X, y), model(likelihood).condition(X[index], y[index]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fits_find_the_wave(name: str) -> None:
+    """The mean of f follows the wave, own parameters move, and the density of the rows is above that of a constant."""
+    likelihood = CASES[name].make()
+    y = targets(likelihood)
+    gp = fgp.GP(fgp.kernels.Matern(nu=2.5), fgp.means.Constant(), CASES[name].make())
+    fit = fgp.fit(gp, X, y, starts=1)
+    mean = fit.posterior.predict(X).mean
+    wave = torch.sin(6.0 * X[:, 0])
+    assert float(torch.corrcoef(torch.stack([mean, wave]))[0, 1]) > 0.8
+    for role in getattr(likelihood, "roles", {}):
+        start = getattr(gp.likelihood, role).value
+        assert not torch.allclose(getattr(fit.gp.likelihood, role).value, start)
+    constant = fgp.GP(1e-6 * fgp.kernels.Matern(lengthscale=10.0), fgp.means.Constant(float(mean.mean())), likelihood)
+    assert fit.posterior.log_marginal_likelihood() > constant.condition(X, y).log_marginal_likelihood() + 1.0
