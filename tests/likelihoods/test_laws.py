@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from likelihoods.cases import CASES
 from torch import Tensor
 
 import flashgp as fgp
 from flashgp.likelihoods.non_gaussian import NonGaussian
+from likelihoods.cases import CASES
 
 F64 = torch.float64
 X = torch.linspace(0.0, 1.0, 36, dtype=F64)[:, None]
