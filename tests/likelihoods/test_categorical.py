@@ -56,6 +56,17 @@ def test_expectations_are_those_of_fine_grids(classes: int, least: float, most: 
             torch.testing.assert_close(value[row], other, rtol=0.0, atol=2e-8)
 
 
+def test_rows_do_not_depend_on_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean = 3.0 * torch.randn(60, 10, generator=generator, dtype=F64)
+    variance = (0.5 * torch.randn(60, 10, generator=generator, dtype=F64) - 3.0).exp()
+    together = softmax_expectations(mean, variance)
+    torch.testing.assert_close(together[1].sum(1), torch.ones(60, dtype=F64), rtol=0.0, atol=1e-8)
+    for row in (7, 31):
+        for value, other in zip(together, softmax_expectations(mean[[row]], variance[[row]]), strict=True):
+            torch.testing.assert_close(value[row], other[0], rtol=0.0, atol=1e-8)
+
+
 def test_a_shift_of_all_functions_changes_the_sum_alone() -> None:
     mean, variance = (
         torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0)),

@@ -36,6 +36,7 @@ class Categorical(Likelihood):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.classes = self.outputs = check_count(classes, "classes", 2)
+        self._last: tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def encoded(self, y: Any, name: str) -> Any:
         """Classes 0, 1, ... of the rows, (n,), as indicators, (n, classes); indicators as they are."""
@@ -57,7 +58,7 @@ class Categorical(Likelihood):
     def expected_log_prob(
         self, y: Float[Tensor, "n classes"], mean: Float[Tensor, "n classes"], variance: Float[Tensor, "n classes"]
     ) -> Float[Tensor, "n"]:
-        return (y * mean).sum(-1) - softmax_expectations(mean, variance)[0]
+        return (y * mean).sum(-1) - self._expectations(mean, variance)[0]
 
     def sites_at(
         self, y: Float[Tensor, "n classes"], mean: Float[Tensor, "n classes"], variance: Float[Tensor, "n classes"],
@@ -65,9 +66,17 @@ class Categorical(Likelihood):
     ) -> Sites:  # fmt: skip
         """Sites, eq. (M-307). The likelihood does not see a shift of all functions, which are zero together under
         converged ones: without the shift of those at hand steps do not creep along it."""
-        _, probability, spread = softmax_expectations(mean, variance)
+        _, probability, spread = self._expectations(mean, variance)
         precision = torch.maximum(spread, LEAST / variance)
         return Sites(mean - mean.mean(-1, keepdim=True) + (y - probability) / precision, 1.0 / precision)
+
+    def _expectations(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the last q(f) are kept: a bound and the sites of the next step are asked for one after the other."""
+        if mean.requires_grad or variance.requires_grad:
+            return softmax_expectations(mean, variance)
+        if self._last is None or not (torch.equal(self._last[0], mean) and torch.equal(self._last[1], variance)):
+            self._last = mean, variance, softmax_expectations(mean, variance)
+        return self._last[2]
 
     def predictive(self, mean: Float[Tensor, "classes *n"], variance: Float[Tensor, "classes *n"]) -> "Classes":
         _, probability, _ = softmax_expectations(
