@@ -7,9 +7,9 @@ function of f_c + e_c for f_c ~ N(m_c, v_c), whatever the number of classes,
     E softmax_c                       = int F_c' prod_(j /= c) F_j dt
     E softmax_c (1 - softmax_c)       = - int F_c'' prod_(j /= c) F_j dt
 
-by the trapezoidal rule with a step that suits the variances: the wider, the smoother. F_c' has the characteristic function
-exp(i w m_c - v_c w^2 / 2) Gamma(1 - i w), so that F_c' and F_c'' at all nodes are one product of matrices; F_c is what
-that says beside a normal distribution of the same mean.
+by the trapezoidal rule with a step that suits the variances: the wider, the smoother. F_c' has the characteristic
+function exp(i w m_c - v_c w^2 / 2) Gamma(1 - i w), so that F_c' and F_c'' at all nodes are one product of matrices; F_c
+is what that says beside a normal distribution of the same mean.
 """
 
 import math
@@ -51,7 +51,7 @@ def softmax_expectations(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor
 
 
 def _frequency(variance: Tensor, decay: float) -> Tensor:
-    """Frequency at which exp(-variance w^2 / 2 - pi w / 2), about a characteristic function of f + e, is exp(-decay)."""
+    """Where exp(-variance w^2 / 2 - pi w / 2), about a characteristic function of f + e, is exp(-decay)."""
     return 2.0 * decay / (math.pi / 2.0 + (math.pi**2 / 4.0 + 2.0 * variance * decay).sqrt())
 
 
@@ -83,7 +83,7 @@ def _of_rows(mean: Tensor, variance: Tensor, span: Tensor, h: float, period: flo
     real, imaginary = turned(log_of_noise.imag, damped * log_of_noise.real.exp())
     density = at_nodes(real, imaginary) + 1.0 / period
     slope = at_nodes(imaginary * frequency, -real * frequency)
-    normal = turned(GAMMA * frequency, damped * (-math.pi**2 / 12.0 * frequency.square()).exp())
+    normal = turned(GAMMA * frequency, damped * (-(math.pi**2) / 12.0 * frequency.square()).exp())
     real, imaginary = real - normal[0], imaginary - normal[1]
     standard = (t - own_mean.unsqueeze(-1)) / own_variance.sqrt().unsqueeze(-1)
     below = torch.special.ndtr(standard) + at_nodes(-imaginary / frequency, real / frequency)

@@ -13,6 +13,7 @@ from torch import Tensor
 from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.threads import quiet_openblas
 from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.direct.cholesky import factorise
 
@@ -104,6 +105,7 @@ def _inverse(lower: Tensor) -> Tensor:
         )
     from scipy.linalg.lapack import dtrtri
 
-    inverse, status = dtrtri(lower.numpy(), lower=1)
+    with quiet_openblas():  # whose threads spin where others have a core: eight times as long at 400 rows
+        inverse, status = dtrtri(lower.numpy(), lower=1)
     assert status == 0, "a factor has a positive diagonal"
     return torch.from_numpy(inverse)
