@@ -11,7 +11,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.inference.site_methods import Marginals
 from flashgp.inference.sites import local_sites
-from flashgp.likelihoods import Gaussian, PredictiveDistribution
+from flashgp.likelihoods import Bernoulli, Gaussian, PredictiveDistribution
 from inference.iterated import Counts, Iterated, Labels, Rates, labels, model, table
 
 F64 = torch.float64
@@ -155,3 +155,16 @@ def test_leave_one_out_of_a_gaussian_likelihood_that_iterates(engine: str) -> No
     known, found = (model(kind(0.3)).condition(x, y, **options).leave_one_out() for kind in (Gaussian, Iterated))
     for name in ("mean", "variance", "log_prob"):
         torch.testing.assert_close(getattr(found, name), getattr(known, name), rtol=1e-7, atol=1e-7)
+
+
+def test_a_new_row_of_moments_has_its_site_in_one_step() -> None:
+    """(M-291): q(f) with it has the moments of the prediction times the likelihood."""
+    before = Marginals(torch.tensor([0.4, -2.0], dtype=torch.float64), torch.tensor([2.0, 9.0], dtype=torch.float64))
+    likelihood, y = Bernoulli(), torch.tensor([1.0, 1.0], dtype=torch.float64)
+    _, at = local_sites(likelihood, y, before)
+    f = before.mean[:, None] + before.variance.sqrt()[:, None] * torch.linspace(-9.0, 9.0, 4001, dtype=torch.float64)
+    density = (-0.5 * (f - before.mean[:, None]).square() / before.variance[:, None]).exp() * torch.special.ndtr(f)
+    density /= density.sum(-1, keepdim=True)
+    mean = (density * f).sum(-1)
+    torch.testing.assert_close(at.mean, mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(at.variance, (density * (f - mean[:, None]).square()).sum(-1), rtol=1e-9, atol=1e-9)

@@ -295,8 +295,7 @@ def fit_as(
     columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
     refuse_beside_sites(gp, passes, group, exact_posterior=exact is not None)
-    if options.starts is None and not gp.likelihood.has_sites:
-        options = replace(options, starts=1)  # the prior (M-290) leaves one optimum
+    options = options if gp.likelihood.has_sites else options.by_sites()
     if asked is None:
         assert isinstance(rows, Data)
         fitted: Fitted[Any] = fit_exact(gp, rows, options)

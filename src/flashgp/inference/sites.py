@@ -43,6 +43,7 @@ class SiteSettings:
             two a step, and linear_conditionings, that one in time linear in the rows is.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
+        start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
     """
 
     search: float = 1e-2
@@ -56,6 +57,9 @@ class SiteSettings:
     conditionings: int = 25
     linear_conditionings: int = 12
     start_variance: float = 10.0
+    start_rows: int = 250
+    stage_ratio: float = 4.0
+    draws_per_parameter: int = 2
 
     def of_rows(self, tolerance: float, rows: int) -> float:
         """A tolerance of so many rows, nats."""
@@ -195,6 +199,11 @@ def local_sites(
     likelihood: Likelihood, y: Tensor, before: Marginals, settings: SiteSettings = SiteSettings()
 ) -> tuple[Sites, Marginals]:
     """Sites of new rows, each by itself, and q(f) with them, (M-275). Args: before, predictions of f."""
+    method = method_of(likelihood)
+    if not method.bound and likelihood.weight_of(y) is None:  # a whole step is exact
+        sites = method.next_sites(likelihood, y, before, None)
+        variance = 1.0 / (1.0 / before.variance + 1.0 / sites.variance)
+        return sites, Marginals(variance * (before.mean / before.variance + sites.targets / sites.variance), variance)
     linear, precision = torch.zeros_like(before.mean), torch.zeros_like(before.mean)
     size = torch.full((len(y), *[1] * (y.dim() - 1)), likelihood.step, dtype=linear.dtype, device=linear.device)
     at, sites = before, likelihood.sites_at(y, before.mean, before.variance, None)

@@ -72,10 +72,18 @@ class Bernoulli(NonGaussian):
 
     def predictive(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor) -> Levels:
         both = torch.stack([-mean.double(), mean.double()], dim=-1)
-        variance = variance.double().unsqueeze(-1)
+        return Levels(self._log_probability(both, variance.double().unsqueeze(-1)))
+
+    def log_evidence(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> Float64[Tensor, "..."]:
+        return self._log_probability((2.0 * y - 1.0) * mean.double(), variance.double())
+
+    def _log_probability(self, signed: Tensor, variance: Tensor) -> Tensor:
+        """Of the label whose sign the mean has taken."""
         if self.link == "logit":
-            return Levels(log_expected_sigmoid(both, variance))
-        return Levels(torch.special.log_ndtr(both / (1.0 + variance).sqrt()))
+            return log_expected_sigmoid(signed, variance)
+        return torch.special.log_ndtr(signed / (1.0 + variance).sqrt())
 
     def structure(self) -> dict[str, Any]:
         return {**super().structure(), "link": self.link, "method": self.method}

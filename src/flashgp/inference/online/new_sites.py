@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.online.update import checked_rows
-from flashgp.inference.site_methods import Marginals, Variational
+from flashgp.inference.site_methods import Marginals, method_of
 from flashgp.inference.sites import local_sites
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
@@ -44,7 +44,7 @@ def with_sites_to_come(state: S, x: Any, y: Any, known: Sequence[Any], moments: 
         one = likelihood.rows(torch.tensor([n + i]))
         sites, at = local_sites(one, target.double(), before)
         moved += at.divergence(before)
-        found.append((sites.targets, sites.variance, Variational().excess(one, target.double(), at, sites)))
+        found.append((sites.targets, sites.variance, method_of(one).excess(one, target.double(), at, sites)))
         if len(found) < len(x):
             grown = append(_extended(grown, HeldSites(likelihood, sites, found[-1][-1]), moved), row, target)
     targets, variance, beside = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -83,6 +83,18 @@ class FitOptions:
             stochastic.part_ratio, stochastic.max_parameters, stochastic.draws_per_parameter, stochastic.min_draws,
         )  # fmt: skip
 
+    def by_sites(self) -> "FitOptions":
+        """The options where sites are found by iteration: one start from fewer rows, as the prior (M-290) leaves one
+        optimum, and fewer draws of the Fisher information, which it has a part in."""
+        search, stochastic, sites = self.settings.search, self.settings.stochastic, self.settings.sites
+        search = replace(search, start_rows=min(search.start_rows, sites.start_rows))
+        stochastic = replace(
+            stochastic, stage_ratio=max(stochastic.stage_ratio, sites.stage_ratio),
+            draws_per_parameter=min(stochastic.draws_per_parameter, sites.draws_per_parameter),
+        )  # fmt: skip
+        starts = 1 if self.starts is None else self.starts
+        return replace(self, starts=starts, settings=replace(self.settings, search=search, stochastic=stochastic))
+
     @property
     def alike(self) -> dict[str, object]:
         """Arguments that must be alike on all ranks, by name."""
