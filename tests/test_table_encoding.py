@@ -330,10 +330,17 @@ def test_so_are_those_of_typed_files_and_frames(tmp_path, kind):
         Encoding.learn(table, "y", missing="drop")
 
 
-@pytest.mark.parametrize("labels", [["yes", "no"], ["true", "false"]])
-def test_a_target_of_labels_looks_like_classification(read, labels):
+@pytest.mark.parametrize("labels", [["no", "yes"], ["false", "true"], ["1", "2"]])
+def test_a_target_of_labels_is_one_of_classes_unless_that_is_refused(read, labels):
     table = read("x,label\n" + "".join(f"{i},{labels[i % 2]}\n" for i in range(30)))
-    with pytest.raises(DomainError, match=r"`target` .* got 'label' .*looks like classification and is not here yet"):
+    encoding = Encoding.learn(table, "label", classes=None)
+    assert (encoding.target_kind, encoding.target_levels) == ("category", tuple(labels))
+    assert encoding.apply(table, need_target=True).y.tolist() == [i % 2 for i in range(30)]
+    assert Encoding.from_json(encoding.to_json()) == encoding
+    if labels == ["1", "2"]:
+        assert Encoding.learn(table, "label").target_kind == "number"
+        return
+    with pytest.raises(DomainError, match=r"`target` .* got 'label' .*which are classes: leave out likelihood="):
         Encoding.learn(table, "label")
     numbers = Encoding.learn(read("x,label\n1,5\n2,6\n3,7\n"), "label")
     with pytest.raises(DomainError, match=r"column 'label' .* must hold values of kind number"):

@@ -1,12 +1,11 @@
 """GPClassifier: Gaussian process classification of arrays and frames behind scikit-learn's estimator contract.
 
-Labels become codes 0 and 1 of a Bernoulli likelihood; probabilities come back. Its model files are
-`flashgp.model_files`' matter. Does not do: more than two classes.
+Labels become codes of a Bernoulli likelihood, or of a Categorical one; probabilities come back. Its model files are
+`flashgp.model_files`' matter. Does not do: weights of rows of more than two classes.
 """
 
-import copy
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,28 +22,29 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.kernels import Kernel
-from flashgp.likelihoods import Bernoulli
+from flashgp.likelihoods import Bernoulli, Categorical
 from flashgp.scores import ClassAnswers
 from flashgp.table.arrays import array_of_tensor, training_rows
 from flashgp.table_fit import TrainingRows
-from flashgp.targets import Classes
-
-_SHOWN = 10  # classes in an error
+from flashgp.targets import Classes, likelihood_of_classes
+from flashgp.units import Scaling
 
 
 class GPClassifier(ClassifierMixin, TableEstimator):
-    """Gaussian process classification, two classes, as a scikit-learn estimator.
+    """Gaussian process classification as a scikit-learn estimator.
 
-    A latent function f with a Gaussian process prior has the probability of the second class of `classes_`, by default
-    Phi(f). Inside, every column of X has mean 0 and standard deviation 1, as in `GPRegressor`, which explains frames,
-    categories and dates too; `kernel`, `gp_` and `posterior_` are in these units. Nothing passed in is ever changed.
+    Of two classes a latent function f with a Gaussian process prior gives the second of `classes_` the probability
+    Phi(f), or a logistic one; of more each class has a function, and their softmax is the probability. Inside, every
+    column of X has mean 0 and standard deviation 1, as in `GPRegressor`, which explains frames, categories and dates
+    too; `kernel`, `gp_` and `posterior_` are in these units. Nothing passed in is ever changed.
 
     Args:
         kernel: as of `GPRegressor`, but for "auto".
         mean: of f, a flashgp mean or any nn.Module; None for a constant.
-        likelihood: `flashgp.likelihoods.Bernoulli`, such as Bernoulli(link="logit"); None for its default.
-        class_weight: weights of the classes, which multiply those of their rows: None for 1; "balanced" for ones that
-            make both classes count alike; or a dict from labels.
+        likelihood: `flashgp.likelihoods.Bernoulli`, such as Bernoulli(link="logit"), or Categorical; None for the
+            default of so many classes.
+        class_weight: of two classes, weights that multiply those of their rows: None for 1; "balanced" for ones that
+            make both count alike; or a dict from labels.
         standardise: "x" or "none": whether X is put in standard units.
         optimise: False keeps every parameter as given.
         initial: as `flashgp.fit`.
@@ -94,7 +94,7 @@ class GPClassifier(ClassifierMixin, TableEstimator):
         kernel: Kernel | None = None,
         *,
         mean: nn.Module | None = None,
-        likelihood: Bernoulli | None = None,
+        likelihood: Bernoulli | Categorical | None = None,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
         standardise: Literal["x", "none"] = "x",
         optimise: bool = True,
@@ -120,23 +120,30 @@ class GPClassifier(ClassifierMixin, TableEstimator):
 
     # -- learning -----------------------------------------------------------------------------------------------
     def _refit(self, X: Any, y: Any, sample_weight: Any, deadline: Deadline) -> "GPClassifier":
-        if not (self.likelihood is None or isinstance(self.likelihood, Bernoulli)):
+        if not (self.likelihood is None or isinstance(self.likelihood, Bernoulli | Categorical)):
             raise DomainError(
-                "`likelihood` must be None or flashgp.likelihoods.Bernoulli, got "
+                "`likelihood` must be None, flashgp.likelihoods.Bernoulli or Categorical, got "
                 f"{type(self.likelihood).__name__}; fit numbers by GPRegressor, or a flashgp.GP by flashgp.fit"
             )
         _ = self._settings().asked_approximation
         classes, codes = _coded(y, drop=self.missing == "drop")
         X, codes, weight, kept = training_rows(self, X, codes, sample_weight, drop=self.missing == "drop")
-        _check_two(classes, codes)
-        gp = self._prior(X.shape[1], None, copy.deepcopy(self.likelihood) or Bernoulli())
-        likelihood, each = cast(Bernoulli, gp.likelihood), self._class_weights(classes, codes)
-        own = None if likelihood.row_weight is None else likelihood.row_weight.numpy()[kept]
-        parts = [part for part in (weight, each, own) if part is not None]
+        _check_classes(classes, codes)
+        gp = self._prior(X.shape[1], None, likelihood_of_classes(len(classes), self.likelihood))
+        each, own = self._class_weights(classes, codes), getattr(gp.likelihood, "row_weight", None)
+        parts = [part for part in (weight, each, None if own is None else own.numpy()[kept]) if part is not None]
         self._weighted = own is None
-        table, first, weights = _distinct(X, codes, np.prod(parts, axis=0) if parts else None)
+        table, first, weights = np.column_stack([X.astype(np.float64), codes]), np.arange(len(X)), None
+        if isinstance(gp.likelihood, Bernoulli):
+            table, first, weights = _distinct(table, np.prod(parts, axis=0) if parts else None)
+        elif parts and not all((part == part[0]).all() for part in parts):
+            raise DomainError(
+                f"`sample_weight` and `class_weight` must be left out beside {len(classes)} classes, got weights that "
+                "differ; repeat rows, or fit one class against the others"
+            )
         if weights is not None:
-            gp.likelihood = Bernoulli(likelihood.link, weights)
+            gp.likelihood = gp.likelihood.with_rows()
+            gp.likelihood.row_weight = torch.from_numpy(weights)
         rows = TrainingRows(
             table[:, :-1], table[:, -1:], [*self._names(X.shape[1]), "the target"], np.flatnonzero(kept)[first],
             counts=None if weights is None else torch.from_numpy(weights), countable=False,
@@ -167,7 +174,7 @@ class GPClassifier(ClassifierMixin, TableEstimator):
 
     # -- answers ------------------------------------------------------------------------------------------------
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The more probable label at each row of X, (n_test,); None in rows that were left out.
+        """The most probable label at each row of X, (n_test,); None in rows that were left out.
 
         Args:
             X: shape (n_test, d), finite.
@@ -181,7 +188,7 @@ class GPClassifier(ClassifierMixin, TableEstimator):
         return answers.label if not answers.predicted.all() else np.array(answers.label.tolist(), self.classes_.dtype)
 
     def predict_proba(self, X: Any) -> Array:
-        """Probability of each class at each row of X, (n_test, 2), in the order of `classes_`.
+        """Probability of each class at each row of X, (n_test, classes), in the order of `classes_`.
 
         Args:
             X: as `predict`.
@@ -208,7 +215,8 @@ class GPClassifier(ClassifierMixin, TableEstimator):
         return answers.log_probability.astype(dtype)
 
     def decision_function(self, X: Any) -> Array:
-        """Log odds of the second class at each row of X, (n_test,): positive where it is the more probable.
+        """Log odds of the second class at each row of X, (n_test,): positive where it is the more probable; of more
+        than two classes their log probabilities, (n_test, classes).
 
         Args:
             X: as `predict`.
@@ -218,12 +226,17 @@ class GPClassifier(ClassifierMixin, TableEstimator):
             ValueError: as `predict`.
         """
         answers, dtype = self._probabilities(X)
-        return np.diff(answers.log_probability)[:, 0].astype(dtype)
+        logs = answers.log_probability
+        return (logs if len(self.classes_) > 2 else np.diff(logs)[:, 0]).astype(dtype)
+
+    @property
+    def scaling_(self) -> Scaling:
+        """Map of X to the units of `posterior_`, with the labels."""
+        return self._fitted.scaling
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.requires_fit = True
-        tags.classifier_tags.multi_class = False
         return tags
 
     # -- parts --------------------------------------------------------------------------------------------------
@@ -255,14 +268,8 @@ def _coded(y: Any, *, drop: bool) -> tuple[npt.NDArray[Any], Array]:
     return classes, codes
 
 
-def _check_two(classes: npt.NDArray[Any], codes: Array) -> None:
-    """Raises: DomainError unless the rows are of two classes."""
-    if len(classes) > 2:
-        shown = ", ".join(map(repr, classes[:_SHOWN].tolist())) + (", ..." if len(classes) > _SHOWN else "")
-        raise DomainError(
-            f"`y` must have two classes, got {len(classes)}: {shown}; fit one against the others by "
-            "sklearn.multiclass.OneVsRestClassifier(GPClassifier()). Only binary classification is supported."
-        )
+def _check_classes(classes: npt.NDArray[Any], codes: Array) -> None:
+    """Raises: DomainError unless the rows are of two classes at least."""
     found = classes[np.unique(codes).astype(np.int64)].tolist()
     if len(found) < 2:
         raise DomainError(
@@ -272,13 +279,12 @@ def _check_two(classes: npt.NDArray[Any], codes: Array) -> None:
 
 
 def _distinct(
-    X: Array, codes: Array, weight: Array | None
+    table: npt.NDArray[np.float64], weight: Array | None
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.float64] | None]:
-    """Rows with their codes behind, (u, d + 1), the first of each among all, (u,), and weights, (u,), None for 1.
+    """Rows that differ, (u, d + 1), the first of each among all, (u,), and weights, (u,), None for 1.
 
     Equal rows of one class are one row of their weights together, which says the same.
     """
-    table = np.column_stack([X.astype(np.float64), codes])
     found, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
     if weight is None and len(found) == len(table):
         return table, np.arange(len(table)), None

@@ -30,7 +30,7 @@ from flashgp.kernels import Kernel
 from flashgp.likelihoods import Likelihood
 from flashgp.processes.group import ALONE
 from flashgp.target_transform import check_target_transform
-from flashgp.targets import likelihood_names, of_classes
+from flashgp.targets import Classes, likelihood_names, of_classes
 from flashgp.units import Scaling
 
 if TYPE_CHECKING:
@@ -106,16 +106,17 @@ class TableSettings:
 
     @property
     def asked_likelihood(self) -> Likelihood | None:
-        """The likelihood; None where the target decides."""
+        """The likelihood; None where the target decides, of classes by their number."""
         if isinstance(self.likelihood, str):
-            return None if self.likelihood == "auto" else likelihood_names()[self.likelihood]()
+            return None if self.classes is not False else likelihood_names()[self.likelihood]()
         return self.likelihood
 
     @property
     def classes(self) -> bool | None:
         """Whether the target is one of classes; None where it decides."""
-        asked = self.asked_likelihood
-        return None if asked is None else of_classes(asked)
+        if self.likelihood in (None, "auto"):
+            return None
+        return of_classes(likelihood_names()[self.likelihood] if isinstance(self.likelihood, str) else self.likelihood)
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
@@ -158,14 +159,22 @@ class FittedTable:
         return self.posterior.predict(points, **asked)
 
     def importance(self, groups: Any, settings: ImportanceSettings) -> Importance:
-        """Importance of inputs, with `rmse` in units of the target. Args: groups, names with positions of columns."""
+        """Importance of inputs, with `rmse` in units of the target, of classes in probabilities.
+
+        Args: groups, names with positions of columns.
+        """
         found = importance(self.posterior.state.training_table, groups, settings, self._mean_of)
         events = [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
         interrupted = self.fit is not None and self.fit.interrupted
+        if found.rmse.dim() > 1 and isinstance(self.scalings[0].target, Classes):  # of all classes alike
+            each = ("rmse", "rmse_error", "log_density", "log_density_error")
+            found = replace(found, **{name: getattr(found, name).mean(-1) for name in each})
         return replace(found, unfinished=why_unfinished(events, interrupted=interrupted))
 
     def _mean_of(self, mean: Tensor, std: Tensor) -> Tensor:
         """The mean of y where its standardised values are normal, eq. (M-142); float64, (..., p)."""
+        if isinstance(self.scalings[0].target, Classes):
+            return mean
         means, stds = (values.numpy(force=True) for values in (mean, std))
         each = (one.target.mean_of(means[..., j], stds[..., j]) for j, one in enumerate(self.scalings))
         return mean.new_tensor(np.stack(list(each), axis=-1))
@@ -181,7 +190,8 @@ def restored(
     posterior = files.load(path, modules, device=device)
     like = posterior.state.like[0]
     wrong = like.shape != (len(like), columns) or any(len(one.x_shift) != columns for one in scalings)
-    if wrong or len(scalings) != (posterior.gp.outputs or 1):
+    columns_of_y = 1 if isinstance(scalings[0].target, Classes) else posterior.gp.outputs or 1
+    if wrong or len(scalings) != columns_of_y:
         raise ModelFileError(
             f"the units of {os.fspath(path)!r} do not fit its model: {columns} inputs, scales of "
             f"{[len(one.x_shift) for one in scalings]}, x of shape {tuple(like.shape)}; the file is damaged or "

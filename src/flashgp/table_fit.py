@@ -65,7 +65,7 @@ class TrainingRows:
 
         Raises: DomainError for a logarithm of a target that has none, naming the row.
         """
-        if transform == "log":
+        if transform == "log" and gp.likelihood.has_sites:
             for column in self.y.T:
                 TargetTransform("log").check(column, self.numbers, self.target)
         x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
@@ -122,9 +122,9 @@ def standard_rows(
     y = np.stack([np.asarray(target.plain(column), np.float64) for target, column in pairs], axis=1)
     scalings = learned_scalings(gp, rows.x, y, targets, rows.counts, countable=rows.countable, standardise=standardise)
     z = torch.from_numpy(np.stack([one.y(column) for one, column in zip(scalings, rows.y.T, strict=True)], axis=1))
-    return StandardRows(
-        scalings, torch.from_numpy(scalings[0].x(rows.x)), z if gp.outputs is not None else z[:, 0], tuple(events)
-    )
+    several = gp.likelihood.has_sites and gp.outputs is not None  # columns; classes have one, of codes
+    x = torch.from_numpy(scalings[0].x(rows.x))
+    return StandardRows(scalings, x, z if several else z[:, 0], tuple(events))
 
 
 def _chosen_transforms(

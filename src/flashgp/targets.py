@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_fields, json_flag, json_list, refused
 from flashgp.foundations.normal import check_probability
-from flashgp.likelihoods import REGISTRY, Likelihood, PredictiveDistribution
+from flashgp.likelihoods import REGISTRY, Bernoulli, Categorical, Likelihood, PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 from flashgp.scores import Answers, ClassAnswers, CountScores, NumberAnswers, Scores
 from flashgp.target_transform import TargetTransform, WarpedNormal
@@ -405,8 +406,12 @@ class Classes(Target):
         return np.zeros(np.shape(y))
 
     def answers(self, found: PredictiveDistribution, placed: Placed) -> ClassAnswers:
-        each = [found.log_prob(torch.full_like(found.mean, code)) for code in range(len(self.labels))]
-        return ClassAnswers(placed(torch.stack(each)).T, self.labels)
+        probability: Tensor = found.probability  # type: ignore[attr-defined]
+        if probability.dim() == 2:  # of several latent functions
+            logs = probability.log().mT
+        else:
+            logs = torch.stack([found.log_prob(torch.full_like(probability, code)) for code in (0.0, 1.0)])
+        return ClassAnswers(placed(logs).T, self.labels)
 
     def mean_of(self, mean: Array, std: Array) -> Array:
         return mean
@@ -432,7 +437,8 @@ class Classes(Target):
 _COUNTS = Unshifted(counts=True)
 # Targets of likelihoods by their classes' names; None for classes.
 _TARGETS: Mapping[str, Target | None] = {
-    "Gaussian": NUMBER, "StudentT": NUMBER, "Bernoulli": None, "Poisson": _COUNTS, "NegativeBinomial": _COUNTS,
+    "Gaussian": NUMBER, "StudentT": NUMBER, "Bernoulli": None, "Categorical": None, "Poisson": _COUNTS,
+    "NegativeBinomial": _COUNTS,
     "Gamma": Unshifted(scaled=True), "Beta": Unshifted(),
 }  # fmt: skip
 
@@ -449,6 +455,21 @@ def _dashed(name: str) -> str:
 def target_of(likelihood: Likelihood, labels: Sequence[Any] = ()) -> Target:
     """Target of a likelihood, before its units are learned. Args: labels, of classes."""
     return _TARGETS.get(likelihood.name, Unshifted()) or Classes(tuple(labels))
+
+
+def likelihood_of_classes(count: int, asked: Likelihood | str | None = None) -> Likelihood:
+    """The likelihood of so many classes, or the one asked for. Raises: DomainError where it is of others."""
+    if isinstance(asked, Likelihood):
+        found = asked
+    else:
+        found = Bernoulli() if count == 2 and asked != "categorical" else Categorical(count)
+    most = found.classes if isinstance(found, Categorical) else 2
+    if most != count or (asked == "bernoulli" and count != 2):
+        raise DomainError(
+            f"`likelihood` must be of {count} classes, as many as `y` has, got "
+            f"{asked if isinstance(asked, str) else found.name} of {most if asked != 'bernoulli' else 2}; leave it out"
+        )
+    return found
 
 
 def of_classes(likelihood: Likelihood | type[Likelihood]) -> bool:

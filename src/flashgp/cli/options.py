@@ -190,7 +190,7 @@ class FitArguments(TableArguments):
             "--likelihood",
             metavar="NAME",
             help="auto: classes of a target of text, true or false, or two numbers, else gaussian; bernoulli, "
-            "student-t, poisson, negative-binomial, gamma, beta.",
+            "categorical, student-t, poisson, negative-binomial, gamma, beta.",
         ),
     ] = "auto"
     approximation: Annotated[

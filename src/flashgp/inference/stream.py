@@ -33,13 +33,14 @@ LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream h
 class StreamStep:
     """Rows of one step: what was predicted of them before they were learned.
 
-    Fields: mean and variance of the observations, (k,) or (k, outputs), units of y and their square; y, the same shape,
-    None where there was none; count, rows of the posterior now; seconds of predicting and learning, without what
-    refining took, refining_seconds (0 where it was not its turn).
+    Fields: mean and variance of the observations, (k,) or (k, outputs), units of y and their square; f, those of the
+    latent function, likewise; y, the same shape, None where there was none; count, rows of the posterior now; seconds
+    of predicting and learning, without what refining took, refining_seconds (0 where it was not its turn).
     """
 
     mean: Float[Tensor, "k *outputs"]
     variance: Float[Tensor, "k *outputs"]
+    f: tuple[Float[Tensor, "k *outputs"], Float[Tensor, "k *outputs"]]
     y: Float[Tensor, "k *outputs"] | None
     count: int
     seconds: float
@@ -173,21 +174,25 @@ class Stream:
         x, y = self._rows_of(x, y)
         with torch.no_grad():
             prediction = posterior.predict(x)
-            mean = prediction.mean
-            variance = (prediction.variance.double() + self._noise(posterior, len(x), row_variance, row_weight)).to(
-                mean.dtype
-            )
+            f, log_prob = (prediction.mean, prediction.variance), None
+            mean, variance = f
+            if posterior.state.prior.likelihood.additive_noise(x.device) is None:
+                mean, variance = prediction.observation_mean, prediction.observation_variance
+                log_prob = None if y is None else prediction.log_prob(y)
+            else:
+                noise = self._noise(posterior, len(x), row_variance, row_weight)
+                variance = (variance.double() + noise).to(mean.dtype)
         after = posterior if y is None else self._learned(posterior, x, y, row_variance, row_weight)
         seconds = time.perf_counter() - began
         refining = 0.0
         if y is not None:
-            self._score(mean.double(), variance.double(), y.double())
+            self._score(mean.double(), variance.double(), y.double(), log_prob)
             self.posterior, self._unrefined = after, self._unrefined + len(x)
             if self.refine_every is not None and self._unrefined >= self.refine_every:
                 refining = self._refine()
         self._steps += 1
         self._latencies.append(seconds)
-        return StreamStep(mean, variance, y, self.posterior.count, seconds, refining)
+        return StreamStep(mean, variance, f, y, self.posterior.count, seconds, refining)
 
     def consume(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[StreamStep]:
         """A step for each (x, y) of `rows`, taken when it is asked for: nothing is read ahead."""
@@ -279,7 +284,7 @@ class Stream:
             return posterior.slide(x, y, **given)
         return (posterior.drop(range(surplus)) if surplus else posterior).append(x, y, **given)
 
-    def _score(self, mean: Tensor, variance: Tensor, y: Tensor) -> None:
+    def _score(self, mean: Tensor, variance: Tensor, y: Tensor, log_prob: Tensor | None) -> None:
         # Few numbers: NumPy's calls start sooner than torch's.
         predicted, spread, wanted = (t.cpu().numpy() for t in (mean, variance, y))
         with numpy.errstate(over="ignore"):  # then the metrics are infinite
@@ -288,7 +293,8 @@ class Stream:
         outputs = 1 if wanted.ndim == 1 else wanted.shape[-1]
         self._squares += float(squares.sum()) / outputs
         with numpy.errstate(all="ignore"):  # a variance of 0
-            self._nll += 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
+            normal = 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
+        self._nll += normal if log_prob is None else -float(log_prob.sum())
         self._inside += float((squares <= QUANTILE_975**2 * spread).sum()) / outputs
 
     def _refine(self) -> float:

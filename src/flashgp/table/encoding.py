@@ -26,6 +26,7 @@ Missing = Literal["error", "drop"]
 
 _VERSION = 1
 _MAX_COLUMNS = 1_000_000
+MAX_CLASSES = 1000  # beyond which a target is none of classes
 _TARGET_KINDS: tuple[Kind, ...] = ("number", "percentage")
 
 
@@ -118,10 +119,11 @@ class Encoding:
         table = with_target(table, target_index, classes)
         goal = table.columns[target_index]
         if goal.kind == "category" and goal.declared:
-            if len(goal.levels) != 2:
+            if not 2 <= len(goal.levels) <= MAX_CLASSES:
                 raise DomainError(
-                    f"`target` must have two classes, got {len(goal.levels)} in {quoted(goal.name)}: "
-                    f"{listed(goal.levels)}; make a column that says whether it is one of them"
+                    f"`target` must have two to {MAX_CLASSES} classes, got {len(goal.levels)} in {quoted(goal.name)}: "
+                    f"{listed(goal.levels)}; join rare ones, or take numbers by likelihood='gaussian' (--likelihood "
+                    "gaussian)"
                 )
         elif goal.kind not in _TARGET_KINDS or goal.inexact is not None or goal.doubt is not None:
             raise DomainError(

@@ -19,7 +19,7 @@ from .numbers import is_name, number_of
 from .roles import FEW_LEVELS, MISSING_LEVEL, as_categories, has_few_levels, with_categories
 
 _ORDER_WORDS: dict[Order, str] = {"dmy": "the day before the month", "mdy": "the month before the day"}
-CLASSES = "which are classes: leave out likelihood=, or pass likelihood='bernoulli' (--likelihood bernoulli)"
+CLASSES = "which are classes: leave out likelihood=, or pass likelihood='auto' (--likelihood auto)"
 _LABELLED_ROWS = 5  # below which nobody knows what two numbers are
 
 
@@ -49,8 +49,8 @@ def unusable_reason(table: Table, column: Column, role: Literal["input", "target
                 f"{len(column.levels)} categories in {given} rows, each in one alone, which says nothing of another row"
                 f"{': have it as numbers, not as categories' if numbers else ''}"
             )
-    two = role == "target" and len(column.levels) == 2 and slip(table, column, role) is None
-    labels = f", {CLASSES}" if two else ""
+    few = role == "target" and 2 <= len(column.levels) <= FEW_LEVELS and slip(table, column, role) is None
+    labels = f", {CLASSES}" if few else ""
     categories = as_categories(table, column) if role == "input" else None
     way_out = "" if categories is None else f"; {categories}"
     return (

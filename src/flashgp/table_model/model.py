@@ -32,7 +32,6 @@ from flashgp.inference.predict.plan import price_of
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.kernels import Kernel
 from flashgp.likelihoods import Likelihood, PredictiveDistribution
-from flashgp.likelihoods.gaussian import Normal
 from flashgp.processes.group import Group
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
 from flashgp.targets import Placed
@@ -104,7 +103,7 @@ class TableModel:
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
         likelihood: None or "auto": classes where the target is text, true or false, or holds two numbers in five rows
-            or more, which an event says, else Gaussian; "gaussian", "bernoulli", "student-t", "poisson",
+            or more, which an event says, else Gaussian; "gaussian", "bernoulli", "categorical", "student-t", "poisson",
             "negative-binomial", "gamma", "beta"; or a Likelihood, in the units of the target.
 
     Raises:
@@ -276,19 +275,24 @@ class TableModel:
         scaling.target.check(data.y, data.rows + source.first_row)
         dtype = before.state.like[0].dtype
         x, y = (torch.from_numpy(one).to(dtype) for one in (scaling.x(data.x), scaling.target.encode(data.y)))
+        likelihood = before.state.prior.likelihood
+        y = likelihood.underlying.encoded(y, "y")
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
             if (reason := before.can("refine")) is not None:
                 raise DomainError(reason)  # before anything is learned
-        moments = [torch.empty(2, 0, dtype=torch.float64)]
+        moments: list[tuple[torch.Tensor, torch.Tensor]] = []
         for start in range(0, len(x), _BLOCK_ROWS):
             if progress is not None:
                 progress(f"learning row {start:,} of {len(x):,}", start / len(x))
             step = stream.step(x[start : start + _BLOCK_ROWS], y[start : start + _BLOCK_ROWS])
-            moments.append(torch.stack([step.mean, step.variance]).double())
+            moments.append(step.f)
         posterior = stream.posterior if refine is None else stream.posterior.refine(refine)
-        found = Normal(*torch.cat(moments, dim=1))
+        mean, variance = (
+            torch.cat(each).double().movedim(-1, 0) for each in zip(*moments, strict=True)
+        )  # classes before rows
+        found = likelihood.predictive(mean, variance)
         last = self._prediction(source, data, (found, None), data.y, posterior.report)
         last = replace(last, notes=(*last.notes, *PredictedRows.of(last).notes(self.target)))
         if last.known is not None and last.known.any():

@@ -227,7 +227,9 @@ class KnownRows:
 
     @staticmethod
     def of(x: Any, y: Any) -> "KnownRows":
-        """Args: x (n, d) and y (n,), tensors in standard units. Cost: 10 operations on each number and a sort."""
+        """Args: x (n, d) and y (n,), tensors in standard units, or indicators of classes (n, classes). Cost: 10
+        operations on each number and a sort."""
+        y = y.argmax(-1) if y.dim() == 2 else y
         return KnownRows(np.sort(_marks(x.double().numpy(force=True), y.double().numpy(force=True))))
 
     def hold(self, x: _Numbers, y: _Numbers) -> npt.NDArray[np.bool_]:

@@ -36,7 +36,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
-from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood
+from flashgp.likelihoods import Gaussian, Likelihood
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
@@ -52,7 +52,7 @@ from flashgp.table_fit import (
     fit_options,
     standard_rows,
 )
-from flashgp.targets import Target, target_of
+from flashgp.targets import Target, likelihood_of_classes, target_of
 from flashgp.units import ColumnScaling, Scaling, check_scales
 
 _Numbers = npt.NDArray[np.float64]
@@ -263,6 +263,7 @@ def _likelihood_of(
     Raises: DomainError for classes of which the rows have one alone.
     """
     asked, levels = copy.deepcopy(settings.asked_likelihood), encoding.target_levels
+    known = settings.classes is not None
     if levels:
         present = np.unique(y).astype(np.int64)
         if len(present) < 2:
@@ -270,12 +271,11 @@ def _likelihood_of(
                 f"`target` {encoding.target!r} must have two classes in the rows that are fitted, got "
                 f"{levels[present[0]]!r} alone in {len(y):,} rows; add rows of another class, or hold out others"
             )
-        found = (Event(EventKind.CLASSES_FOUND, target=encoding.target, labels=levels),) if asked is None else ()
-        likelihood = Bernoulli() if asked is None else asked
+        found = () if known else (Event(EventKind.CLASSES_FOUND, target=encoding.target, labels=levels),)
+        likelihood = likelihood_of_classes(len(levels), asked or settings.likelihood)
         return likelihood, target_of(likelihood, levels), found
-    suggested = () if asked is not None else tuple(counts_suggested(encoding.target, y))
     likelihood = Gaussian() if asked is None else asked
-    return likelihood, target_of(likelihood), suggested
+    return likelihood, target_of(likelihood), () if known else tuple(counts_suggested(encoding.target, y))
 
 
 def _names(encoding: Encoding) -> list[str]:
