@@ -351,7 +351,8 @@ def with_noise_of_outputs(description: dict[str, Any], version: int) -> tuple[di
     if version < 5 and not options.keys() & set(_NOISE):
         options = {**options, "outputs": None, "shared": description["outputs"] is not None}
         description = {**description, "likelihood": {**likelihood, "options": options}}
-    return description, options.get("outputs") is not None
+    of_classes = likelihood.get("kind") == "HeldSites" and description["outputs"] is not None  # a function for each
+    return description, options.get("outputs") is not None or of_classes
 
 
 def _text(value: Any) -> str:

@@ -120,10 +120,10 @@ class Encoding:
         goal = table.columns[target_index]
         if goal.kind == "category" and goal.declared:
             if not 2 <= len(goal.levels) <= MAX_CLASSES:
+                more = "join rare ones" if len(goal.levels) > 2 else "add rows of another class"
                 raise DomainError(
-                    f"`target` must have two to {MAX_CLASSES} classes, got {len(goal.levels)} in {quoted(goal.name)}: "
-                    f"{listed(goal.levels)}; join rare ones, or take numbers by likelihood='gaussian' (--likelihood "
-                    "gaussian)"
+                    f"`target` must have two to {MAX_CLASSES:,} classes, got {len(goal.levels):,} in "
+                    f"{quoted(goal.name)}: {listed(goal.levels)}; {more}, or choose another column"
                 )
         elif goal.kind not in _TARGET_KINDS or goal.inexact is not None or goal.doubt is not None:
             raise DomainError(

@@ -68,7 +68,7 @@ def with_target(table: Table, index: int, classes: bool | None) -> Table:
     if classes is None:
         classes = column.kind == "boolean" or (column.given >= _LABELLED_ROWS and column.two_valued)
         if column.kind == "category":
-            classes = 2 <= len(column.levels) <= FEW_LEVELS and slip(table, column, "target") is None
+            classes = len(column.levels) <= FEW_LEVELS and slip(table, column, "target") is None
     usable = column.kind in ("category", "boolean", "number") and column.inexact is None and column.doubt is None
     return with_categories(table, [index]) if classes and usable else table
 
