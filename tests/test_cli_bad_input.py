@@ -56,7 +56,10 @@ FITS = {
     "empty": ("", "must have at least one row, got an empty file"),
     "one row": ("size,price\n1,2\n", "must have an input that varies"),
     "an infinite value": ("size,price\n1,2\ninf,3\n3,4\n", "got inf at row 2 (line 3), column 'size'"),
-    "a target of text": ("size,price\n1,low\n2,high\n3,low\n", "'price' (text with 2 distinct values"),
+    "a target of text": (
+        "size,price\n" + "".join(f"{i},about {'x' * i}\n" for i in range(30)),
+        "'price' (text with 30 distinct values",
+    ),
     "identifiers": ("size,price\n100000000000000001,1\n100000000000000002,2\n", "'size' (100000000000000001 at row 1"),
     "no target": ("size,cost\n1,2\n2,3\n", "`target` must name a column"),
 }

@@ -183,7 +183,7 @@ def test_what_is_no_table_to_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DomainError, match="full_scale"):
         fgp.TableModel(approximation="full_scale").fit(pattern, target="wave")
     with pytest.raises(DomainError, match="numeric column"):
-        fgp.TableModel().fit(pattern, target="city")
+        fgp.TableModel(likelihood="gaussian").fit(pattern, target="city")
     only = written(tmp_path, {"wave": table(60)["wave"], "same": np.ones(60)}, name="only")
     with pytest.raises(DomainError, match="an input that varies"):
         fgp.TableModel().fit(only, target="wave")
