@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.inference.site_methods import Marginals
 from flashgp.inference.sites import local_sites
-from flashgp.likelihoods import Bernoulli, Gaussian, PredictiveDistribution
-from inference.iterated import Counts, Iterated, Labels, Rates, labels, model, table
+from flashgp.likelihoods import Bernoulli, Gaussian, Poisson
+from inference.iterated import Iterated, labels, model, table
 
 F64 = torch.float64
 ENGINES: dict[str, dict[str, Any]] = {
@@ -20,18 +19,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "full scale": {"approximation": "full_scale", "inducing": 10, "neighbours": 29},
     "sparse": {"approximation": "sparse", "inducing": table()[0][:20]},
 }
-
-
-class Poisson(Rates):
-    """Of a rate that is nearly known: its density is that at the mean."""
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        return y * self.mean.log() - self.mean - (y + 1.0).lgamma()
-
-
-class Known(Counts):
-    def predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
-        return Poisson(mean, variance)
 
 
 def moved(post: fgp.Posterior) -> float:
@@ -43,7 +30,7 @@ def test_a_local_step_has_the_best_site_of_a_row() -> None:
     """(M-275): no other q(f) of a row has a greater bound, whatever the prediction is."""
     y = torch.tensor([0.0, 3.0, 250.0, 2.0], dtype=F64)
     before = Marginals(torch.tensor([0.0, 1.0, -2.0, 8.0], dtype=F64), torch.tensor([1.0, 4.0, 9.0, 0.1], dtype=F64))
-    sites, at = local_sites(Counts(), y, before)
+    sites, at = local_sites(Poisson(), y, before)
     rate = (at.mean + 0.5 * at.variance).exp()
     torch.testing.assert_close(1.0 / at.variance, 1.0 / before.variance + rate, rtol=1e-3, atol=0.0)
     torch.testing.assert_close(at.mean, before.mean + before.variance * (y - rate), rtol=0.0, atol=1e-2)
@@ -55,11 +42,11 @@ def test_rows_that_join_are_near_those_of_all(engine: str) -> None:
     """What sites of the rows before lose is of the order that the report tells."""
     x, y, at = table()
     options = ENGINES[engine]
-    few = model(Counts()).condition(x[:36], y[:36], **options)
+    few = model(Poisson()).condition(x[:36], y[:36], **options)
     post = few
     for row in range(36, 40):
         post = post.append(x[row : row + 1], y[row : row + 1])
-    whole = model(Counts()).condition(x, y, **options)
+    whole = model(Poisson()).condition(x, y, **options)
     assert post.count == 40
     assert moved(post) < 2.0
     p, q, r = post.predict(at), whole.predict(at), few.predict(at)
@@ -77,7 +64,7 @@ def test_rows_that_join_are_near_those_of_all(engine: str) -> None:
 def test_rows_join_together_as_one_after_the_other(engine: str) -> None:
     """Seen red: thirty rows at one x each took the prediction before them, 17 deviations off."""
     x, y, at = table()
-    post = one = model(Counts()).condition(x, y, **ENGINES[engine])
+    post = one = model(Poisson()).condition(x, y, **ENGINES[engine])
     more, counts = x[:1].expand(6, -1) + 1e-3 * torch.arange(6, dtype=F64)[:, None], torch.full((6,), 40.0, dtype=F64)
     together = post.append(more, counts)
     for row in range(6):
@@ -100,14 +87,14 @@ def test_rows_of_a_gaussian_likelihood_that_iterates_join_as_of_regression(engin
 
 def test_rows_leave_with_their_sites() -> None:
     x, y, at = table()
-    post = model(Counts()).condition(x[:37], y[:37])
+    post = model(Poisson()).condition(x[:37], y[:37])
     slid = post.slide(x[37:], y[37:])
     apart = post.append(x[37:], y[37:]).drop([0, 1, 2])
     other = post.replace([0, 1, 2], x[37:], y[37:])
     for one in (slid, other):
         torch.testing.assert_close(one.predict(at).mean, apart.predict(at).mean, rtol=1e-9, atol=1e-9)
         assert moved(one) == moved(apart) > 0.0
-    whole = model(Counts()).condition(x[3:], y[3:])
+    whole = model(Poisson()).condition(x[3:], y[3:])
     torch.testing.assert_close(slid.predict(at).mean, whole.predict(at).mean, rtol=0.0, atol=0.1)
     again = slid.refine(1)
     assert next(event for event in again.report.events if event.kind is EventKind.UPDATED).fields.get("moved") is None
@@ -118,7 +105,7 @@ def test_rows_leave_with_their_sites() -> None:
 def test_leave_one_out_is_of_observations(engine: str) -> None:
     """From cavities, (M-268): close to conditioning on the others, where sites are their own."""
     x, y, _ = table()
-    gp, options = model(Known()), ENGINES[engine]
+    gp, options = model(Poisson()), ENGINES[engine]
     left = gp.condition(x, y, **options).leave_one_out()
     for row in (0, 7, 21):
         others = torch.arange(len(x)) != row
@@ -131,19 +118,15 @@ def test_leave_one_out_is_of_observations(engine: str) -> None:
 def test_leave_one_out_has_the_dtype_of_the_rows(engine: str) -> None:
     x, y, at = table()
     options = ENGINES[engine] | ({"inducing": x[:20].float()} if engine == "sparse" else {})
-    post = model(Known()).condition(x.float(), y.float(), **options)
+    post = model(Poisson()).condition(x.float(), y.float(), **options)
     assert post.leave_one_out().mean.dtype == post.predict(at.float()).mean.dtype == torch.float32
 
 
 def test_leave_one_out_has_positive_variances_where_neighbours_know_little() -> None:
     x, y = labels(300)
 
-    class Odds(Labels):
-        def predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
-            assert bool((variance > 0.0).all())
-            return Poisson(mean, variance)
-
-    gp = fgp.GP(30.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.1), fgp.means.Zero(), Odds())
+    likelihood = Bernoulli("logit", method="variational")
+    gp = fgp.GP(30.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.1), fgp.means.Zero(), likelihood)
     left = gp.condition(x, y, approximation="full_scale", inducing=8, neighbours=12).leave_one_out()
     assert bool(left.variance.isfinite().all())
 

@@ -21,10 +21,10 @@ from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.training.objective import LogJoint, Problem
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods import Bernoulli, Gaussian, Poisson
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Sizes
-from inference.iterated import Counts, Iterated, Labels, labels, model, table
+from inference.iterated import Iterated, labels, model, table
 
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a factor": ({}, {}),
@@ -65,7 +65,7 @@ def dense(gp: fgp.GP, x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor,
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_likelihood_by_iteration_goes_through_every_engine(engine: str) -> None:
     x, y, at = table()
-    gp = model(Counts())
+    gp = model(Poisson())
     post = conditioned(gp, x, y, engine)
     mean, variance, lowest = dense(gp, x, y, at)
     by_solves = engine == "solves"  # of variances these leave a hundredth
@@ -89,13 +89,13 @@ def test_sites_of_a_gaussian_likelihood_are_its_observations(engine: str) -> Non
 
 def test_what_iterated_sites_do_not_go_with_is_refused() -> None:
     x, y, _ = table()
-    gp = model(Counts())
-    with pytest.raises(fgp.DomainError, match=r"`differentiable` must be .* those of Counts, got True; leave it out"):
+    gp = model(Poisson())
+    with pytest.raises(fgp.DomainError, match=r"`differentiable` must be .* those of Poisson, got True; leave it out"):
         gp.condition(x, y, differentiable=True)
     with pytest.raises(fgp.DomainError, match=r"`x` must be one table .* got a batch; call it for each"):
         gp.condition(x.expand(2, -1, -1), y)
-    with pytest.raises(fgp.DomainError, match=r"`outputs` must be None for Counts.* got 2; fit a GP for each"):
-        fgp.GP(fgp.kernels.Matern(), likelihood=Counts(), outputs=2)
+    with pytest.raises(fgp.DomainError, match=r"`outputs` must be None for Poisson.* got 2; fit a GP for each"):
+        fgp.GP(fgp.kernels.Matern(), likelihood=Poisson(), outputs=2)
     with pytest.raises(fgp.DomainError, match=r"must have sites that need no iteration.*gp.condition\(x, y\)"):
         gp.log_marginal_likelihood(x, y)
 
@@ -104,7 +104,7 @@ def test_what_iterated_sites_do_not_go_with_is_refused() -> None:
 def test_steps_that_lower_the_bound_are_halved(scale: float) -> None:
     """Counts far above what the prior expects: a whole first step sends e^f beyond all numbers."""
     x, y, _ = table()
-    post = conditioned(model(Counts()), x, (scale * y).round(), "a factor")
+    post = conditioned(model(Poisson()), x, (scale * y).round(), "a factor")
     large = y >= y.median()
     rate = post.predict(x).mean.exp()
     torch.testing.assert_close(rate[large], (scale * y)[large], rtol=0.3, atol=0.0)
@@ -113,10 +113,10 @@ def test_steps_that_lower_the_bound_are_halved(scale: float) -> None:
 def test_the_model_of_a_posterior_finds_sites_anew() -> None:
     """It is the model as it was: other rows have sites of their own, and its likelihood is the user's."""
     x, y, at = table()
-    model_of = conditioned(model(Counts()), x, y, "a factor").gp
-    assert isinstance(model_of.likelihood, Counts)
+    model_of = conditioned(model(Poisson()), x, y, "a factor").gp
+    assert isinstance(model_of.likelihood, Poisson)
     again = conditioned(model_of, x[:20], y.flip(0)[:20], "a factor").predict(at).mean
-    expected = conditioned(model(Counts()), x[:20], y.flip(0)[:20], "a factor").predict(at).mean
+    expected = conditioned(model(Poisson()), x[:20], y.flip(0)[:20], "a factor").predict(at).mean
     torch.testing.assert_close(again, expected)
 
 
@@ -133,7 +133,9 @@ def test_refining_moves_sites_and_parameters_of_the_likelihood() -> None:
 def test_labels_settle_where_few_neighbours_know_little() -> None:
     """(M-272): rows that leaving one out, of a product of conditional densities, gives no positive variance."""
     x, y = labels(600)
-    gp = fgp.GP(30.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.1), fgp.means.Zero(), Labels())
+    gp = fgp.GP(
+        30.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.1), fgp.means.Zero(), Bernoulli("logit", method="variational")
+    )
     post = gp.condition(x, y, approximation="full_scale", inducing=8, neighbours=12)
     (event,) = (event for event in post.report.events if event.kind is EventKind.SITES)
     assert event.fields["steps"] <= 50
@@ -145,7 +147,7 @@ def test_labels_settle_where_few_neighbours_know_little() -> None:
 def test_all_rows_as_neighbours_have_the_marginals_of_dense_matrices() -> None:
     """(M-272), whatever the sites."""
     x, y, _ = table(60)
-    prior = model(Counts())
+    prior = model(Poisson())
     sites = IteratedSites.of(prior, x, y, SiteSettings())
     assert sites is not None
     problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 import flashgp as fgp
+from flashgp.likelihoods import Poisson
 from flashgp.processes.shares import Shares
-from inference.iterated import Counts, model, table
+from inference.iterated import model, table
 from processes.streamed_jobs import FEW, apart
 
 
@@ -20,7 +21,7 @@ def answers(post: fgp.Posterior) -> list[Tensor]:
 def shared(group: Any, counts: tuple[int, ...]) -> tuple[float, float, float, str]:
     """Differences from one process: of conditioning, of a fit and of its parameters; and a refusal."""
     x, y, _ = table(sum(counts))
-    own, gp = Shares(counts).slice(dist.get_rank(group)), model(Counts())
+    own, gp = Shares(counts).slice(dist.get_rank(group)), model(Poisson())
     how: dict[str, Any] = {"approximation": "sparse", "inducing": x[:9]}
     alone, ours = gp.condition(x, y, **how), gp.condition(x[own], y[own], group=group, **how)
     fit = how | {"settings": FEW, "starts": 1, "progress": False, "max_iterations": 6, "priors": "given"}

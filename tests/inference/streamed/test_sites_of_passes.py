@@ -20,12 +20,12 @@ from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.steps import InducingValues
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.objective import Problem
-from flashgp.likelihoods import Gaussian, Likelihood
+from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block, surveyed
 from inference.full_scale.test_factor import differences
-from inference.iterated import Counts, Iterated, Labels, labels, model, table
+from inference.iterated import Iterated, labels, model, table
 from inference.training.test_fit_by_sites import Scattered
 
 F64 = torch.float64
@@ -42,7 +42,7 @@ def objective(likelihood: Likelihood, x: Tensor, y: Tensor, points: Tensor, time
 def test_a_pass_has_the_bound_at_a_q_of_inducing_values() -> None:
     """(M-274), against sums over rows of what it is made of, (M-273)."""
     x, y, _ = table(50)
-    prior = model(Counts())
+    prior = model(Poisson())
     with torch.no_grad():
         bound = StreamedBound(prior, prior.kernel.rows(x[:6]), len(x), Workspace())
 
@@ -70,9 +70,9 @@ def test_a_pass_has_the_bound_at_a_q_of_inducing_values() -> None:
 
 def test_more_points_raise_the_bound_to_the_exact_one() -> None:
     x, y, _ = table(50)
-    exact = float(model(Counts()).condition(x, y).log_marginal_likelihood())
+    exact = float(model(Poisson()).condition(x, y).log_marginal_likelihood())
     bounds = [
-        float(model(Counts()).condition(x, y, approximation="sparse", inducing=x[:m]).log_marginal_likelihood())
+        float(model(Poisson()).condition(x, y, approximation="sparse", inducing=x[:m]).log_marginal_likelihood())
         for m in (5, 15, 30, 50)
     ]
     assert bounds == sorted(bounds)
@@ -91,7 +91,7 @@ def test_the_gradient_is_that_of_the_bound() -> None:
 
 def test_where_the_last_evaluation_was_does_not_matter() -> None:
     x, y, _ = table(50)
-    of = objective(Counts(), x, y, x[:9])
+    of = objective(Poisson(), x, y, x[:9])
     here = of.parameters.values()
     first = of(here)
     for far in (here + 3.0, here - 3.0):
@@ -116,7 +116,9 @@ def test_a_gaussian_likelihood_that_iterates_is_regression() -> None:
 def test_rows_that_are_read_are_rows_that_are_held() -> None:
     """In any batches and any order; nothing of a row is kept."""
     x, y = labels(300)
-    gp = fgp.GP(4.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.2), fgp.means.Zero(), Labels())
+    gp = fgp.GP(
+        4.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.2), fgp.means.Zero(), Bernoulli("logit", method="variational")
+    )
     at = labels(310)[0][:5]
     held = gp.condition(x, y, approximation="sparse", inducing=x[:40])
     order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
@@ -136,7 +138,7 @@ def test_rows_that_are_read_are_rows_that_are_held() -> None:
 def test_a_prior_that_leaves_nothing_to_points_is_the_posterior() -> None:
     """Rows say less than rounding: no pivot is taken."""
     x, y = labels(50)
-    gp = fgp.GP(1e-12 * fgp.kernels.Matern(nu=1.5), fgp.means.Zero(), Labels())
+    gp = fgp.GP(1e-12 * fgp.kernels.Matern(nu=1.5), fgp.means.Zero(), Bernoulli("logit", method="variational"))
     for one in (gp, fgp.GP(gp.kernel, fgp.means.Zero(), Gaussian(1.0))):
         post = one.condition(x, y, approximation="sparse", inducing=5)
         assert len(post.inducing) == 0
@@ -146,7 +148,9 @@ def test_a_prior_that_leaves_nothing_to_points_is_the_posterior() -> None:
 
 def test_a_fit_of_rows_that_are_read() -> None:
     x, y = labels(200)
-    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), Labels())
+    gp = fgp.GP(
+        1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.3), fgp.means.Zero(), Bernoulli("logit", method="variational")
+    )
     batches = [(x[part], y[part]) for part in torch.arange(200).split(80)]
     how: dict[str, Any] = {"inducing": 20, "starts": 1, "priors": "given", "max_iterations": 4}
     read, held = fgp.fit(gp, batches, **how), fgp.fit(gp, x, y, approximation="sparse", **how)

@@ -24,18 +24,18 @@ from flashgp.inference.training.fit import problem_of
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods import Bernoulli, Gaussian, Poisson, PredictiveDistribution
 from flashgp.likelihoods.base import Sites
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Sizes
-from inference.iterated import Counts, Iterated, Labels, Rates, labels, model, table
+from inference.iterated import Iterated, labels, model, table
 
 F64 = torch.float64
 NAMES = ["kernel.kernel.lengthscale", "kernel.variance", "mean.value"]  # in the order of the dense reference
 FULL_SCALE = {"approximation": "full_scale", "inducing": 10, "neighbours": 60}
 
 
-class Scattered(Counts):
+class Scattered(Poisson):
     """Counts whose rate has a factor of its own, e^(f + b): b is a parameter of the likelihood."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def values_of(gp: fgp.GP) -> numpy.ndarray:
 def test_an_evaluation_is_the_bound_with_its_gradient() -> None:
     """(M-270), (M-271): against the dense bound, by autograd, wherever the evaluation before it was."""
     x, y, _ = table(60)
-    objective = log_joint(model(Counts()), x, y)
+    objective = log_joint(model(Poisson()), x, y)
     names = [name.removesuffix(".raw") for name in objective.parameters.names()]
     order = [names.index(name) for name in NAMES]
     for point in ([math.log(0.6), math.log(1.5), 0.4], [0.2, 1.1, 1.0], [-1.2, -0.5, 0.0]):
@@ -116,14 +116,14 @@ def test_a_fit_finds_the_optimum_of_the_bound(engine: dict[str, Any]) -> None:
 
     best = minimize(function, [math.log(0.6), math.log(1.5), 0.4], jac=True, method="L-BFGS-B", options={"ftol": 1e-12})
     engine = {"approximation": "sparse", **engine} if engine else engine
-    fit = fgp.fit(model(Counts()), x, y, priors="given", **engine)
+    fit = fgp.fit(model(Poisson()), x, y, priors="given", **engine)
     numpy.testing.assert_allclose(values_of(fit.gp), best.x, atol=1e-2)
     assert float(fit.posterior.log_marginal_likelihood()) == pytest.approx(-best.fun, abs=1e-2)
     assert fit.history[-1].value == pytest.approx(-best.fun, abs=1e-2)
     again = fit.gp.condition(x, y, **engine)
     torch.testing.assert_close(fit.posterior.predict(at).mean, again.predict(at).mean, rtol=1e-3, atol=1e-3)
     distribution = fit.posterior.predict(at).distribution
-    assert isinstance(distribution, Rates)
+    assert isinstance(distribution, PredictiveDistribution)
     assert bool((distribution.variance > distribution.mean).all())
     (event,) = (event for event in fit.report.events if event.kind is EventKind.FIT_SITES)
     assert event.fields["evaluations"] <= len(fit.history) + 5
@@ -165,7 +165,7 @@ def test_more_rows_than_starts_take_go_by_fisher_scoring() -> None:
 def test_the_bound_never_falls_from_step_to_step() -> None:
     """Of large counts whole steps from the prior lower it, beyond all numbers."""
     x, y, _ = table(60)
-    y, prior = (30.0 * y).round(), model(Counts())
+    y, prior = (30.0 * y).round(), model(Poisson())
     with torch.no_grad():
         k, start = prior.kernel(x).to_dense(), from_prior(prior, x, y)
     bounds = []
@@ -198,7 +198,7 @@ def test_the_curvature_knows_parameters_of_the_likelihood() -> None:
 
 def test_an_evaluation_forgets_where_the_one_before_it_was() -> None:
     x, y, _ = table(60)
-    objective = log_joint(model(Counts()), x, y)
+    objective = log_joint(model(Poisson()), x, y)
     here = objective.parameters.values()
     first = objective(here)
     objective(here + 2.0)
@@ -211,7 +211,7 @@ def test_an_evaluation_forgets_where_the_one_before_it_was() -> None:
 def test_a_full_scale_likelihood_is_the_bound_at_its_own_sites() -> None:
     """Which choices of points and neighbours are compared by, wherever the sites were left."""
     x, y, _ = table(60)
-    exact = log_joint(model(Counts()), x, y)
+    exact = log_joint(model(Poisson()), x, y)
     problem = exact.problem
     layout = layout_of(problem.prior, x, torch.ones(1, dtype=F64), Sizes(10, 20, 60, 60), 0)
     objective = FullScaleLogJoint(problem, layout)
@@ -226,7 +226,7 @@ def test_a_full_scale_likelihood_is_the_bound_at_its_own_sites() -> None:
 
 def test_two_counts_are_no_labels() -> None:
     x, y, _ = table(60)
-    fit = fgp.fit(model(Counts()), x, y.clamp(max=1.0), starts=1, max_iterations=2)
+    fit = fgp.fit(model(Poisson()), x, y.clamp(max=1.0), starts=1, max_iterations=2)
     assert not [event for event in fit.report.events if event.kind is EventKind.TWO_VALUES]
 
 
@@ -234,9 +234,9 @@ def test_starts_are_of_latent_values() -> None:
     """Counts of hundreds have logarithms of a few: f begins there, not at the scale of the counts."""
     x, y, _ = table(60)
     y = (100.0 * y).round()
-    data = Data.of(model(Counts()), x, y)
+    data = Data.of(model(Poisson()), x, y)
     direct = DirectSettings(TorchTiles())
-    problem = problem_of(model(Counts()), data, x.device, direct, FitOptions())
+    problem = problem_of(model(Poisson()), data, x.device, direct, FitOptions())
     prior = problem.prior
     variance = float(problem.roles[prior.kernel.variance].start)
     centre = float(problem.roles[prior.mean.value].start)
@@ -248,7 +248,9 @@ def test_starts_are_of_latent_values() -> None:
 def test_labels_of_small_regions_are_found() -> None:
     """A search that begins at a small variance, as of rows that the parameters given explain, ends at none."""
     x, y = labels(400)
-    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.5), fgp.means.Zero(), Labels())
+    gp = fgp.GP(
+        1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.5), fgp.means.Zero(), Bernoulli("logit", method="variational")
+    )
     fit = fgp.fit(gp, x, y, starts=1, max_iterations=25)
     assert float(fit.gp.kernel.variance.value) > 2.0
     assert float(fit.posterior.log_marginal_likelihood()) > 400 * math.log(0.5) + 50.0
@@ -256,7 +258,7 @@ def test_labels_of_small_regions_are_found() -> None:
 
 def test_what_a_fit_by_sites_does_not_go_with_is_refused() -> None:
     x, y, _ = table()
-    gp = model(Counts())
+    gp = model(Poisson())
     with pytest.raises(DomainError, match=r"`exact_posterior` must be False .* call fit.gp.condition\(x, y\)"):
         fgp.fit(gp, x, y, approximation="full_scale", exact_posterior=True)
     with pytest.raises(DomainError, match=r"`plan` must have training='exact' where sites .* got"):
