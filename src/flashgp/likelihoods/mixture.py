@@ -104,7 +104,8 @@ class Mixture(PredictiveDistribution):
         if not self._given.discrete:
             return y
         whole = y.round()
-        return torch.where((y - whole).abs() < 1e-8 * (1.0 + whole.abs()), whole, y.ceil()).clamp_min(0.0)
+        count = torch.where((y - whole).abs() < 1e-8 * (1.0 + whole.abs()), whole, y.ceil())
+        return count.clamp_min(0.0) + 0.0  # not -0
 
     def sample(self, generator: torch.Generator) -> Float64[Tensor, "..."]:
         noise = torch.randn(self._f.shape, generator=generator, dtype=torch.float64, device=self._f.device)

@@ -20,6 +20,7 @@ DIGITS = 28.0  # nats by which the rule's error is below the integrand
 REACH = 8.0  # standard deviations to each side
 ANGLE = 0.6  # of the hyperbola in the complex plane, at most; below pi / 4, where the normal density would grow
 BLOCK = 2_000_000  # nodes at a time
+FEW = 20_000  # nodes that take no longer than telling rows apart
 ROUNDING = 4.0 * torch.finfo(torch.float64).eps
 AGREED = 1e-9  # of half of the nodes with all
 EDGE = 1e-12  # of a sum, that its last terms may be
@@ -86,7 +87,11 @@ def nodes(
 
 def _together(count: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows that need about as many steps, and the shares of these, from 0 to 1, an odd number of nodes."""
+    if not len(count):
+        return
     group = (4.0 * count.log2()).ceil()  # of steps of a fifth
+    if len(count) * float(count.max()) <= FEW:
+        group = torch.zeros_like(group)
     for one in group.unique().tolist():
         rows = (group == one).nonzero().squeeze(-1)
         steps = int(count[rows].max())
