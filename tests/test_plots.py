@@ -13,7 +13,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.training.history import SearchRun, Stage
-from flashgp.targets import Number
+from flashgp.targets import Classes, Number
 from flashgp.units import Scaling
 
 pytest.importorskip("matplotlib")
@@ -64,7 +64,26 @@ def steps(n: int, outputs: int | None = None, every: int = 0) -> list[Any]:
     ]  # fmt: skip
 
 
+def classes(n: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of two classes and probabilities of the second."""
+    p = np.random.default_rng(0).uniform(size=n)
+    return (np.random.default_rng(1).uniform(size=n) < p).astype(float), p
+
+
+def posterior_of_classes() -> tuple[Any, Scaling]:
+    x = torch.rand(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gp = fgp.GP(4.0 * fgp.kernels.Matern(2.5, 0.4), likelihood=fgp.likelihoods.Bernoulli())
+    return gp.condition(x, (x[:, 0] > 0.5).double()), Scaling((0.0, 0.0), (1.0, 1.0), Classes(("no", "yes")))
+
+
 PLOTS: dict[str, Callable[..., Any]] = {
+    "confusion": lambda **o: plots.confusion(*classes(), **o),
+    "expected_1d": lambda **o: plots.expected_1d(*posterior_of_classes(), labels=("no", "yes"), **o),
+    "precision_recall": lambda **o: plots.precision_recall(*classes(), **o),
+    "probability_2d": lambda **o: plots.probability_2d(*posterior_of_classes(), points=8, **o),
+    "reliability": lambda **o: plots.reliability(*classes(), **o),
+    "roc": lambda **o: plots.roc(*classes(), **o),
+    "rootogram": lambda **o: plots.rootogram([0, 1, 1, 2], np.array([1.2, 1.4, 0.9, 0.5]), **o),
     "posterior_1d": lambda **o: plots.posterior_1d(posterior(), **o),
     "predicted_observed": lambda **o: plots.predicted_observed(*data(50), **o),
     "calibration": lambda **o: plots.calibration(*data(50), **o),

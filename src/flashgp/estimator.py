@@ -28,7 +28,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import join
 from flashgp.kernels import Kernel
 from flashgp.likelihoods import Gaussian
-from flashgp.likelihoods.gaussian import Normal, repeated
+from flashgp.likelihoods.gaussian import repeated
 from flashgp.table.arrays import training_rows, weighed
 from flashgp.table_fit import TrainingRows
 from flashgp.target_transform import WarpedNormal
@@ -428,13 +428,11 @@ class _Answers:
     def distributions(self, prediction: Prediction, latent: bool) -> tuple[WarpedNormal, ...]:
         """Distributions of y, one for each output, NaN for rows without all values."""
         variance = prediction.variance if latent else prediction.observation_variance
-        means, variances = (
-            values.detach().double().reshape(len(values), -1).T for values in (prediction.mean, variance)
+        means, spreads = (
+            self.placed(values.detach().double().reshape(len(values), -1).T)
+            for values in (prediction.mean, variance.sqrt())
         )
-        return tuple(
-            target.answers(Normal(*moments), self.placed)
-            for target, *moments in zip(self.targets, means, variances, strict=True)
-        )
+        return tuple(target.normal(*each) for target, *each in zip(self.targets, means, spreads, strict=True))
 
     def _shaped(self, columns: Sequence[Array]) -> Array:
         """Columns of the outputs the way the user wants them."""

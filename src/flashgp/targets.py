@@ -218,8 +218,9 @@ class Number(Target):
         return WarpedNormal(np.asarray(self.mean(mean), np.float64), np.asarray(self.std(std), np.float64),
                             self.transform)  # fmt: skip
 
-    def answers(self, found: PredictiveDistribution, placed: Placed) -> WarpedNormal:
-        assert isinstance(found, Normal)
+    def answers(self, found: PredictiveDistribution, placed: Placed) -> "WarpedNormal | Observations":
+        if not isinstance(found, Normal):
+            return Observations.of(found, placed, self.shift, self.scale)
         return self.normal(placed(found.mean), placed(found.variance.sqrt()))
 
     def std_error(self, found: PredictiveDistribution, error: Any, placed: Placed) -> Array:
@@ -297,9 +298,7 @@ class Unshifted(Target):
         return np.full(np.shape(y), -math.log(self.scale))
 
     def answers(self, found: PredictiveDistribution, placed: Placed) -> "Observations":
-        place = np.full(placed.count, -1)
-        place[placed.rows] = np.arange(len(placed.rows))
-        return Observations(found, place, 0.0, self.scale, CountScores if self.counts else Scores)
+        return Observations.of(found, placed, 0.0, self.scale, CountScores if self.counts else Scores)
 
     def mean_of(self, mean: Array, std: Array) -> Array:
         return mean * self.scale
@@ -329,6 +328,13 @@ class Observations(NumberAnswers):
     shift: float
     scale: float
     kind: type[Scores] = Scores
+
+    @staticmethod
+    def of(found: PredictiveDistribution, placed: Placed, *units: Any) -> "Observations":
+        """Args: units, shift, scale and kind."""
+        place = np.full(placed.count, -1)
+        place[placed.rows] = np.arange(len(placed.rows))
+        return Observations(found, place, *units)
 
     def __len__(self) -> int:
         return len(self.place)

@@ -63,7 +63,7 @@ class AfterFit:
         """Number of rows, of `count`, that can still be predicted with their variances; 0 for too few to tell, and
         where each takes a solve like that of the weights, which the time limit ended."""
         ended = of_kind(posterior.report.events, EventKind.SOLVE_ENDED)
-        if posterior.factor is None and any(event.fields["reason"] == StopReason.TIME for event in ended):
+        if posterior.state.by_solves and any(event.fields["reason"] == StopReason.TIME for event in ended):
             return 0
         rows = count
         while self.time.late(deadline, posterior.predict_seconds(rows)):

@@ -14,6 +14,7 @@ from flashgp.table.inputs import InputColumn
 from flashgp.table.matching import shown
 
 from .after_fit import AFTER_FIT
+from .fit_pictures import function_pictures, quality_pictures
 from .outcome import FitOutcome, evidence_text, happened, maximised, scored_words
 from .parameters import parameter_table
 from .prepared import plan_summary
@@ -21,6 +22,10 @@ from .prepared import plan_summary
 _MAX_PARAMETERS = 200
 _SLICES, _POINTS = 2, 300  # functions along the most important inputs, at so many points
 _DAYS = 10.0  # dates that spread over more have a mean without a time of day
+_WHAT = {
+    False: "Predictions and intervals are of new observations, noise included.",
+    True: "Predictions are probabilities of classes.",
+}
 _PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
 
 
@@ -37,7 +42,7 @@ def fit_page(outcome: FitOutcome) -> Page:
         ]
     count = len(prepared.names)
     return Page(
-        title=f"{target}: Gaussian process regression",
+        title=f"{target}: Gaussian process {'classification' if prepared.encoding.target_levels else 'regression'}",
         lead=f"{outcome.options.table}, {prepared.count:,} rows fitted on {count} input{'s' * (count > 1)}",
         highlights=highlights,
         sections=[
@@ -57,10 +62,9 @@ def _quality(outcome: FitOutcome) -> Section:
     trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
-        if prepared.exact_plan is None or outcome.fit.posterior.factor is not None or not outcome.left_out:
+        if prepared.exact_plan is None or not outcome.fit.posterior.state.by_solves or not outcome.left_out:
             how = "No rows were scored: the time limit left no time for it."
         return Section("Are the predictions right?", [Notes([how]), trace])
-    predicted = outcome.predicted
     how = (
         f"{'Each of these rows' if prepared.held_out is not None or prepared.exact_plan is None else 'Every row'} is "
         "predicted from all other rows with the same parameters."
@@ -70,51 +74,25 @@ def _quality(outcome: FitOutcome) -> Section:
     return Section(
         "Are the predictions right?",
         [
-            Notes([how, "Predictions and intervals are of new observations, noise included."]),
+            Notes([how, _WHAT[bool(prepared.encoding.target_levels)]]),
             Facts(outcome.scores.lines(target)),
-            Figure.of(
-                plots.predicted_observed(outcome.observed, predicted, label=target),
-                "Predicted against observed values.",
-            ),
-            Figure.of(
-                plots.calibration(outcome.observed, predicted),
-                "Calibration: how often central intervals hold the observed value.",
-            ),
-            Figure.of(
-                plots.pit_histogram(outcome.observed, predicted),
-                "Where observed values fall in their predicted distributions; flat is calibrated.",
-            ),
+            *quality_pictures(outcome.predicted, outcome),
             trace,
         ],
     )
 
 
 def _functions(outcome: FitOutcome) -> Section:
-    prepared = outcome.prepared
     post = outcome.fit.posterior
-    wanted, inputs = _most_important(outcome), prepared.encoding.inputs
-    parts = [
-        Figure.of(
-            plots.posterior_1d(
-                post,
-                column=column,
-                x_label=_labelled(inputs[column]),
-                dates=inputs[column].kind == "date",
-                y_label=prepared.encoding.target,
-                scaling=prepared.scaling,
-                points=_POINTS,
-            ),
-            f"Along {prepared.names[column]}" + (", other inputs at their median." if len(prepared.names) > 1 else "."),
-        )
-        for column in wanted
-        if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS
-    ]
+    wanted = _most_important(outcome)
+    drawn = [c for c in wanted if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS]
+    parts = function_pictures(outcome, drawn, _labelled, _POINTS)
     missing = [Notes(["The time limit left no time to draw the function along every input."])]
     unfinished = outcome.fit.unfinished
     whose = [] if unfinished is None else [Notes([f"What follows is {unfinished.heading}."])]
     return Section(
         "What has the model learned?",
-        [*whose, *_importance(outcome), *parts, *(missing if len(parts) < len(wanted) else [])],
+        [*whose, *_importance(outcome), *parts, *(missing if len(drawn) < len(wanted) else [])],
     )
 
 
@@ -124,7 +102,8 @@ def _labelled(column: InputColumn) -> str:
 
 
 def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
-    found, target = outcome.importance, outcome.prepared.encoding.target
+    found, encoding = outcome.importance, outcome.prepared.encoding
+    target, levels = encoding.target, encoding.target_levels
     if found is None:
         return []
     how = (
@@ -132,7 +111,7 @@ def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
         f"{found.others:,} others with the same parameters. Inputs that say the same stand in for each other."
     )
     picture = Figure.of(
-        plots.importance(found, unit=f"in units of {target}"),
+        plots.importance(found, unit="of probabilities" if levels else f"in units of {target}"),
         "Importance: how much worse rows are predicted without what an input says, with 95 % intervals.",
     )
     return [Notes([how]), picture]
@@ -156,7 +135,7 @@ def _model(outcome: FitOutcome) -> Section:
                 [
                     ("covariance function", prepared.kernel_words),
                     ("mean", "constant"),
-                    ("likelihood", "Gaussian"),
+                    ("likelihood", prepared.gp.likelihood.name),
                     ("log marginal likelihood", evidence_text(outcome)),
                     *maximised(outcome),
                 ]

@@ -68,7 +68,7 @@ class FitOutcome:
         evidence: log p(y | x) of the target in its units, nats; None where no time is left for it, or for all rows.
         left_out: whether they are leave-one-out.
         importance: of the inputs; None of a single one, of one row, and where no time is left.
-        observed, predicted: of the rows scored, in units of the target.
+        scored_x, observed, predicted: inputs of the rows scored, and the target in its units.
         parameters, seconds, notes, warnings: as shown.
     """
 
@@ -80,6 +80,7 @@ class FitOutcome:
     evidence: float | None
     left_out: bool
     importance: Importance | None
+    scored_x: _Numbers
     observed: _Numbers
     predicted: Answers
     parameters: list[ParameterRow]
@@ -97,7 +98,7 @@ def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console
     result = model.training
     assert result is not None
     scaling, post = prepared.scaling, result.posterior
-    observed, predicted = _scored_rows(prepared, post, model, asked, console)
+    scored_x, observed, predicted = _scored_rows(prepared, post, model, asked, console)
     whole = post.count == prepared.count
     evidence = (
         _log_evidence(prepared, post) if whole and AFTER_FIT.has_time_for_evidence(post, asked.deadline) else None
@@ -111,6 +112,7 @@ def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console
         evidence=evidence,
         left_out=prepared.held_out is None,
         importance=_importance(prepared, model, asked, console),
+        scored_x=scored_x,
         observed=observed,
         predicted=predicted,
         parameters=parameter_rows(
@@ -167,11 +169,13 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
 
 def _scored_rows(
     prepared: PreparedTable, post: Posterior, model: TableModel, asked: Asked, console: Console
-) -> tuple[_Numbers, Answers]:
+) -> tuple[_Numbers, _Numbers, Answers]:
     """The rows held out, or else all by leave-one-out, of rows that are read a sample, observed and predicted; none
     where there is no factor, or no time: a note says so."""
-    scaling, target, empty = prepared.scaling, prepared.scaling.target, torch.empty(0, dtype=torch.float64)
-    nothing = np.empty(0), target.answers(prepared.gp.likelihood.predictive(empty, empty), Placed.all(0))
+    scaling, target = prepared.scaling, prepared.scaling.target
+    empty = torch.empty(*([prepared.gp.outputs] if prepared.gp.outputs else []), 0, dtype=torch.float64)
+    without = target.answers(prepared.gp.likelihood.predictive(empty, empty), Placed.all(0))
+    nothing = np.empty((0, len(prepared.names))), np.empty(0), without
     if prepared.read:
         sample = len(prepared.y)
         # A posterior of part of the rows has not learned every row of the sample.
@@ -181,8 +185,8 @@ def _scored_rows(
         if not count:
             return nothing
         some = _some(sample, count, asked.options.seed)  # the sample is in the order of the files
-        observed = prepared.y[some]
-        left = post.leave_out(scaling.x(prepared.x[some]), scaling.y(observed))
+        x, observed = prepared.x[some], prepared.y[some]
+        left = post.leave_out(scaling.x(x), scaling.y(observed))
     elif prepared.held_out is not None:
         x, observed = prepared.held_out
         count = AFTER_FIT.scored(post, len(x), asked.deadline)
@@ -193,7 +197,7 @@ def _scored_rows(
         if not count:
             return nothing
         found, *_ = model.predict_encoded(x, memory=asked.options.memory)
-        return observed, target.answers(found, Placed.all(count))
+        return x, observed, target.answers(found, Placed.all(count))
     else:
         question = "leave_one_out" if post.can("leave_one_out") is None else "leave_out"  # of rows of other ranks too
         if post.can(question) is not None:
@@ -201,10 +205,10 @@ def _scored_rows(
         if post.count < prepared.count or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
             console.note("the time limit left no time for leave-one-out scores of all rows.")
             return nothing
-        observed = prepared.y
+        x, observed = prepared.x, prepared.y
         left = post.leave_one_out() if question == "leave_one_out" else post.leave_out(*prepared.rows)  # type: ignore[misc]
     found = left.distribution or Normal(left.mean.double(), left.variance.double())
-    return observed, target.answers(found, Placed.all(len(observed)))
+    return x, observed, target.answers(found, Placed.all(len(observed)))
 
 
 def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:

@@ -4,6 +4,15 @@ Each takes `ax=None`, draws, and returns the matplotlib Axes; nothing is shown. 
 that no global state knows (`ax.figure.savefig(...)` writes it). Needs matplotlib: pip install 'flashgp[plot]'.
 """
 
+from .classes import (
+    confusion,
+    expected_1d,
+    precision_recall,
+    probability_2d,
+    reliability,
+    roc,
+    rootogram,
+)
 from .importance import importance
 from .machine import machine_bandwidths, machine_rates
 from .posterior import posterior_1d
@@ -13,13 +22,20 @@ from .training import training_trace
 
 __all__ = [
     "calibration",
+    "confusion",
+    "expected_1d",
     "importance",
     "latency",
     "machine_bandwidths",
     "machine_rates",
     "pit_histogram",
     "posterior_1d",
+    "precision_recall",
     "predicted_observed",
     "prequential_error",
+    "probability_2d",
+    "reliability",
+    "roc",
+    "rootogram",
     "training_trace",
 ]

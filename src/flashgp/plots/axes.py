@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, ShapeError
 from flashgp.foundations.normal import half_width
+from flashgp.scores import NumberAnswers
 from flashgp.target_transform import WarpedNormal
 
 if TYPE_CHECKING:
@@ -166,10 +167,10 @@ def central(y: Any, prediction: Any, level: float) -> tuple[npt.NDArray[np.float
     """y, mean, and the central interval of that probability, each (n,), float64; rows that are not finite left out.
 
     Args:
-        prediction: as `moments`, or a `WarpedNormal`.
+        prediction: as `moments`, or answers for numbers.
     Raises: ShapeError, DomainError for what does not fit together.
     """
-    if isinstance(prediction, WarpedNormal):
+    if isinstance(prediction, NumberAnswers):
         observed, mean = numbers(y, "y"), prediction.mean
         columns = (observed, mean, *prediction.interval(level))
         if observed.shape != mean.shape:
