@@ -44,7 +44,7 @@ class Custom(NonGaussian):
         >>> likelihood = fgp.likelihoods.Custom(laplace_like, scale=0.5, mean=lambda f, scale: f)
         >>> y = likelihood.predictive(torch.zeros(1), torch.ones(1))
         >>> y.log_prob(torch.zeros(1)).detach().round(decimals=2)
-        tensor([-1.3800], dtype=torch.float64)
+        tensor([-1.1500], dtype=torch.float64)
     """
 
     wanted, advice = "a number with a density", "correct that row, or leave it out"

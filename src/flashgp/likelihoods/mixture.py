@@ -144,7 +144,8 @@ def increasing_root(function: Callable[[Tensor], Tensor], start: Float64[Tensor,
             return 0.5 * (low + high)
         middle, secant = 0.5 * (low + high), low + width * (at_low / (at_low - at_high)).nan_to_num(nan=0.5)
         towards = (middle - secant).sign()
-        shift = (0.2 * width.square() / first.clamp_min(NEAR)).minimum((middle - secant).abs())
+        beyond = (0.2 * width.square() / first.clamp_min(NEAR)).maximum(0.4 * NEAR * (1.0 + low.abs()))
+        shift = beyond.minimum((middle - secant).abs())
         most = (NEAR * rounds.exp2() - 0.5 * width).clamp_min(0.0)  # from the middle: as many rounds as bisection
         tried = middle + (secant + towards * shift - middle).clamp(-most, most)
         value, rounds = function(tried), rounds - 1.0
