@@ -70,6 +70,15 @@ def test_labels_and_weights_are_checked_by_row() -> None:
         Bernoulli("cloglog")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("row", [1, 17])
+def test_labels_that_are_read_are_checked_by_row(row: int) -> None:
+    labels = Y.clone()
+    labels[row] = 3.0
+    batches = [(X[:10], labels[:10]), (X[10:], labels[10:])]
+    with pytest.raises(DomainError, match=f"got 3 in row {row}; number the classes"):
+        model(Bernoulli()).condition(batches, inducing=6)
+
+
 def test_a_row_of_weight_zero_says_nothing_whatever_its_label() -> None:
     weight = torch.ones(24, dtype=F64)
     weight[5], labels = 0.0, Y.clone()

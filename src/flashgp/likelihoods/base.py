@@ -115,8 +115,11 @@ class Likelihood(NamedValues, ABC):
         """As `predictive`, of observations with the training rows' own numbers, such as exposures."""
         return self.predictive(mean, variance)
 
-    def check_targets(self, y: Float[Tensor, "..."]) -> None:
-        """Raises: DomainError for targets of the training rows that have no density, naming the first row."""
+    def check_targets(self, y: Float[Tensor, "..."], first: int = 0) -> None:
+        """Raises: DomainError for targets of the training rows that have no density, naming the first such row.
+
+        Args: first, the number of the first row.
+        """
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
         """Sites of the training rows y, (*batch, n) or (*batch, n, outputs), without iteration.

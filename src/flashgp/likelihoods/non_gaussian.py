@@ -138,12 +138,12 @@ class NonGaussian(Likelihood):
             )
         return value.to(y.device)
 
-    def check_targets(self, y: Float[Tensor, "..."]) -> None:
+    def check_targets(self, y: Float[Tensor, "..."], first: int = 0) -> None:
         self._of(y, "row_weight")  # refuses another number of rows
         right = self.allowed(y.detach().double(), **self.numbers(y))
         if not bool(right.all()):
             place = (~right).nonzero()[0].tolist()
-            row = f"row {place[-1]}" + (f" of table {tuple(place[:-1])}" if len(place) > 1 else "")
+            row = f"row {first + place[-1]}" + (f" of table {tuple(place[:-1])}" if len(place) > 1 else "")
             raise DomainError(
                 f"`y` must be {self.wanted} for {self.name}, got {float(y[tuple(place)]):.12g} in {row}; {self.advice}"
             )

@@ -77,6 +77,7 @@ def evaluated(
     """
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
+    prior.likelihood.check_targets(y)
     refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
     if group.size == 1 and not len(x):
         raise ShapeError("`x` must have at least one row, got none; leave out empty batches")

@@ -19,7 +19,7 @@ from flashgp.inference.streamed.steps import InducingValues
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Held, RowSource
-from flashgp.sources.survey import Block, Survey
+from flashgp.sources.survey import Block, Survey, checked
 
 SAMPLE_ROWS = 2000  # at least, of those that are kept
 
@@ -62,6 +62,7 @@ def inputs_of(
         else:
             assert values is not None
             y = rows.y.double()
+            likelihood.check_targets(y, first - len(y))
             sites, at = values.sites(of_rows, rows.x, y, features.detach())
             sites = replace(sites, log_scale=Variational().excess(likelihood, y, at, sites).sum())
         yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale)
@@ -113,6 +114,14 @@ def survey_of(
     survey = surveyed_over(group, source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
     refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
     prior_of_rows(prior, survey.sample)  # which may be refused
+    try:
+        prior.likelihood.with_rows().check_targets(survey.y)
+    except DomainError:  # of a row of the sample: by its number among all
+        first = 0
+        for _, block in checked(source, prior.outputs, survey.width):
+            prior.likelihood.with_rows().check_targets(block.y, first)
+            first += len(block.x)
+        raise
     return survey
 
 
