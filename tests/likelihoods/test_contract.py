@@ -11,7 +11,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.likelihoods import REGISTRY
 from flashgp.likelihoods.mixture import Mixture
-from flashgp.likelihoods.non_gaussian import NonGaussian
+from flashgp.likelihoods.non_gaussian import ROWS, NonGaussian
 from flashgp.likelihoods.student_t import ScatteredNormal
 from likelihoods.cases import CASES
 
@@ -136,6 +136,23 @@ def test_quantiles_are_those_of_the_distribution_function(name: str, q: float) -
         assert bool(((before < q + 1e-9) | (y == 0.0)).all())
 
 
+@pytest.mark.parametrize("name", ["Beta", "Gamma", "StudentT"])
+def test_quantiles_follow_the_moments_of_f(name: str) -> None:
+    likelihood, step = CASES[name].make(), 1e-4
+    at = (torch.tensor([0.3, -1.0], dtype=F64), torch.tensor([0.5, 2.0], dtype=F64))
+    given = [t.clone().requires_grad_() for t in at]
+    slopes_of = torch.autograd.grad(likelihood.predictive(*given).quantile(0.8).sum(), given)
+    for i, slope in enumerate(slopes_of):
+        up, down = ([t + sign * step * (j == i) for j, t in enumerate(at)] for sign in (1.0, -1.0))
+        change = likelihood.predictive(*up).quantile(0.8) - likelihood.predictive(*down).quantile(0.8)
+        assert torch.allclose(slope, change.detach() / (2.0 * step), rtol=1e-5, atol=1e-7)
+
+
+def test_numbers_that_rows_do_not_have_are_refused() -> None:
+    with pytest.raises(DomainError, match="`exposures` is no number of rows of Poisson, which has exposure"):
+        lik.Poisson().predictive(torch.zeros(1), torch.ones(1), exposures=torch.ones(1))
+
+
 @case_by_name
 def test_draws_have_the_moments_of_the_distribution(name: str) -> None:
     likelihood, count = CASES[name].make(), 20_000
@@ -206,6 +223,16 @@ def test_exposures_and_trials_are_of_rows() -> None:
         lik.Binomial(trials).check_targets(torch.tensor([2.0, 2.0, 2.0]))
     with pytest.raises(DomainError, match="must know the exposure of new rows too"):
         likelihood.extended(3, 1)
+
+
+def test_many_rows_are_taken_in_parts() -> None:
+    n = ROWS + 3
+    exposure, y = torch.linspace(0.5, 2.0, n, dtype=F64), torch.arange(n).remainder(5).double()
+    mean, variance = torch.linspace(-1.0, 1.0, n, dtype=F64), torch.full((n,), 0.1, dtype=F64)
+    found = lik.NegativeBinomial(exposure=exposure).expectations(y, mean, variance)
+    last = lik.NegativeBinomial(exposure=exposure[-5:]).expectations(y[-5:], mean[-5:], variance[-5:])
+    for one, other in zip(found, last, strict=True):
+        assert torch.allclose(one[-5:], other, rtol=1e-9, atol=1e-9)
 
 
 # -- Custom ----------------------------------------------------------------------------------------------------------

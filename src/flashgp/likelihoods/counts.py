@@ -105,10 +105,8 @@ class NegativeBinomial(_Counts):
         super().__init__(row_weight, exposure=exposure)
         self.dispersion = as_parameter(dispersion, POSITIVE, "dispersion")
 
-    def where(self, y: Tensor) -> Analytic:
-        known, n = self.exposure, y.shape[-1]
-        centre = -self.dispersion.value.detach().log()
-        return Analytic(torch.pi, centre if known is None or len(known) != n else centre - known.to(y.device).log())
+    def where(self, y: Tensor, **numbers: Tensor) -> Analytic:
+        return Analytic(torch.pi, -self.dispersion.value.detach().log() - _log_exposure(numbers))
 
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."], **numbers: Tensor) -> Float[Tensor, "..."]:
         r = 1.0 / self.dispersion.value

@@ -80,9 +80,13 @@ class Mixture(PredictiveDistribution):
     def _density(self, f: Tensor, y: Tensor, *rows: Tensor) -> Tensor:
         return self._given.log_prob(y, f, **self._named(rows))
 
-    @torch.no_grad()
     def cdf(self, y: Float[Tensor, "..."]) -> Float64[Tensor, "..."]:
-        """P(observation <= y), without gradients. It rises in f about where log p(y | f) has its mode."""
+        """P(observation <= y), without gradients."""
+        return self._below(y, lambda f, mean, variance: torch.ones_like(f))
+
+    @torch.no_grad()
+    def _below(self, y: Tensor, times: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Float64[Tensor, "..."]:
+        """E P(observation <= y | f) times a function of f and its moments. It rises where log p(y | f) has its mode."""
         y = y.double()
         between = (y + 0.5).clamp_min(EARLIEST)
         step = peak(self._density, self._f, self._variance, between if self._given.discrete else y, *self._rows)
@@ -90,22 +94,32 @@ class Mixture(PredictiveDistribution):
         width = width.nan_to_num(nan=1.0)  # of y at the end of what is observed, which has no step
         where = Analytic(width, step.mode.nan_to_num(), SPREAD * width)
 
-        def below(f: Tensor, y: Tensor, *rows: Tensor) -> Tensor:
-            return self._given.cdf(y, f, **self._named(rows))
+        def below(f: Tensor, y: Tensor, mean: Tensor, variance: Tensor, *rows: Tensor) -> Tensor:
+            return self._given.cdf(y, f, **self._named(rows)) * times(f, mean, variance)
 
-        return expectation(below, self._f, self._variance, where, y, *self._rows)
+        return expectation(below, self._f, self._variance, where, y, self._f, self._variance, *self._rows)
 
     def quantile(self, q: float) -> Float64[Tensor, "..."]:
-        """The q-quantile, without gradients; of counts the smallest that is not exceeded with a probability of q."""
+        """The q-quantile, differentiable in the moments of f; of counts, which jump, the smallest that is not exceeded
+        with a probability of q."""
         numbers = self._named(self._rows)
         start = self._f.detach() + standard_quantile(q) * self._variance.detach().sqrt()
         z = increasing_root(lambda z: self.cdf(self._given.from_line(z, **numbers)) - q, start)
         y = self._given.from_line(z, **numbers)
         if not self._given.discrete:
-            return y
+            return self._following(y)
         whole = y.round()
         count = torch.where((y - whole).abs() < 1e-8 * (1.0 + whole.abs()), whole, y.ceil())
         return count.clamp_min(0.0) + 0.0  # not -0
+
+    def _following(self, y: Tensor) -> Tensor:
+        """A quantile that moves with the moments of f as its distribution function does."""
+        if not (self._f.requires_grad or self._variance.requires_grad):
+            return y
+        by_mean = self._below(y, lambda f, mean, variance: (f - mean) / variance)
+        by_variance = self._below(y, lambda f, m, v: 0.5 * ((f - m).square() / v - 1.0) / v)
+        moved = by_mean * (self._f - self._f.detach()) + by_variance * (self._variance - self._variance.detach())
+        return y - moved / self.log_prob(y).exp().detach()
 
     def sample(self, generator: torch.Generator) -> Float64[Tensor, "..."]:
         noise = torch.randn(self._f.shape, generator=generator, dtype=torch.float64, device=self._f.device)

@@ -17,6 +17,8 @@ from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
 from flashgp.likelihoods.mixture import Mixture
 from flashgp.likelihoods.quadrature import Analytic, expectation
 
+ROWS = 20_000  # of which expectations keep their nodes for derivatives
+
 
 class NonGaussian(Likelihood):
     """log p of each training row times its weight: a row of weight 2 is as that row twice.
@@ -55,7 +57,7 @@ class NonGaussian(Likelihood):
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         """Whether each target may be observed."""
 
-    def where(self, y: Tensor) -> Analytic | None:
+    def where(self, y: Tensor, **numbers: Tensor) -> Analytic | None:
         """Where log p(y | f) is analytic in f, for expectations that are not in closed form; None if not known."""
         return None
 
@@ -66,31 +68,38 @@ class NonGaussian(Likelihood):
 
     def observation_mean(self, mean: Tensor, variance: Tensor, **numbers: Tensor) -> Tensor:
         """Mean of observations where f ~ N(mean, variance)."""
-        raise self._needs("mean")
+        raise self._unknown("observation_mean")
 
     def observation_variance(self, mean: Tensor, variance: Tensor, **numbers: Tensor) -> Tensor:
         """Variance of observations where f ~ N(mean, variance)."""
-        raise self._needs("variance")
+        raise self._unknown("observation_variance")
 
     def cdf(self, y: Tensor, f: Tensor, **numbers: Tensor) -> Tensor:
         """P(observation <= y) given f, without gradients; of counts a smooth one between whole numbers too."""
-        raise self._needs("cdf")
+        raise self._unknown("cdf")
 
     def draw(self, f: Tensor, generator: torch.Generator, **numbers: Tensor) -> Tensor:
         """An observation given each f."""
-        raise self._needs("draw")
+        raise self._unknown("draw")
 
     def from_line(self, z: Tensor, **numbers: Tensor) -> Tensor:
         """Observations as an increasing function of the whole line, about in units of f; of counts from -1."""
         return z
 
-    def _needs(self, name: str) -> DomainError:
-        return DomainError(f"`{name}` of {self.name} must be given for this, got none; pass {name}=")
+    def _unknown(self, name: str) -> DomainError:
+        return DomainError(
+            f"`likelihood` must say its {name} for this, got {self.name}, which does not; write that method"
+        )
 
     def predictive(
         self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor
     ) -> PredictiveDistribution:
-        return Mixture(self, mean, variance, **numbers)
+        unknown = sorted(numbers.keys() - set(self.of_rows[1:]))
+        if unknown:
+            known = ", ".join(self.of_rows[1:]) or "none"
+            raise DomainError(f"`{unknown[0]}` is no number of rows of {self.name}, which has {known}; leave it out")
+        each = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        return Mixture(self, mean, variance, **each)
 
     def expected(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor
@@ -100,7 +109,7 @@ class NonGaussian(Likelihood):
         def log_prob(f: Tensor, y: Tensor, *each: Tensor) -> Tensor:
             return self.log_prob(y, f, **dict(zip(numbers, each, strict=True)))
 
-        return expectation(log_prob, mean, variance, self.where(y), y, *numbers.values())
+        return expectation(log_prob, mean, variance, self.where(y, **numbers), y, *numbers.values())
 
     def predictive_of_rows(self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]) -> PredictiveDistribution:
         return self.predictive(mean, variance, **self.numbers(mean))
@@ -113,6 +122,20 @@ class NonGaussian(Likelihood):
         value = self.expected(y.double(), mean.double(), variance.double(), **self.numbers(y))
         weight = self._of(y, "row_weight")
         return value if weight is None else weight * value
+
+    def expectations(
+        self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `Likelihood.expectations`, of so many rows at a time as keep what derivatives need small."""
+        if y.dim() != 1 or len(y) <= ROWS:
+            return super().expectations(y, mean, variance)
+        self.numbers(y)  # refuses another number of rows
+        parts = [
+            self.rows(index).expectations(y[index], mean[index], variance[index])
+            for index in torch.arange(len(y), device=y.device).split(ROWS)
+        ]
+        value, by_mean, by_variance = (torch.cat(column) for column in zip(*parts, strict=True))
+        return value, by_mean, by_variance
 
     def log_evidence(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]

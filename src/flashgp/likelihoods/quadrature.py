@@ -26,8 +26,6 @@ AGREED = 1e-9  # of half of the nodes with all
 EDGE = 1e-12  # of a sum, that its last terms may be
 NEAR = 1e-2  # of a mode, standard deviations
 NONE = math.sqrt(torch.finfo(torch.float64).tiny)  # of a deviation, in units of a: its square is a number
-
-
 FALL = 32.0  # nats below its maximum at which an integrand is left
 WIDE = 1e4  # times a variance, under which a likelihood is by itself
 HALVINGS = 12  # of a strip that is not known

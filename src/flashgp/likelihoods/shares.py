@@ -98,7 +98,7 @@ class Beta(NonGaussian):
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         return (y > 0.0) & (y < 1.0)
 
-    def where(self, y: Tensor) -> Analytic:
+    def where(self, y: Tensor, **numbers: Tensor) -> Analytic:
         """log Gamma(precision sigmoid(f)) has its poles at f = log(k / (k + precision)) + pi i."""
         return Analytic(torch.pi, 0.0, self.precision.value.detach().log1p())
 

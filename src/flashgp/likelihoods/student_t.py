@@ -53,7 +53,7 @@ class StudentT(NonGaussian):
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:
         return y.isfinite()
 
-    def where(self, y: Tensor) -> Analytic:
+    def where(self, y: Tensor, **numbers: Tensor) -> Analytic:
         return Analytic(float(self.degrees_of_freedom) ** 0.5 * float(self.scale), y)
 
     def log_prob(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."], **numbers: Tensor) -> Float[Tensor, "..."]:
