@@ -157,3 +157,13 @@ def test_all_rows_as_neighbours_have_the_marginals_of_dense_matrices() -> None:
     assert value == pytest.approx(wanted_value, rel=1e-10)
     torch.testing.assert_close(found.mean, wanted.mean, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found.variance, wanted.variance, rtol=1e-8, atol=1e-8)
+
+
+def test_a_step_by_moments_does_not_go_far_beyond() -> None:
+    """Rows that say the same are each taken as if they were alone: whole steps from the prior overshoot."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(600, 2, generator=generator, dtype=torch.float64)
+    y = torch.rand(600, generator=generator, dtype=torch.float64) < torch.sigmoid(3.0 * torch.sin(4.0 * x[:, 0]))
+    gp = fgp.GP(300.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Bernoulli("logit"))
+    (event,) = (e for e in gp.condition(x, y.double()).report.events if e.kind is EventKind.SITES)
+    assert event.fields["steps"] <= 20

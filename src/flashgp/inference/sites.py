@@ -36,6 +36,8 @@ class SiteSettings:
             in conditioning, of so many rows or fewer; of more rows in proportion. One more step follows it, which is
             nearer by orders of magnitude.
         rows: of those tolerances.
+        slack: nats a row by which a step may lower a value that is no bound: whole steps of all rows from the prior go
+            far beyond where many of them say the same.
         max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
         turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where it is less than that of the last one.
@@ -49,6 +51,7 @@ class SiteSettings:
     search: float = 1e-2
     posterior: float = 1e-4
     rows: int = 1000
+    slack: float = 0.1
     max_steps: int = 100
     smallest_step: float = 2.0**-30
     turning: float = 0.9
@@ -270,7 +273,7 @@ def settle_rows(
     def divergence(one: Found[A], other: Found[A]) -> float:
         return one.at.divergence(other.at)
 
-    slack = slack if method.bound else math.inf
+    slack = slack if method.bound else max(slack, settings.slack * len(y))
     return settle(likelihood, start, step, divergence, settings.of_rows(tolerance, len(y)), settings, slack, ahead)
 
 
