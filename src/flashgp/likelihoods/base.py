@@ -116,9 +116,14 @@ class Likelihood(NamedValues, ABC):
         return self.predictive(mean, variance)
 
     def check_targets(self, y: Float[Tensor, "..."], first: int = 0) -> None:
-        """Raises: DomainError for targets of the training rows that have no density, naming the first such row.
+        """Refuse targets of the training rows that have no density.
 
-        Args: first, the number of the first row.
+        Args:
+            y: targets of some rows.
+            first: the number of the first of them.
+
+        Raises:
+            DomainError: naming the first such row.
         """
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:

@@ -25,7 +25,8 @@ class Custom(NonGaussian):
 
     Args:
         function: function(y, f, **parameters), smooth in f, plain torch, tensors of one shape.
-        mean, variance: of an observation given f.
+        mean: of an observation given f.
+        variance: of an observation given f.
         cdf: P(observation <= y) given f.
         draw: an observation given each f, with torch's generator.
         log_concave: whether log p is concave in f for every y.
