@@ -71,9 +71,7 @@ def test_bars_hang_from_what_was_expected() -> None:
     np.testing.assert_allclose(heights, np.sqrt([2.0, 1.0, 0.0, 1.0]))
 
 
-@pytest.mark.parametrize(
-    "draw", [fgp.plots.reliability, fgp.plots.roc, fgp.plots.precision_recall, fgp.plots.confusion]
-)
+@pytest.mark.parametrize("name", ["reliability", "roc", "precision_recall", "confusion"])
 def test_what_does_not_fit_is_refused_and_nothing_is_said_of_no_rows(name: str) -> None:
     draw = getattr(fgp.plots, name)
     with pytest.raises(fgp.ShapeError, match="`y` must have one code for each row"):
