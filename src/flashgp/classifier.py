@@ -1,7 +1,8 @@
 """GPClassifier: Gaussian process classification of arrays and frames behind scikit-learn's estimator contract.
 
 Labels become codes of a Bernoulli likelihood, or of a Categorical one; probabilities come back. Its model files are
-`flashgp.model_files`' matter. Does not do: weights of rows of more than two classes.
+`flashgp.model_files`' matter. Does not do: weights of more
+than two classes that are no whole numbers.
 """
 
 from collections.abc import Mapping
@@ -43,8 +44,8 @@ class GPClassifier(ClassifierMixin, TableEstimator):
         mean: of f, a flashgp mean or any nn.Module; None for a constant.
         likelihood: `flashgp.likelihoods.Bernoulli`, such as Bernoulli(link="logit"), or Categorical; None for the
             default of so many classes.
-        class_weight: of two classes, weights that multiply those of their rows: None for 1; "balanced" for ones that
-            make both count alike; or a dict from labels.
+        class_weight: weights of the classes, which multiply those of their rows: None for 1; "balanced" for ones that
+            make all count alike; or a dict from labels. Of more than two classes they are whole numbers.
         standardise: "x" or "none": whether X is put in standard units.
         optimise: False keeps every parameter as given.
         initial: as `flashgp.fit`.
@@ -133,17 +134,19 @@ class GPClassifier(ClassifierMixin, TableEstimator):
         each, own = self._class_weights(classes, codes), getattr(gp.likelihood, "row_weight", None)
         parts = [part for part in (weight, each, None if own is None else own.numpy()[kept]) if part is not None]
         self._weighted = own is None
-        table, first, weights = np.column_stack([X.astype(np.float64), codes]), np.arange(len(X)), None
-        if isinstance(gp.likelihood, Bernoulli):
-            table, first, weights = _distinct(table, np.prod(parts, axis=0) if parts else None)
-        elif parts and not all((part == part[0]).all() for part in parts):
-            raise DomainError(
-                f"`sample_weight` and `class_weight` must be left out beside {len(classes)} classes, got weights that "
-                "differ; repeat rows, or fit one class against the others"
-            )
-        if weights is not None:
+        table = np.column_stack([X.astype(np.float64), codes])
+        table, first, weights = _distinct(table, np.prod(parts, axis=0) if parts else None)
+        if weights is not None and isinstance(gp.likelihood, Bernoulli):
             gp.likelihood = gp.likelihood.with_rows()
             gp.likelihood.row_weight = torch.from_numpy(weights)
+        elif weights is not None:  # which say how often a row is there
+            if (weights % 1.0 != 0.0).any():
+                raise DomainError(
+                    f"`sample_weight` and `class_weight` must be whole numbers beside {len(classes)} classes, got "
+                    f"{weights[weights % 1.0 != 0.0][0]:g}; round them, or fit one class against the others"
+                )
+            first = np.repeat(first, weights.astype(np.int64))
+            table, weights = np.repeat(table, weights.astype(np.int64), axis=0), None
         rows = TrainingRows(
             table[:, :-1], table[:, -1:], [*self._names(X.shape[1]), "the target"], np.flatnonzero(kept)[first],
             counts=None if weights is None else torch.from_numpy(weights), countable=False,

@@ -388,6 +388,9 @@ class ClassScores(TargetScores):
             ("calibration error", f"{self.bins.error.text()}; by chance if calibrated: {self.bins.by_chance:.3g}"),
         ]
 
+    def __repr__(self) -> str:
+        return "\n".join([f"{self.rows:,} rows", *(f"{name:<18} {text}" for name, text in self.lines(""))])
+
     def to_json(self) -> dict[str, Any]:
         each = {"log_loss": self.log_loss, "accuracy": self.accuracy, "auc": self.auc,
                 "calibration_error": self.bins.error}  # fmt: skip
