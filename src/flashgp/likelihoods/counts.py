@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import POSITIVE, Parameter, as_parameter
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.likelihoods.logistic import expected_log_sigmoid, log_expected_sigmoid, variances_of_sigmoid
@@ -155,6 +156,12 @@ class Binomial(NonGaussian):
             self.trials = check_count(trials, "trials", 1)
         else:
             super().__init__(row_weight, trials=trials)
+            wrong = (self.trials != self.trials.floor()).nonzero()
+            if len(wrong):
+                row = int(wrong[0])
+                raise DomainError(
+                    f"`trials` must be whole numbers, got {float(self.trials[row]):g} at row {row}; round it"
+                )
 
     def _trials(self, numbers: dict[str, Tensor]) -> Tensor | float:
         return numbers.get("trials", self.trials if isinstance(self.trials, int) else 1.0)
