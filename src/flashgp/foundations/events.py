@@ -186,6 +186,10 @@ class EventKind(Enum):
         "{kept:n inducing point} of the {planned:,} planned: [the others would add {gain:.1g} nats a row|the "
         "likelihood is no higher with the others]. inducing={planned} keeps them all."
     )
+    NEAR_ENOUGH = (
+        "{kept:n neighbour} of a point that is predicted in place of the {planned:,} planned, which would add "
+        "{gain:.1g} nats a row."
+    )
     MORE_NEIGHBOURS_TAKEN = (
         "{kept:n neighbour} in place of the {planned:,} planned: they add {gain:.1g} nats a row. neighbours={planned} "
         "takes no more."

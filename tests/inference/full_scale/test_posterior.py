@@ -212,3 +212,22 @@ def test_covariances_that_are_no_numbers_are_refused() -> None:
     post = approximate(gp, x, y, 5, 6)
     with pytest.raises(fgp.NotPositiveDefiniteError, match="with the new rows must be finite"):
         post.append(x[:1] * 1e100, y[:1])
+
+
+@pytest.mark.parametrize(("noise", "fewer"), [(1.0, True), (1e-5, False)])
+def test_points_take_as_many_neighbours_as_observations_need(noise: float, fewer: bool) -> None:
+    """(M-309): fewer where the noise hides what the others would add, and then near to what all of them say."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(900, 3, generator=generator, dtype=torch.float64)
+    y = torch.sin(6.0 * x[:, 0]) + noise**0.5 * torch.randn(900, generator=generator, dtype=torch.float64)
+    kernel = fgp.kernels.Matern(nu=2.5, lengthscale=1.0)
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(noise))
+    post = gp.condition(x, y, approximation="full_scale", inducing=5, neighbours=20)
+    z = torch.rand(40, 3, generator=generator, dtype=torch.float64)
+    found = post.predict(z)
+    assert found.mean.shape == (40,)
+    assert bool(of_kind(found.report.events, EventKind.NEAR_ENOUGH)) == fewer
+    exact = gp.condition(x, y).predict(z)
+    loss = 0.5 * ((found.variance + noise) / (exact.variance + noise)).log().mean()
+    assert float(loss) < (0.01 if fewer else 0.2)
+    assert close(post.predict(z[:1]).mean, found.mean[:1])

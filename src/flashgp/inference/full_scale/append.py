@@ -95,6 +95,8 @@ def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight:
         state.run, online, Tables(given, distinct, sets),
     )  # fmt: skip
     after.__dict__.update(basis=basis, near_points=points, floor=state.floor)
+    if after.sizes == state.sizes and (known := state.__dict__.get("near_enough")) is not None:
+        after.__dict__["near_enough"] = known
     return after
 
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.determinism import EVENT
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import PAIRS, rounding_of
@@ -34,6 +36,10 @@ from flashgp.pairwise.problem import PairProblem
 from flashgp.solvers.preconditioners.near_rows import nearest_rows
 
 F64 = torch.float64
+LEAST_NEIGHBOURS = 64  # of which all are taken
+SHARES = (8, 4, 2)  # of the neighbours that are tried
+TRIED = 32  # training rows that are left out
+NEGLIGIBLE = 0.005  # nats a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +111,9 @@ class FullScalePredictor(Predictor):
     def _local(self, x: Tensor) -> Local:
         if x is not self._x or self._parts is None:
             began = time.perf_counter()
+            suffice = near_enough(self._state)
+            if suffice.event is not None and suffice.event not in self.report.events:
+                self.report.events.append(suffice.event)
             with torch.set_grad_enabled(self.wants_graph(x)):
                 self._x, self._parts = x, local_parts(self._state, x, self._state.residual)
             self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
@@ -119,7 +128,7 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
         `nearest_rows` takes.
     """
     form, theta = state.prior.kernel.form, state.theta
-    rows, q = state.prior.kernel.rows(x), min(state.sizes.predicting, state.distinct)
+    rows, q = state.prior.kernel.rows(x), near_enough(state).count
     with torch.no_grad():
         index = nearest_rows(scaled_points(state.prior, rows, x), state.near_points, state.layout.conditioned, q)
     basis, mean = state.function.taped(rows), state.prior.mean_at(x)
@@ -129,14 +138,7 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
     shifts, inners, explained, kept = [], [], [], []
     every = torch.arange(len(x), device=x.device)
     for part, own in zip(index.split(step), every.split(step), strict=True):
-        with torch.no_grad():
-            near, known = state.rows.sets(part), state.basis[part]
-            matrix = CovarianceOperator(PairProblem(form, theta, near), F64).to_dense()
-            matrix = matrix.expand(len(part), q, q).baddbmm(known, known.mT, alpha=-1.0)
-            matrix.diagonal(dim1=-2, dim2=-1).add_(state.noise_of_rows[part])
-            lower = _factor(matrix)
-        cross = CovarianceOperator(PairProblem(form, theta, near, rows.sets(own.unsqueeze(1))), F64).to_dense()
-        cross = cross.expand(len(part), q, 1) - known @ basis[own].unsqueeze(-1)
+        lower, cross, known = _local(state, part, rows.sets(own.unsqueeze(1)), basis[own])
         half = torch.linalg.solve_triangular(lower, cross, upper=False)
         solved = torch.linalg.solve_triangular(lower.mT, half, upper=True).mT  # (s, 1, q)
         shifts.append((solved @ targets[part]).squeeze(1))
@@ -150,6 +152,70 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
     shift = torch.cat(shifts)
     shift = shift + mean.repeat(1, shift.shape[1] // mean.shape[1])
     return Local(shift, torch.cat(inners), own_variance, index, torch.cat(kept) if keep else None)
+
+
+@dataclass(frozen=True)
+class NearEnough:
+    """Neighbours of a point that is predicted. Fields: count; event, where they are fewer than planned."""
+
+    count: int
+    event: Event | None = None
+
+
+@torch.no_grad()
+def near_enough(state: FullScaleState) -> NearEnough:
+    """The least share of the neighbours with which observations of rows that are left out are known as well, (M-309).
+
+    Kept with the state: what is said of a point does not depend on the others asked about.
+    Cost: of TRIED points, twice what they take with all neighbours.
+    """
+    known: NearEnough | None = state.__dict__.get("near_enough")
+    if known is None:
+        known = state.__dict__["near_enough"] = _near_enough(state)
+    return known
+
+
+def _near_enough(state: FullScaleState) -> NearEnough:
+    n, most = state.distinct, min(state.sizes.predicting, state.distinct)
+    if most <= LEAST_NEIGHBOURS or n <= most + 1:
+        return NearEnough(most)
+    form, theta = state.prior.kernel.form, state.theta
+    own = torch.randperm(n, generator=torch.Generator().manual_seed(state.run.seed))[:TRIED].to(state.x.device)
+    near = nearest_rows(state.near_points[own], state.near_points, state.layout.conditioned, most + 1)
+    others = (near == own.unsqueeze(1)).int().argsort(stable=True)[:, :most]  # the row itself behind all
+    near, at = near.gather(1, others), state.basis[own]
+    diagonal = CovarianceOperator(PairProblem(form, theta, state.rows.take(own)), F64).diagonal()
+    counts = [most // share for share in SHARES] + [most]
+    found = []
+    for part, rows, basis, left in zip(near.split(4), own.split(4), at.split(4), diagonal.split(4), strict=True):
+        lower, cross, known = _local(state, part, state.rows.sets(rows.unsqueeze(1)), basis)
+        half = torch.linalg.solve_triangular(lower, torch.cat([cross, known], -1), upper=False)
+        each = []
+        for q in counts:
+            of_x, of_points = half[:, :q, :1], half[:, :q, 1:]
+            inner = basis - (of_x.mT @ of_points).squeeze(1)
+            rest = torch.linalg.solve_triangular(state.sums.inner.mT, inner, upper=True, left=False)
+            each.append(left - basis.square().sum(-1) - of_x.square().sum((1, 2)) + rest.square().sum(-1))
+        found.append(torch.stack(each))
+    whole = torch.cat(found, -1).clamp_min(0.0) + state.noise_of_rows[own]  # of observations, (counts, rows)
+    losses = 0.5 * (whole / whole[-1]).log().mean(-1)
+    for count, loss in zip(counts[:-1], losses.tolist(), strict=False):
+        if count >= LEAST_NEIGHBOURS // 2 and loss <= NEGLIGIBLE:
+            return NearEnough(count, Event(EventKind.NEAR_ENOUGH, kept=count, planned=most, gain=max(loss, 0.0)))
+    return NearEnough(most)
+
+
+def _local(state: FullScaleState, near: Tensor, points: Rows, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L of S for sets of rows, (s, q), k~ of one point each, (s, q, 1), and A_c, (s, q, m)."""
+    form, theta, (s, q) = state.prior.kernel.form, state.theta, near.shape
+    rows, known = state.rows.sets(near), state.basis[near]
+    with torch.no_grad():
+        matrix = CovarianceOperator(PairProblem(form, theta, rows), F64).to_dense()
+        matrix = matrix.expand(s, q, q).baddbmm(known, known.mT, alpha=-1.0)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(state.noise_of_rows[near])
+        lower = _factor(matrix)
+    cross = CovarianceOperator(PairProblem(form, theta, rows, points), F64).to_dense()
+    return lower, cross.expand(s, q, 1) - known @ basis.unsqueeze(-1), known
 
 
 def _errors(state: FullScaleState, x: Tensor, local: Local) -> Tensor:
