@@ -69,12 +69,18 @@ class GPClassifier(ClassifierMixin, TableEstimator):
 
     Attributes:
         classes_: labels, sorted.
-        gp_, kernel_, posterior_: the fitted prior, its kernel and the posterior of f.
+        gp_: the fitted prior, in units of standardised X.
+        kernel_: its kernel.
+        posterior_: of f, likewise.
         log_marginal_likelihood_value_: nats; a bound or an approximation, as the posterior's.
         report_: of the fit.
         history_: of the fit.
-        X_train_, y_train_: as passed, columns of a frame as numbers, and labels; without rows that were left out.
-        encoding_, scaling_, n_features_in_, feature_names_in_: as of `GPRegressor`.
+        X_train_: as passed, columns of a frame as numbers; rows that were dropped or weigh 0 are left out.
+        y_train_: labels of the rows of `X_train_`.
+        encoding_: as of `GPRegressor`.
+        scaling_: of X, with the labels.
+        n_features_in_: as in scikit-learn.
+        feature_names_in_: as in scikit-learn.
 
     Example:
         >>> import numpy as np

@@ -156,7 +156,8 @@ class TableArguments(TextArguments):
 class FitArguments(TableArguments):
     """Fit a Gaussian process to a table, score it, and write a model and a report.
 
-    Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted.
+    Columns of text become categories; inputs and target are standardised with the statistics of the rows fitted. A
+    target of text, of true and false, or of two numbers is one of classes; --likelihood gaussian takes numbers as such.
     Without --split, --test-fraction or --test-last nothing is held out, and the scores are leave-one-out; where no
     factor fits there are none then.
 
@@ -247,6 +248,8 @@ class FitArguments(TableArguments):
 @dataclass(frozen=True, kw_only=True)
 class PredictArguments(TextArguments):
     """Predict every row of a table: columns mean, std, lower, upper, in the order of the table, behind those kept.
+
+    Of a target of classes the columns are label, and the probability of each class.
 
     Where deviations come from samples, --std also adds std_error, the standard error of each; intervals leave it out.
     If the table also holds the target, the predictions are scored. Parquet files, one or a pattern of them, are read,

@@ -71,7 +71,7 @@ class _Learned(FittedTable):
 
 
 class TableModel:
-    """Exact Gaussian process regression of one column of a table from the others, in the units of the table.
+    """A Gaussian process of one column of a table given the others, in the units of the table: numbers or classes.
 
     Columns of numbers, percentages, booleans, dates (days since 1970-01-01), clock times (hours since midnight) and
     text or categories. A table is a pandas, polars or pyarrow frame (or another with `__arrow_c_stream__` or
