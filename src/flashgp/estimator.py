@@ -378,7 +378,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
         if not (self.likelihood is None or isinstance(self.likelihood, Gaussian)):
             raise DomainError(
                 "`likelihood` must be None or flashgp.likelihoods.Gaussian, since targets are taken to standard units, "
-                f"got {type(self.likelihood).__name__}; fit classes by GPClassifier, others by TableModel(likelihood=...)"
+                f"got {type(self.likelihood).__name__}; fit classes by GPClassifier, or use TableModel(likelihood=)"
             )
         return super()._settings(seed)
 
