@@ -43,6 +43,13 @@ def test_predictions_are_of_classes() -> None:
     assert model(Bernoulli()).condition(X, Y).leave_one_out().log_prob.max() < 0.0
 
 
+def test_a_likelihood_says_what_it_is() -> None:
+    assert repr(Bernoulli("logit")).startswith("Bernoulli(link='logit'")
+    likelihood = Bernoulli()
+    likelihood.set_params(link="logit")
+    assert likelihood.get_params()["link"] == "logit"
+
+
 def test_probabilities_belong_to_classes() -> None:
     with pytest.raises(DomainError, match="must be of classes"):
         _ = fgp.GP(fgp.kernels.Matern()).condition(X, Y).predict(X).probability

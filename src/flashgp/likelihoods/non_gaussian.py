@@ -217,6 +217,9 @@ class NonGaussian(Likelihood):
             setattr(same, name, None if value is None else function(value))
         return same
 
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.structure().items() if name != "kind")
+
     def structure(self) -> dict[str, Any]:
         """What a file says beside parameters and numbers of rows."""
         return {"kind": self.name}
