@@ -57,3 +57,14 @@ def test_fits_find_the_wave(name: str) -> None:
         assert not torch.allclose(getattr(fit.gp.likelihood, role).value, start)
     constant = fgp.GP(1e-6 * fgp.kernels.Matern(lengthscale=10.0), fgp.means.Constant(float(mean.mean())), likelihood)
     assert fit.posterior.log_marginal_likelihood() > constant.condition(X, y).log_marginal_likelihood() + 1.0
+
+
+def test_rows_far_off_leave_points_to_the_others() -> None:
+    """Inducing points are chosen by the noise of most rows: sites of outliers have variances of 1e5 and more."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 1, generator=generator, dtype=F64)
+    y = torch.sin(6.0 * x[:, 0]) + 0.1 * torch.randn(200, generator=generator, dtype=F64)
+    y[::15] += 20.0
+    gp = fgp.GP(fgp.kernels.Matern(lengthscale=0.4), fgp.means.Constant(), CASES["StudentT"].make())
+    few, whole = (gp.condition(x, y, **how).predict(AT) for how in ({"approximation": "sparse", "inducing": 30}, {}))
+    assert float((few.mean - whole.mean).abs().max()) < 0.05

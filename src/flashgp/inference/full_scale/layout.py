@@ -128,6 +128,9 @@ def layout_of(
     return Layout(points, near, sizes)
 
 
+FAR_OFF = 10.0  # times the middle noise variance, beyond which that of a row counts no more in a choice of points
+
+
 @torch.no_grad()
 def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: int, group: Group = ALONE) -> Tensor:
     """At most so many of the rows x, (n, d), as inducing points, (m, d): pivots among 20 times as many random rows.
@@ -141,6 +144,8 @@ def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: in
     order = torch.randperm(shares.total, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * inducing]
     part = order.sort().values
     noise = rows_of_all(noise.expand(len(x)), part, shares, group)
+    if len(noise) and float(middle := noise.median()) > 0.0:  # a few rows that say nothing are no noise of the others
+        noise = noise.clamp_max(FAR_OFF * middle)
     x = rows_of_all(x, part, shares, group)
     rows, theta = prior.kernel.rows(x), [t.to(x.device) for t in prior.kernel.theta()]
     check_rows(rows, "x")

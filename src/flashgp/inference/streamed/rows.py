@@ -13,7 +13,7 @@ from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
 from flashgp.inference.site_methods import Variational
-from flashgp.inference.sites import first_sites
+from flashgp.inference.sites import from_prior, local_sites
 from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.inference.streamed.steps import InducingValues
 from flashgp.processes.group import ALONE, Group
@@ -33,9 +33,10 @@ def prior_of_rows(prior: Prior, rows: Block) -> Prior:
 
 def noise_of(prior: Prior, rows: Block) -> Tensor:
     """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; 1 where a likelihood knows rows
-    one by one, which these are not told apart for; of iterated sites that of the first step from the prior."""
+    one by one, which these are not told apart for; of iterated sites that of each row by itself."""
     if not prior.likelihood.has_sites:
-        return first_sites(prior, rows.x, rows.y.double()).variance
+        y = rows.y.double()
+        return local_sites(prior.likelihood, y, from_prior(prior, rows.x, y).at)[0].variance
     if rows.row_variance is None and not prior.likelihood.rows_alike:
         return torch.ones(1, dtype=torch.float64, device=rows.y.device)
     return prior_of_rows(prior, rows).sites(rows.y).variance
