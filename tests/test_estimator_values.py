@@ -323,7 +323,7 @@ def test_missing_rows_are_dropped_on_request() -> None:
         (lambda x, y: given(dtype="float16").fit(x, y), "`dtype` must be None, 'float64' or 'float32', got 'float16'"),
         (
             lambda x, y: fgp.GPRegressor(likelihood=Rates()).fit(x, y),
-            "`likelihood` must be None or .* got Rates; fit a",
+            "`likelihood` must be None or .* got Rates; fit classes",
         ),
         (lambda x, y: fgp.GPRegressor("matern").fit(x, y), "`kernel` must be a covariance function, got str"),
         (

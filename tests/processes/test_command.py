@@ -118,7 +118,9 @@ def test_every_rank_ends_with_the_same_code(csv: Path, words: tuple[str, ...], c
 def test_a_warning_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_text("a,y\n" + "\n".join(f"{i / 40:.3f},{i % 2}" for i in range(40)) + "\n")
-    codes, outs, errors = command(2, "fit", path, "--target", "y", "--starts", "1", "--json")
+    codes, outs, errors = command(
+        2, "fit", path, "--target", "y", "--likelihood", "gaussian", "--starts", "1", "--json"
+    )
     assert codes == [0, 0]
     assert (outs[1], errors[1]) == ("", "")
     assert errors[0].count("warning") == 1
