@@ -11,8 +11,8 @@ the calibration error over ten bins of equal width. Seconds of the cells are tho
     variational   the same with Bernoulli(method="variational")
     logit         the same with Bernoulli("logit")
     scikit-learn  GaussianProcessClassifier, constant * RBF with one lengthscale, or one per column (ARD); Laplace
-    gpytorch      ApproximateGP, whitened: all rows inducing, Bernoulli, Matern-5/2 with a lengthscale per column, 300 steps
-                  of Adam of rate 0.1 in float64; "with priors" has ours, (M-290), in its objective
+    gpytorch      ApproximateGP, whitened: all rows inducing, Bernoulli, Matern-5/2 with a lengthscale per column, 300
+                  steps of Adam of rate 0.1 in float64; "with priors" has ours, (M-290), in its objective
 
 "Beside the best other" is the mean of the paired difference of the default and the best other library, and one standard
 error of it, over the splits that all methods of a table have run.

@@ -148,3 +148,15 @@ def test_a_method_that_is_none_is_refused() -> None:
         DomainError, match=r"`method` must be 'ep' or 'variational', got 'laplace'; choose one of these"
     ):
         Bernoulli(method="laplace")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("lengthscale", "one_class"), [(0.5, False), (1e3, True)])
+def test_sites_settle_where_steps_go_far_or_to_and_fro(lengthscale: float, one_class: bool) -> None:
+    """Rows that contradict each other under a wide prior, whose variances fall by orders of magnitude in whole steps
+    alike; and rows that all pull at one number, at which whole steps turn."""
+    x, _, _ = table(60)
+    x, y = x.repeat_interleave(2, 0), torch.arange(120).remainder(2).double()
+    gp = fgp.GP(1e4 * fgp.kernels.Matern(nu=2.5, lengthscale=lengthscale), fgp.means.Zero(), Bernoulli())
+    post = gp.condition(x, torch.ones_like(y) if one_class else y)
+    (event,) = (event for event in post.report.events if event.kind is EventKind.SITES)
+    assert event.fields["moved"] < 1e-4

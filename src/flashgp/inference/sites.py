@@ -39,8 +39,9 @@ class SiteSettings:
         slack: nats a row by which a step may lower a value that is no bound: whole steps of all rows from the prior go
             far beyond where many of them say the same.
         max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
-        turning, falling: steps are halved where whole ones move by more than this share of the last but one, since they
-            go to and fro, and doubled again where it is less than that of the last one.
+        turning: steps are halved where whole ones move by more than this share of the last but one, since they
+            go to and fro, and doubled again where they end as much as such a share of a whole one would, unless
+            those have gone to and fro twice.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
@@ -52,10 +53,9 @@ class SiteSettings:
     posterior: float = 1e-4
     rows: int = 1000
     slack: float = 0.1
-    max_steps: int = 100
+    max_steps: int = 200
     smallest_step: float = 2.0**-30
     turning: float = 0.9
-    falling: float = 0.25
     likelihoods: float = 4.5
     conditionings: int = 25
     linear_conditionings: int = 12
@@ -159,8 +159,8 @@ def settle(
         step from there will move q(f), where that is known without it.
     Raises: ConvergenceError where no step raises the bound, or steps do not settle; TimeUp without time for one.
     """
-    size = longest = likelihood.step
-    moved, kept = [math.inf, math.inf], start
+    size = longest = most = likelihood.step
+    moved, kept, turned = [math.inf, math.inf], start, set[float]()
     for steps in range(1, settings.max_steps + 1):
         if (expected := ahead(kept)) < tolerance:
             return kept, steps - 1, expected
@@ -180,9 +180,11 @@ def settle(
         if moved[-1] < tolerance:
             return found, steps, moved[-1]
         if moved[-1] > settings.turning * moved[-3] and size == longest:
+            most = 0.5 * longest if longest in turned else most
+            turned.add(longest)
             longest *= 0.5
-        elif moved[-1] < settings.falling * moved[-2]:
-            longest = min(likelihood.step, 2.0 * longest)
+        elif moved[-1] < (1.0 - 0.5 * size) ** 2 * moved[-2]:  # as far as a share goes where a whole step ends all
+            longest = min(most, 2.0 * longest)
         size = min(longest, 2.0 * size)
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "

@@ -158,7 +158,7 @@ def test_more_rows_than_starts_take_go_by_fisher_scoring() -> None:
         return one.value, one.gradient
 
     best = minimize(function, again.parameters.values(), jac=True, method="L-BFGS-B")
-    assert found.value == pytest.approx(best.fun, abs=0.1)  # as near as the search of any likelihood
+    assert found.value == pytest.approx(best.fun, abs=0.15)  # as near as the search of any likelihood
     assert float(fit.posterior.log_marginal_likelihood()) == pytest.approx(-found.value, abs=1e-2)
 
 

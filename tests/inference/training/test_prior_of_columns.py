@@ -15,9 +15,8 @@ from flashgp.inference.training.fit import problem_of
 from flashgp.inference.training.history import SearchRun, Stage
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
-from flashgp.likelihoods import Gaussian, Likelihood
+from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
 from flashgp.pairwise.torch.tiles import TorchTiles
-from inference.iterated import Counts, Labels
 
 F64 = torch.float64
 
@@ -26,7 +25,7 @@ def rows(n: int, d: int) -> tuple[Tensor, Tensor]:
     """Labels of the first of d columns, with noise."""
     generator = torch.Generator().manual_seed(n)
     x = torch.randn(n, d, generator=generator, dtype=F64) * torch.logspace(-1, 1, d, dtype=F64)
-    return x, torch.where(10.0 * x[:, 0] + torch.randn(n, generator=generator, dtype=F64) > 0.0, 1.0, -1.0).to(F64)
+    return x, (10.0 * x[:, 0] + torch.randn(n, generator=generator, dtype=F64) > 0.0).to(F64)
 
 
 def model(d: int, likelihood: Likelihood) -> fgp.GP:
@@ -44,7 +43,7 @@ def problem(n: int, d: int, likelihood: Likelihood, priors: str = "weak") -> Pro
 def test_lengthscales_share_a_scale_and_differ_little_from_it(n: int, sd: float) -> None:
     """(M-290): value, gradient and curvature are those of dense matrices."""
     d = 4
-    objective = LogJoint(problem(n, d, Counts() if n == 40 else Labels()))
+    objective = LogJoint(problem(n, d, Poisson() if n == 40 else Bernoulli()))
     prior, parameters = objective.problem.prior, objective.parameters
     slots = {slot.name: slot.entries for slot in parameters.slots}
     columns, variance, mean = (
@@ -76,14 +75,14 @@ def test_regression_and_fits_without_weak_priors_keep_to_single_entries() -> Non
     regression = LogJoint(problem(40, 4, Gaussian(0.1)))
     assert regression.parameters.joint() is None
     assert regression.problem.roles[regression.problem.prior.mean.value].prior is None
-    given = LogJoint(problem(40, 4, Labels(), priors="given"))
+    given = LogJoint(problem(40, 4, Bernoulli("logit", method="variational"), priors="given"))
     assert given.priors.value_and_gradient(given.parameters.values())[0] == 0.0
 
 
 def test_a_column_that_labels_do_not_show_differs_little_from_the_others() -> None:
     """Free columns of 60 labels end orders of magnitude apart; a scale that is common does not."""
     x, y = rows(60, 12)
-    fit = fgp.fit(model(12, Labels()), x, y)
+    fit = fgp.fit(model(12, Bernoulli("logit", method="variational")), x, y)
     assert {entry.run for entry in fit.history} == {SearchRun(Stage.ALL_ROWS)}  # one start, nothing reset
     relative = (fit.gp.kernel.kernel.lengthscale.value.detach() / x.std(0, correction=0)).log()
     assert 0.1 < float(relative.max() - relative.min()) < 1.5
@@ -97,4 +96,4 @@ def test_a_column_that_labels_do_not_show_differs_little_from_the_others() -> No
 def test_a_whitened_search_takes_fewer_evaluations() -> None:
     """Along what is common the prior is forty times as wide as across; steps of one size find both."""
     x, y = rows(60, 30)
-    assert len(fgp.fit(model(30, Labels()), x, y).history) <= 13
+    assert len(fgp.fit(model(30, Bernoulli("logit", method="variational")), x, y).history) <= 13
