@@ -251,7 +251,7 @@ def test_labels_of_small_regions_are_found() -> None:
     gp = fgp.GP(
         1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=0.5), fgp.means.Zero(), Bernoulli("logit", method="variational")
     )
-    fit = fgp.fit(gp, x, y, starts=1, max_iterations=25)
+    fit = fgp.fit(gp, x, y, starts=1, max_iterations=30, priors="given")
     assert float(fit.gp.kernel.variance.value) > 2.0
     assert float(fit.posterior.log_marginal_likelihood()) > 400 * math.log(0.5) + 50.0
 
