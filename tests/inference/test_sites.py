@@ -3,6 +3,7 @@
 Steps (M-267), from marginals (M-268).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.events import EventKind
 from flashgp.inference.approximation import approximation_of
 from flashgp.inference.condition import condition
@@ -19,7 +21,7 @@ from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings, settle
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.likelihoods import Bernoulli, Gaussian, Poisson
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -167,3 +169,20 @@ def test_a_step_by_moments_does_not_go_far_beyond() -> None:
     gp = fgp.GP(300.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Bernoulli("logit"))
     (event,) = (e for e in gp.condition(x, y.double()).report.events if e.kind is EventKind.SITES)
     assert event.fields["steps"] <= 20
+
+
+@pytest.mark.parametrize("moved", [0.001, 10.0])
+def test_steps_that_nearly_settle_are_an_answer_and_others_are_not(moved: float) -> None:
+    @dataclass
+    class Place:
+        value: float | None = None
+
+    def settled() -> float:
+        step, settings = (lambda kept, size: Place()), SiteSettings(max_steps=5)
+        return settle(Bernoulli(), Place(), step, lambda one, other: moved, 1e-4, settings)[2]
+
+    if moved > 1.0:
+        with pytest.raises(ConvergenceError, match="did not settle in 5 steps"):
+            settled()
+    else:
+        assert settled() >= moved

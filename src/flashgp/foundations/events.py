@@ -171,8 +171,9 @@ class EventKind(Enum):
     )
     SITES = "{likelihood}: sites after {steps:n step}, where one moves q(f) by {moved:.2g} nats."
     SITES_CUT = (
-        "{likelihood}: the time limit of {limit:g} s ended the steps of sites after {steps:n step}, the last of which "
-        "moved q(f) by {moved:.2g} nats. Allow more time, or call gp.condition(x, y), for sites that have settled."
+        "{likelihood}: [the time limit of {limit:g} s ended the steps of sites after|sites have not settled in] "
+        "{steps:n step}, the last of which moved q(f) by {moved:.2g} nats[{limit:if}. Allow more time, or call "
+        "gp.condition(x, y), for sites that have settled]."
     )
     FIT_SITES = "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the search."
     STREAMED = (

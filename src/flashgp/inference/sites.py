@@ -42,6 +42,7 @@ class SiteSettings:
         turning: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where they end as much as such a share of a whole one would, unless
             those have gone to and fro twice.
+        unsettled: times the tolerance that the last of all steps may move q(f) by, which an event says then.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
@@ -55,6 +56,7 @@ class SiteSettings:
     slack: float = 0.1
     max_steps: int = 200
     smallest_step: float = 2.0**-30
+    unsettled: float = 1000.0
     turning: float = 0.9
     likelihoods: float = 4.5
     conditionings: int = 25
@@ -90,7 +92,8 @@ class Found(Generic[A]):
 
 
 def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: float, deadline: Deadline) -> Event:
-    """Event of a report on steps, which the time limit ended if the last one moved q(f) by more than the tolerance."""
+    """Event of a report on steps, which the time limit ended, or their number, if the last one moved q(f) by more than
+    the tolerance."""
     if moved < tolerance:
         return Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved)
     event = Event(EventKind.SITES_CUT, likelihood=likelihood.name, steps=steps, moved=moved, limit=deadline.limit)
@@ -186,6 +189,8 @@ def settle(
         elif moved[-1] < (1.0 - 0.5 * size) ** 2 * moved[-2]:  # as far as a share goes where a whole step ends all
             longest = min(most, 2.0 * longest)
         size = min(longest, 2.0 * size)
+    if moved[-1] < settings.unsettled * tolerance:
+        return kept, steps, moved[-1]
     raise ConvergenceError(
         f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, the last of which moved q(f) by "
         f"{moved[-1]:.2g} nats; scale the targets, or give the kernel a smaller variance",
