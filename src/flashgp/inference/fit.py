@@ -151,7 +151,8 @@ def fit(
         y: targets, (*batch, n) or (*batch, n, outputs); left out where rows are read.
         starts: runs from different initial values, on at most 400 rows, from where the best goes on to more and more
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds
-            columns that were ignored. None for 4, or 1 for initial="given" and models with modules of your own.
+            columns that were ignored. None for 4, or 1 for initial="given", for models with modules of your own and
+            for other likelihoods than Gaussian, which begin on 250 rows.
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones,
             wherever they are: bounds, which the data suggest, contain them. Periods are then those that the periodogram
             of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.

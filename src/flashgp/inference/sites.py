@@ -254,17 +254,19 @@ def each_alone(prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> Ma
 
 
 def settle_rows(
-    likelihood: Likelihood, y: Tensor, start: Found[Any], evaluate: Callable[[Sites], Found[A]], tolerance: float,
-    settings: SiteSettings, slack: float = 0.0, deadline: Deadline = NO_DEADLINE, *, foreseen: bool = False,
+    likelihood: Likelihood, y: Tensor, start: Found[Any], evaluate: Callable[[Sites], Found[A]],
+    tolerance: float | None, settings: SiteSettings, slack: float = 0.0, deadline: Deadline = NO_DEADLINE,
 ) -> tuple[Found[A], int, float]:  # fmt: skip
     """`settle` of sites that are kept for every row.
 
-    Args: evaluate, what an engine answers for sites; deadline, which a step is not expected to pass that takes as long
-        as the last one; the first one does not ask it; foreseen, whether a step is not taken that is expected to move
-        q(f) by less than the tolerance, as it would move each row alone.
+    Args: evaluate, what an engine answers for sites; tolerance, None for that of a search, in which, without a bound, a
+        step is not taken that is expected to move q(f) by less, as it would move each row alone; deadline, which a step
+        is not expected to pass that takes as long as the last one; the first one does not ask it.
     """
     began: float | None = None
     method, coming = method_of(likelihood), list[Sites]()
+    foreseen = tolerance is None and not method.bound
+    tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, len(y))
 
     def ahead(kept: Found[A]) -> float:
         coming[:] = [method.next_sites(likelihood, y, kept.at, kept.sites)]
@@ -281,7 +283,7 @@ def settle_rows(
         return one.at.divergence(other.at)
 
     slack = slack if method.bound else max(slack, settings.slack * len(y))
-    return settle(likelihood, start, step, divergence, settings.of_rows(tolerance, len(y)), settings, slack, ahead)
+    return settle(likelihood, start, step, divergence, tolerance, settings, slack, ahead)
 
 
 def _between(one: Sites, other: Sites, share: float) -> Sites:
@@ -335,8 +337,7 @@ class IteratedSites:
         """
         held, likelihood, rows = self.held, prior.likelihood, len(y)
         method = method_of(likelihood)
-        foreseen = tolerance is None and not method.bound
-        tolerance = self.settings.search if tolerance is None else tolerance
+        last_one = tolerance is None and not method.bound  # is held
 
         def found(sites: Sites) -> Found[None]:
             held.hold(sites)
@@ -350,11 +351,11 @@ class IteratedSites:
             assert cold.value is not None
             start = start if start.value >= cold.value else cold  # NaN too
         last, steps, self.moved = settle_rows(
-            likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline, foreseen=foreseen
+            likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
         )
-        held.hold(last.sites if foreseen else method.next_sites(likelihood, y, last.at, last.sites))
+        held.hold(last.sites if last_one else method.next_sites(likelihood, y, last.at, last.sites))
         self.at = last.at
-        self.steps.append(steps + 1 + (not foreseen))
+        self.steps.append(steps + 1 + (not last_one))
         return last
 
     def beyond(self, prior: Prior, y: Tensor) -> Tensor:
