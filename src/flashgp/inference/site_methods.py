@@ -120,4 +120,5 @@ METHODS = {"variational": Variational(), "ep": ExpectationPropagation()}
 
 
 def method_of(likelihood: Likelihood) -> SiteMethod:
+    """How the sites of a likelihood are found."""
     return METHODS[likelihood.method]
