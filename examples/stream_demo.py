@@ -7,6 +7,7 @@ Run: python examples/stream_demo.py --out demo      (make stream-demo)
 """
 
 import argparse
+import dataclasses
 import gzip
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def learn(name: str, rows: int | None = None) -> tuple[fgp.Stream, list, list]: 
     still = fgp.Stream(start)
     unlearned = [still.step(x[i : i + 256]) for i in range(first, len(x), 256)]
     beside = [
-        type(step)(step.mean, step.variance, y[i : i + 256], step.count, step.seconds, 0.0)
+        dataclasses.replace(step, y=y[i : i + 256], refining_seconds=0.0)
         for i, step in zip(range(first, len(x), 256), unlearned, strict=True)
     ]
     return stream, steps, beside

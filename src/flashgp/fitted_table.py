@@ -190,7 +190,7 @@ def restored(
     posterior = files.load(path, modules, device=device)
     like = posterior.state.like[0]
     wrong = like.shape != (len(like), columns) or any(len(one.x_shift) != columns for one in scalings)
-    columns_of_y = 1 if isinstance(scalings[0].target, Classes) else posterior.gp.outputs or 1
+    columns_of_y = 1 if any(isinstance(one.target, Classes) for one in scalings) else posterior.gp.outputs or 1
     if wrong or len(scalings) != columns_of_y:
         raise ModelFileError(
             f"the units of {os.fspath(path)!r} do not fit its model: {columns} inputs, scales of "

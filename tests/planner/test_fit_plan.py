@@ -103,7 +103,7 @@ def test_seconds_by_their_formula() -> None:
         return alone * factor + 3.0 * pairs + 40.0 * rates.call_seconds
 
     few, all_rows = seconds(400, 1.6), seconds(500, 1.0)
-    draw = 0.2 * 400**2 / rates.block_pairs + 40.0 * rates.call_seconds
+    draw = 2.0 * 400**2 * 9.0 / rates.cholesky_float64 + 40.0 * rates.call_seconds
     run = work.run.middle + 11 * work.run_per_parameter.middle
     expected = 5 * run * few + work.informations.middle * (few + 60 * draw)
     expected += (work.of_scoring(11).middle + work.reset.middle * run) * all_rows
