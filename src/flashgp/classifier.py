@@ -268,7 +268,7 @@ def _coded(y: Any, *, drop: bool) -> tuple[npt.NDArray[Any], Array]:
     if not given.all() and not drop:
         row = int(np.argmin(given))
         raise DomainError(
-            f"`y` must have a label in every row, got {labels[row]!r} at row {row}; fill it in, or pass "
+            f"`y` must have a label in every row, got {labels[row]} at row {row}; fill it in, or pass "
             'missing="drop" to leave such rows out'
         )
     check_classification_targets(labels[given])

@@ -2,6 +2,7 @@
 
 import numpy
 import pytest
+import sklearn.datasets
 import torch
 from torch import Tensor
 
@@ -155,3 +156,11 @@ def test_labels_that_are_no_classes_are_named(labels: list[float], message: str)
 def test_a_mean_other_than_zero_is_refused() -> None:
     with pytest.raises(DomainError, match="must be Zero"):
         fgp.GP(fgp.kernels.Matern(), fgp.means.Constant(), fgp.likelihoods.Categorical(3))
+
+
+def test_steps_do_not_go_to_and_fro_for_ever() -> None:
+    """Where whole steps of all classes turn, shorter ones stay: not one rejected for each that is taken."""
+    data = sklearn.datasets.load_iris()
+    report = fgp.GPClassifier().fit(data.data[::2], data.target[::2]).report_
+    (event,) = (e for e in report.events if e.kind is fgp.EventKind.FIT_SITES)
+    assert event.fields["steps"] <= 30 * event.fields["evaluations"]

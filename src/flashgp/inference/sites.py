@@ -42,6 +42,7 @@ class SiteSettings:
         turning: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where they end as much as such a share of a whole one would, unless
             those have gone to and fro twice.
+        near: nats by which the last step moved q(f) from where on a step that is halved counts as one to and fro.
         unsettled: times the tolerance that the last of all steps may move q(f) by, which an event says then.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
@@ -56,6 +57,7 @@ class SiteSettings:
     slack: float = 0.1
     max_steps: int = 200
     smallest_step: float = 2.0**-30
+    near: float = 10.0
     unsettled: float = 1000.0
     turning: float = 0.9
     likelihoods: float = 4.5
@@ -174,6 +176,10 @@ def settle(
                 raise
             return kept, steps - 1, moved[-1]
         if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
+            if size == longest and moved[-1] < settings.near:  # else whole ones are tried again and again
+                most = 0.5 * longest if longest in turned else most
+                turned.add(longest)
+                longest *= 0.5
             size *= 0.5
             if size < settings.smallest_step:
                 break
