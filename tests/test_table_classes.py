@@ -168,3 +168,9 @@ def test_the_command_line_fits_and_predicts_classes(tmp_path: Path) -> None:
     found = pd.read_csv(out)
     assert [*found.columns] == ["x", "label", "probability of bad", "probability of good"]
     assert ((found["probability of good"] > 0.5) == (found["label"] == "good")).all()
+
+
+def test_a_target_that_cannot_be_is_named_by_column_and_row() -> None:
+    table = {"x": np.arange(9.0), "visits": np.array([3.0, 1.0, 0.0, 2.0, -3.0, 1.0, 4.0, 2.0, 1.0])}
+    with pytest.raises(fgp.DomainError, match=r"`visits` must be a whole number from 0 for Poisson, got -3 in row 4; "):
+        fgp.TableModel(likelihood="poisson").fit(table, target="visits")

@@ -1,8 +1,7 @@
 """GPClassifier: Gaussian process classification of arrays and frames behind scikit-learn's estimator contract.
 
 Labels become codes of a Bernoulli likelihood, or of a Categorical one; probabilities come back. Its model files are
-`flashgp.model_files`' matter. Does not do: weights of more
-than two classes that are no whole numbers.
+`flashgp.model_files`' matter. Does not do: weights of more than two classes that are no whole numbers.
 """
 
 from collections.abc import Mapping

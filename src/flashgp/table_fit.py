@@ -63,11 +63,15 @@ class TrainingRows:
     def findings(self, transform: str, gp: GP) -> list[Event]:
         """Odd data among the rows, of targets those that a Gaussian model takes for odd.
 
-        Raises: DomainError for a logarithm of a target that has none, naming the row.
+        Raises: DomainError for a logarithm of a target that has none, or a target that the likelihood does not allow,
+            naming the row.
         """
         if transform == "log" and gp.likelihood.has_sites:
             for column in self.y.T:
                 TargetTransform("log").check(column, self.numbers, self.target)
+        for column in self.y.T if not gp.likelihood.has_sites else ():
+            y, one = torch.from_numpy(column), gp.likelihood.underlying.with_rows()
+            one.check_targets(one.encoded(y, self.target), rows=self.numbers.tolist(), name=self.target)
         x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
         y, names = (y, self.names) if gp.likelihood.has_sites else (y[:, :0], self.names[: x.shape[1]])
         return odd_data(x, y, names, self.numbers)

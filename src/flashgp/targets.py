@@ -2,7 +2,7 @@
 
 `Number` shifts and scales, after a transform; `Unshifted` leaves counts and other targets with a zero as they are, or
 scales them; `Classes` numbers labels. The JSON form comes back from untrusted files, so reading it checks every field.
- Does not do: the inputs (`flashgp.units`), the choice of a transform (`flashgp.choices`).
+Does not do: the inputs (`flashgp.units`), the choice of a transform (`flashgp.choices`).
 """
 
 import math

@@ -164,3 +164,9 @@ def test_steps_do_not_go_to_and_fro_for_ever() -> None:
     report = fgp.GPClassifier().fit(data.data[::2], data.target[::2]).report_
     (event,) = (e for e in report.events if e.kind is fgp.EventKind.FIT_SITES)
     assert event.fields["steps"] <= 30 * event.fields["evaluations"]
+
+
+def test_rows_that_are_no_indicators_are_named() -> None:
+    y = torch.tensor([[1.0, 0.0, 0.0], [0.3, 0.3, 0.4]], dtype=F64)
+    with pytest.raises(DomainError, match=r"one 1 among zeros for Categorical, .* in row 1; pass classes"):
+        model().condition(torch.zeros(2, 1, dtype=F64), y)

@@ -16,6 +16,7 @@ from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles, cpu_tiles_missing
 from flashgp.pairwise.cpu.panels import PanelSettings
 from flashgp.pairwise.problem import PairProblem
+from flashgp.pairwise.torch.quadratic_forms import quadratic_form_gradients
 from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
 from inside_torch import InsideTorch, makes_a_tensor, raising
 
@@ -62,6 +63,10 @@ class Calls:
 
     def bilinear_gradient(self, workspace: Workspace | None) -> list[Tensor]:
         return flat(self.backend.bilinear_gradient(self.problem, self.left, self.right, workspace=workspace))
+
+    def quadratic_forms(self, workspace: Workspace | None) -> list[Tensor]:
+        sets = torch.stack([self.left, self.right, self.left + self.right])
+        return flat(quadratic_form_gradients(self.problem, sets, workspace or Workspace(), TileSettings(pairs=8 * N)))
 
 
 NAMES = ["block", "product", "block_gradient", "bilinear_gradient"]
@@ -119,8 +124,10 @@ ERRORS: list[Callable[[], Exception]] = [  # made anew each time: an error holds
 ]
 
 
-@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "rectangular"])
-@pytest.mark.parametrize("name", NAMES)
+SIDES = [(name, symmetric) for name in NAMES for symmetric in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "symmetric"), [*SIDES, ("quadratic_forms", True)])
 def test_torch_failing_at_every_third_tensor(name: str, symmetric: bool) -> None:
     """Wherever a panel fails, nothing of it is counted twice, and the panels before it are kept."""
     calls = Calls(KERNELS["product and row scalars"](), symmetric)

@@ -166,6 +166,14 @@ def settle(
     """
     size = longest = most = likelihood.step
     moved, kept, turned = [math.inf, math.inf], start, set[float]()
+
+    def shorten() -> None:
+        """Halve the longest step, for good where that has gone to and fro before."""
+        nonlocal longest, most
+        most = 0.5 * longest if longest in turned else most
+        turned.add(longest)
+        longest *= 0.5
+
     for steps in range(1, settings.max_steps + 1):
         if (expected := ahead(kept)) < tolerance:
             return kept, steps - 1, expected
@@ -177,9 +185,7 @@ def settle(
             return kept, steps - 1, moved[-1]
         if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
             if size == longest and moved[-1] < settings.near:  # else whole ones are tried again and again
-                most = 0.5 * longest if longest in turned else most
-                turned.add(longest)
-                longest *= 0.5
+                shorten()
             size *= 0.5
             if size < settings.smallest_step:
                 break
@@ -189,9 +195,7 @@ def settle(
         if moved[-1] < tolerance:
             return found, steps, moved[-1]
         if moved[-1] > settings.turning * moved[-3] and size == longest:
-            most = 0.5 * longest if longest in turned else most
-            turned.add(longest)
-            longest *= 0.5
+            shorten()
         elif moved[-1] < (1.0 - 0.5 * size) ** 2 * moved[-2]:  # as far as a share goes where a whole step ends all
             longest = min(most, 2.0 * longest)
         size = min(longest, 2.0 * size)

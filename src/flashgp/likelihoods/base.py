@@ -1,7 +1,7 @@
 """Interface of a likelihood to inference: sites, densities, distributions of new observations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -115,12 +115,16 @@ class Likelihood(NamedValues, ABC):
         """As `predictive`, of observations with the training rows' own numbers, such as exposures."""
         return self.predictive(mean, variance)
 
-    def check_targets(self, y: Float[Tensor, "..."], first: int = 0) -> None:
+    def check_targets(
+        self, y: Float[Tensor, "..."], first: int = 0, *, rows: Sequence[int] | None = None, name: str = "y"
+    ) -> None:
         """Refuse targets of the training rows that have no density.
 
         Args:
             y: targets of some rows.
             first: the number of the first of them.
+            rows: the numbers of all of them, in place of it.
+            name: of the targets.
 
         Raises:
             DomainError: naming the first such row.

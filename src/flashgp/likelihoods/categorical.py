@@ -1,5 +1,6 @@
 """Several classes: the softmax of one latent function for each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,6 +53,17 @@ class Categorical(Likelihood):
             )
         return torch.nn.functional.one_hot(labels.long(), self.classes).double()
 
+    def check_targets(
+        self, y: Float[Tensor, "*n classes"], first: int = 0, *, rows: Sequence[int] | None = None, name: str = "y"
+    ) -> None:
+        wrong = ~(((y == 0.0) | (y == 1.0)).all(-1) & (y.sum(-1) == 1.0))
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0][-1])
+            raise DomainError(
+                f"`{name}` must have one 1 among zeros for {self.name}, got {y[..., row, :].tolist()} in row "
+                f"{first + row if rows is None else int(rows[row])}; pass classes 0, 1, ... of shape (n,)"
+            )
+
     def log_prob(self, y: Float[Tensor, "*n classes"], f: Float[Tensor, "*n classes"]) -> Float[Tensor, "*n"]:
         return (y * f.log_softmax(-1)).sum(-1)
 
@@ -75,7 +87,7 @@ class Categorical(Likelihood):
         if mean.requires_grad or variance.requires_grad:
             return softmax_expectations(mean, variance)
         if self._last is None or not (torch.equal(self._last[0], mean) and torch.equal(self._last[1], variance)):
-            self._last = mean, variance, softmax_expectations(mean, variance)
+            self._last = mean.clone(), variance.clone(), softmax_expectations(mean, variance)
         return self._last[2]
 
     def predictive(self, mean: Float[Tensor, "classes *n"], variance: Float[Tensor, "classes *n"]) -> "Classes":

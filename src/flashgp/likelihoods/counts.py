@@ -25,7 +25,10 @@ class _Counts(NonGaussian):
     of_rows: tuple[str, ...] = ("row_weight", "exposure")
     discrete = True
     strip = QUARTER_TURN
-    wanted, advice = "a whole number from 0", "round it if it is a count, or use Gamma for positive numbers"
+    wanted, advice = (
+        "a whole number from 0",
+        "leave that row out if it is a mistake, or use Gamma for positive numbers and StudentT for others",
+    )
     exposure: Tensor | None
 
     def allowed(self, y: Tensor, **numbers: Tensor) -> Bool[Tensor, "..."]:

@@ -2,7 +2,7 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy
@@ -161,14 +161,18 @@ class NonGaussian(Likelihood):
             )
         return value.to(y.device)
 
-    def check_targets(self, y: Float[Tensor, "..."], first: int = 0) -> None:
+    def check_targets(
+        self, y: Float[Tensor, "..."], first: int = 0, *, rows: Sequence[int] | None = None, name: str = "y"
+    ) -> None:
         self._of(y, "row_weight")  # refuses another number of rows
         right = self.allowed(y.detach().double(), **self.numbers(y))
         if not bool(right.all()):
             place = (~right).nonzero()[0].tolist()
-            row = f"row {first + place[-1]}" + (f" of table {tuple(place[:-1])}" if len(place) > 1 else "")
+            number = first + place[-1] if rows is None else int(rows[place[-1]])
+            row = f"row {number}" + (f" of table {tuple(place[:-1])}" if len(place) > 1 else "")
             raise DomainError(
-                f"`y` must be {self.wanted} for {self.name}, got {float(y[tuple(place)]):.12g} in {row}; {self.advice}"
+                f"`{name}` must be {self.wanted} for {self.name}, got {float(y[tuple(place)]):.12g} in {row}; "
+                f"{self.advice}"
             )
 
     @property

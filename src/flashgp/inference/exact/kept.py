@@ -1,11 +1,12 @@
 """A covariance matrix that is kept while the noise of its rows changes, as steps that find sites do.
 
 A step takes a Cholesky factor and its inverse, n^3 / 3 flops each, and no pass over the pairs; K^-1 is made once, for
-the gradient at the end, which the last step's factor serves.
+the gradient at the end, which the last step's factor serves. Of several outputs only what is small is kept of a step,
+and the factors are made once more for the gradient, so that memory does not grow with their number.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,15 +23,15 @@ MOST_ROWS = 2048  # four matrices of 32 MiB; with more, every step computes pair
 
 @dataclass(frozen=True)
 class _Solved:
-    """Of one noise. Fields: residual (n, 1) and noise (n,), that it is of; value, nats; weights, K^-1 r; root, L^-1;
-    diagonal, of K^-1."""
+    """Of one noise. Fields: residual (n, 1) and noise (n,), that it is of; value, nats; weights, K^-1 r; diagonal, of
+    K^-1; root, L^-1, None where it is not kept."""
 
     residual: Tensor
     noise: Tensor
     value: Tensor
     weights: Tensor
-    root: Tensor
     diagonal: Tensor
+    root: Tensor | None
 
 
 class KeptCovariance:
@@ -56,29 +57,33 @@ class KeptCovariance:
         Args: noise, (n,), or (n, p) of outputs with noise of their own, whose values and gradients are summed.
         """
         columns = noise if noise.dim() == 2 else noise.unsqueeze(-1)
-        each = [
-            self._solved(j, residual[:, j : j + 1].contiguous(), column.contiguous())
-            for j, column in enumerate(columns.unbind(-1))
+        tables = [
+            (residual[:, j : j + 1].contiguous(), column.contiguous()) for j, column in enumerate(columns.unbind(-1))
         ]
+        each = [self._solved(j, *table, keep=len(tables) == 1) for j, table in enumerate(tables)]
         gradients: list[Tensor | None] = [None] * len(wanted)
         weights = torch.cat([one.weights for one in each], -1)
         gradients[0] = -weights
         by_noise = 0.5 * (weights.square() - torch.stack([one.diagonal for one in each], -1))
         gradients[1] = by_noise.reshape(noise.shape)
         if any(wanted[2:]):
-            slope = each[0].root.mT @ each[0].root
-            for one in each[1:]:
-                slope.addmm_(one.root.mT, one.root)
+            slope = torch.zeros_like(self._block)
+            for one, table in zip(each, tables, strict=True):
+                root = self._solve(*table).root if one.root is None else one.root
+                assert root is not None
+                slope.addmm_(root.mT, root)
             pulled = self._pull(slope.addmm_(weights, weights.mT, beta=-0.5, alpha=0.5))
             gradients[2:] = [*pulled.rows, *pulled.theta]
         return float(sum(one.value for one in each)), gradients
 
-    def _solved(self, output: int, residual: Tensor, noise: Tensor) -> _Solved:
+    def _solved(self, output: int, residual: Tensor, noise: Tensor, *, keep: bool) -> _Solved:
+        """That of the last step where it is of these. Args: keep, whether the root is kept."""
         last = self._last.get(output)
         if last is None or not (torch.equal(last.residual, residual) and torch.equal(last.noise, noise)):
             last = None
             self._last.pop(output, None)  # its memory, for the next
-            last = self._last[output] = self._solve(residual, noise)
+            last = self._solve(residual, noise)
+            last = self._last[output] = last if keep else replace(last, root=None)
         return last
 
     def _solve(self, residual: Tensor, noise: Tensor) -> _Solved:
@@ -94,7 +99,7 @@ class KeptCovariance:
         root = settings.workspace.adopt(_inverse(factor.lower))
         half = root @ residual
         value = -0.5 * (half.square().sum() + factor.log_determinant + len(noise) * LOG_2PI)
-        return _Solved(residual, noise, value, root.mT @ half, root, root.square().sum(0))
+        return _Solved(residual, noise, value, root.mT @ half, root.square().sum(0), root)
 
 
 def _inverse(lower: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from flashgp.inference.threads import one_thread
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.settings import ScoringSettings, StochasticSettings
 from flashgp.pairwise.problem import PairProblem
-from flashgp.pairwise.torch.quadratic_forms import quadratic_form_gradients
+from flashgp.pairwise.torch.quadratic_forms import has_shared_gradients, quadratic_form_gradients, sets_at_once
 
 Array = numpy.ndarray
 Gradient = Array | NotPositiveDefiniteError | ConvergenceError
@@ -255,11 +255,15 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
         pairs = PairProblem(form, values, rows).detached()
     inputs, scores = (residual, noise, *rows.tensors, *values), numpy.empty((draws, size))
     weights = weights.movedim(-1, 0)
-    every = quadratic_form_gradients(pairs, math.sqrt(0.5) * weights, direct.workspace)
-    together = draws if every is not None else max(1, WEIGHT_BYTES // (8 * max(1, rows.count) ** 2))
+    shared = has_shared_gradients(pairs)
+    together = sets_at_once(pairs, weights.shape[-1]) if shared else WEIGHT_BYTES // (8 * max(1, rows.count) ** 2)
+    together = max(1, together)
     for start in range(0, draws, together):
         some = weights[start : start + together]
-        pulled = every or direct.backend.bilinear_gradient(pairs, 0.5 * some, some, workspace=direct.workspace)
+        if shared:
+            pulled = quadratic_form_gradients(pairs, math.sqrt(0.5) * some, direct.workspace)
+        else:
+            pulled = direct.backend.bilinear_gradient(pairs, 0.5 * some, some, workspace=direct.workspace)
         for k, one in enumerate(some, start):
             by_noise = 0.5 * one.square()
             by_noise = by_noise if prior.separate else by_noise.sum(-1)
