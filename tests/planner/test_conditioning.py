@@ -174,6 +174,15 @@ def test_how_a_fit_trains() -> None:
     assert "training" in str(least)
 
 
+def test_sites_by_iteration_take_exact_gradients() -> None:
+    """Of as many rows and classes as would have estimated ones."""
+    likelihoods = fgp.likelihoods
+    for likelihood in (likelihoods.Bernoulli(), likelihoods.Categorical(10)):
+        gp = fgp.GP(fgp.kernels.RBF(), fgp.means.Zero(), likelihood)
+        assert fgp.plan(gp, n=8000, d=64, profile=BUILT_IN).training == "exact"
+    assert fgp.plan(fgp.GP(fgp.kernels.RBF()), n=8000, d=64, profile=BUILT_IN).training != "exact"
+
+
 def test_what_joins_rows_is_in_the_budget_of_every_choice() -> None:
     """Eq. (M-89): 8 n bytes beside a factor, a preconditioner, and whatever trains."""
     n, u = 30_000, 3000

@@ -37,4 +37,5 @@ def conditioning_problem(prior: Prior, rows: RowCounts, settings: PlanSettings =
     return ConditioningProblem(
         form, int(n), int(d), features, distinct, prior.outputs or 1, models, prior.trainable_count,
         prior.has_user_modules, settings.stages, prior.factors, settings.ranks, prior.kernel.has_features,
+        not prior.likelihood.has_sites,
     )  # fmt: skip

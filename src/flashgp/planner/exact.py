@@ -169,7 +169,7 @@ def trained_plan(plan: Plan, price: Price, available: int, factor: str) -> Plan:
     """
     exact = factored_plan(price, factor)
     exact = replace(plan, training_bytes=exact.training_bytes, fit_step_seconds=exact.fit_step_seconds)
-    if price.problem.batch != 1:
+    if price.problem.batch != 1 or price.problem.iterates:
         return exact
     estimated = _estimated(plan, price, available)
     affordable = TRAINING_EVALUATIONS * exact.fit_step_seconds < TRAINING_SECONDS

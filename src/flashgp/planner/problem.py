@@ -77,7 +77,8 @@ class ConditioningProblem:
     whose price it is but for (M-89), None for all; outputs; batch, models; factors, covariance matrices of each model:
     1, or one for each output with noise of its own; parameters, numbers that a fit trains; own_modules, whether modules
     of a user's own take part; stages, what decides those of a fit; ranks, of a group that shares iterative solves: what
-    is planned is what each of them takes; has_features, whether the kernel has random ones, which samples need."""
+    is planned is what each of them takes; has_features, whether the kernel has random ones, which samples need;
+    iterates, whether the likelihood's sites are found by iteration, which takes gradients in closed form."""
 
     form: Form
     n: int
@@ -92,6 +93,7 @@ class ConditioningProblem:
     factors: int = 1
     ranks: int = 1
     has_features: bool = False
+    iterates: bool = False
 
     @property
     def columns(self) -> int:
