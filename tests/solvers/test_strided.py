@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashgp.solvers.direct import strided
 from flashgp.solvers.direct.rotations import rotations
-from flashgp.solvers.direct.strided import add_gram_, add_product_, solve_triangle_
+from flashgp.solvers.direct.strided import add_gram_, add_product_, factorise_, solve_triangle_
 
 F64 = torch.float64
 
@@ -72,6 +72,33 @@ def test_a_gram_matrix_is_torchs_below_the_diagonal(layout: str) -> None:
     assert torch.allclose(total.tril(), wanted.tril(), rtol=1e-13, atol=1e-13)
     around[2:11, 1:10] = total
     assert torch.equal(around, whole)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("total_by_rows", [False, True])
+def test_gram_matrices_of_a_batch(*, by_rows: bool, total_by_rows: bool) -> None:
+    a = torch.stack([drawn(40, 9, "rows", seed=seed) for seed in range(3)])
+    total = torch.stack([drawn(9, 9, "rows", seed=seed) for seed in range(3)])
+    wanted = total - 0.5 * a.mT @ a
+    a = a if by_rows else a.mT.contiguous().mT
+    total = total if total_by_rows else total.mT.contiguous().mT
+    add_gram_(total, a, alpha=-0.5)
+    assert torch.allclose(total.tril(), wanted.tril(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_factors_of_a_batch_and_those_that_have_none(*, by_rows: bool) -> None:
+    a = torch.stack([drawn(40, 9, "rows", seed=seed) for seed in range(4)])
+    matrices = a.mT @ a
+    matrices[2, 4, 4] = -1.0
+    wanted, info = torch.linalg.cholesky_ex(matrices)
+    matrices = matrices.tril() if by_rows else matrices.triu().mT
+    failed = factorise_(matrices)
+    assert failed.tolist() == (info > 0).tolist() == [False, False, True, False]
+    assert torch.allclose(matrices.tril()[~failed], wanted[~failed], rtol=1e-13, atol=1e-13)
+    assert not factorise_(matrices[:0]).numel()
 
 
 @pytest.mark.usefixtures("way")

@@ -101,8 +101,8 @@ class FullScalePrice(ApproximatePrice):
 
     def predict(self) -> float:
         m, q = self.sizes.inducing, min(self.sizes.predicting, self.n)
-        flops = q**2 * (2.0 * m + self.work.small * q / 3.0) + 4.0 * m**2
-        distances = min(self.n, 2**15)
+        flops = q**2 * (m + self.work.small * q / 3.0) + 4.0 * m**2
+        distances = min(self.n, 2**18)
         return self.gemm(flops) + (0.5 * q**2 + m + distances) / self.rates.block_pairs
 
     def allocations(self) -> list[Allocation]:

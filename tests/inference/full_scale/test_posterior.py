@@ -12,7 +12,9 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.full_scale import predictor
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor
+from flashgp.solvers.preconditioners.near_rows import blocks_of_near_rows, nearest_rows
 from inference.plain_gp import F64, data, model
 
 k, lik = fgp.kernels, fgp.likelihoods
@@ -37,14 +39,28 @@ def table(n: int = 120) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_many_rows_are_looked_up_by_their_blocks() -> None:
     """Beyond so many rows a point's neighbours are those of near blocks, which change no answer of an easy table."""
-    from flashgp.solvers.preconditioners.near_rows import blocks_of_near_rows, nearest_rows
-
-    x, z = data(3000)[0], data(20, seed=1)[0]
-    blocks = blocks_of_near_rows(x, 32, 0)
-    brute = nearest_rows(z, x, blocks, 16)
-    assert torch.equal(brute, nearest_rows(z, x, blocks, 16, candidates=1500))
-    one_by_one = torch.cat([nearest_rows(p.unsqueeze(0), x, blocks, 16, candidates=1500) for p in z])
+    x, z = data(3000)[0] + 1e3, data(20, seed=1)[0] + 1e3
+    blocks = blocks_of_near_rows(x[:2900], 32, 0)  # and a hundred rows that joined later
+    brute = torch.cdist(z, x, compute_mode="donot_use_mm_for_euclid_dist").topk(16, largest=False)[1]
+    assert torch.equal(brute, nearest_rows(z, x, blocks, 16))
+    assert torch.equal(brute, nearest_rows(z, x, blocks, 16, candidates=350))
+    assert torch.equal(brute, nearest_rows(z, x, blocks, 16, candidates=350, numbers=5000))
+    one_by_one = torch.cat([nearest_rows(p.unsqueeze(0), x, blocks, 16, candidates=350) for p in z])
     assert torch.equal(brute, one_by_one)
+
+
+def test_rows_without_a_factor_are_left_out() -> None:
+    """A point whose farthest neighbours rounding leaves without a factor is predicted from the nearest half."""
+    x, y, z = table()
+    states = [approximate(fgp.GP(k.Matern(1.5, 0.8), likelihood=lik.Gaussian(0.01)), x, y, 5, 16).state for _ in "12"]
+    broken = states[1]
+    states[0].__dict__["near_enough"] = predictor.NearEnough(8)
+    broken.__dict__["near_enough"] = predictor.NearEnough(16)
+    far = nearest_rows(z, x, broken.layout.conditioned, 16)[0, 8:]
+    broken.__dict__["noise_of_rows"] = broken.noise_of_rows.clone().index_fill_(0, far, -10.0)
+    few, found = (predictor.local_parts(state, z, state.residual) for state in states)
+    for one, other in ((few.shift, found.shift), (few.inner, found.inner), (few.own, found.own)):
+        assert close(other[0], one[0])
 
 
 @pytest.mark.parametrize("approximation", ["full_scale", "sparse"])

@@ -12,8 +12,10 @@ all rows as neighbours all of it is exact.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,19 +27,25 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
-from flashgp.inference.full_scale.factor import PAIRS, rounding_of
+from flashgp.inference.full_scale.factor import rounding_of
 from flashgp.inference.full_scale.layout import scaled_points
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
+from flashgp.inference.threads import side_by_side
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.problem import PairProblem
+from flashgp.pairwise.torch.tiles import TileSettings, TorchTiles
+from flashgp.solvers.direct.strided import add_gram_, factorise_
 from flashgp.solvers.preconditioners.near_rows import nearest_rows
 
+Made = TypeVar("Made")
 F64 = torch.float64
 LEAST_NEIGHBOURS = 64  # of which all are taken
 SHARES = (8, 4, 2)  # of the neighbours that are tried
+AT_ONCE = 4  # points whose matrices are made together
+TILES = 4  # that the covariance of their rows is made in, by rows: what is below the diagonal of these is left out
 TRIED = 32  # training rows that are left out
 NEGLIGIBLE = 0.005  # nats a row
 
@@ -121,10 +129,10 @@ class FullScalePredictor(Predictor):
 
 
 def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool = False) -> Local:
-    """Parts that predictions at points (n_test, d) are made of, some points at a time.
+    """Parts that predictions at points (n_test, d) are made of, some points at a time, on one thread each.
 
     Args: targets: in place of r, (u, t); keep: whether v is kept, n_test q numbers.
-    Cost: for each point, with q neighbours, q^2 (2 m + q / 3) flops, q^2 / 2 evaluations and as many distances as
+    Cost: for each point, with q neighbours, q^2 (m + q / 3) flops, q^2 / 2 evaluations and as many distances as
         `nearest_rows` takes.
     """
     form, theta = state.prior.kernel.form, state.theta
@@ -134,24 +142,23 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
     basis, mean = state.function.taped(rows), state.prior.mean_at(x)
     diagonal = CovarianceOperator(PairProblem(form, theta, rows), F64).diagonal()
     left = (diagonal - basis.square().sum(-1)).clamp_min(0.0)
-    step = max(1, 4 * PAIRS // max(1, q * q))
-    shifts, inners, explained, kept = [], [], [], []
     every = torch.arange(len(x), device=x.device)
-    for part, own in zip(index.split(step), every.split(step), strict=True):
-        lower, cross, known = _local(state, part, rows.sets(own.unsqueeze(1)), basis[own])
+
+    def found(part: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        own = basis[part]
+        lower, cross, known = _local(state, index[part], rows.sets(part.unsqueeze(1)), own)
         half = torch.linalg.solve_triangular(lower, cross, upper=False)
         solved = torch.linalg.solve_triangular(lower.mT, half, upper=True).mT  # (s, 1, q)
-        shifts.append((solved @ targets[part]).squeeze(1))
-        inners.append(basis[own] - (solved @ known).squeeze(1))
-        explained.append(half.square().sum((-2, -1)))
-        if keep:
-            kept.append(solved.squeeze(1))
-    if not shifts:
+        shift, inner = (solved @ targets[index[part]]).squeeze(1), own - (solved @ known).squeeze(1)
+        return shift, inner, half.square().sum((-2, -1)), solved.squeeze(1) if keep else solved[:, 0, :0]
+
+    made = _in_parts(found, every)
+    if not made:
         return Local(mean.expand(0, targets.shape[1]), basis, left, index, left.new_zeros(0, q))
-    own_variance = (left - torch.cat(explained)).clamp_min(0.0)
-    shift = torch.cat(shifts)
+    shift, inner, explained, solved = (torch.cat(parts) for parts in zip(*made, strict=True))
+    own_variance = (left - explained).clamp_min(0.0)
     shift = shift + mean.repeat(1, shift.shape[1] // mean.shape[1])
-    return Local(shift, torch.cat(inners), own_variance, index, torch.cat(kept) if keep else None)
+    return Local(shift, inner, own_variance, index, solved if keep else None)
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ def near_enough(state: FullScaleState) -> NearEnough:
     """The least share of the neighbours with which observations of rows that are left out are known as well, (M-309).
 
     Kept with the state: what is said of a point does not depend on the others asked about.
-    Cost: of TRIED points, twice what they take with all neighbours.
+    Cost: of TRIED points, what they take with all neighbours.
     """
     known: NearEnough | None = state.__dict__.get("near_enough")
     if known is None:
@@ -186,17 +193,22 @@ def _near_enough(state: FullScaleState) -> NearEnough:
     near, at = near.gather(1, others), state.basis[own]
     diagonal = CovarianceOperator(PairProblem(form, theta, state.rows.take(own)), F64).diagonal()
     counts = [most // share for share in SHARES] + [most]
-    found = []
-    for part, rows, basis, left in zip(near.split(4), own.split(4), at.split(4), diagonal.split(4), strict=True):
-        lower, cross, known = _local(state, part, state.rows.sets(rows.unsqueeze(1)), basis)
-        half = torch.linalg.solve_triangular(lower, torch.cat([cross, known], -1), upper=False)
+
+    def variances(part: Tensor) -> Tensor:
+        basis = at[part]
+        lower, cross, known = _local(state, near[part], state.rows.sets(own[part].unsqueeze(1)), basis)
+        half = torch.linalg.solve_triangular(lower, cross, upper=False)
         each = []
-        for q in counts:
-            of_x, of_points = half[:, :q, :1], half[:, :q, 1:]
-            inner = basis - (of_x.mT @ of_points).squeeze(1)
+        for q in counts:  # the first rows of a factor are the factor of the first rows
+            of_x = half[:, :q]
+            solved = torch.linalg.solve_triangular(lower[:, :q, :q].mT, of_x, upper=True).mT
+            inner = basis - (solved @ known[:, :q]).squeeze(1)
             rest = torch.linalg.solve_triangular(state.sums.inner.mT, inner, upper=True, left=False)
-            each.append(left - basis.square().sum(-1) - of_x.square().sum((1, 2)) + rest.square().sum(-1))
-        found.append(torch.stack(each))
+            left = diagonal[part] - basis.square().sum(-1) - of_x.square().sum((1, 2))
+            each.append(left + rest.square().sum(-1))
+        return torch.stack(each)
+
+    found = _in_parts(variances, torch.arange(len(own), device=own.device))
     whole = torch.cat(found, -1).clamp_min(0.0) + state.noise_of_rows[own]  # of observations, (counts, rows)
     losses = 0.5 * (whole / whole[-1]).log().mean(-1)
     for count, loss in zip(counts[:-1], losses.tolist(), strict=False):
@@ -205,17 +217,49 @@ def _near_enough(state: FullScaleState) -> NearEnough:
     return NearEnough(most)
 
 
+def _in_parts(make: Callable[[Tensor], Made], points: Tensor) -> list[Made]:
+    """What is made of some points at a time, in parallel unless gradients are asked for."""
+    tasks = [partial(make, part) for part in points.split(AT_ONCE)]
+    if torch.is_grad_enabled():
+        return [task() for task in tasks]
+    return side_by_side(tasks, points.device)
+
+
 def _local(state: FullScaleState, near: Tensor, points: Rows, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L of S for sets of rows, (s, q), k~ of one point each, (s, q, 1), and A_c, (s, q, m)."""
     form, theta, (s, q) = state.prior.kernel.form, state.theta, near.shape
-    rows, known = state.rows.sets(near), state.basis[near]
+    rows, known = state.rows.sets(near), state.basis.index_select(0, near.flatten()).view(s, q, -1)
     with torch.no_grad():
-        matrix = CovarianceOperator(PairProblem(form, theta, rows), F64).to_dense()
-        matrix = matrix.expand(s, q, q).baddbmm(known, known.mT, alpha=-1.0)
-        matrix.diagonal(dim1=-2, dim2=-1).add_(state.noise_of_rows[near])
-        lower = _factor(matrix)
+        lower = _factor(state, PairProblem(form, theta, rows), known, near)
     cross = CovarianceOperator(PairProblem(form, theta, rows, points), F64).to_dense()
     return lower, cross.expand(s, q, 1) - known @ basis.unsqueeze(-1), known
+
+
+def _factor(state: FullScaleState, sets: PairProblem, known: Tensor, near: Tensor) -> Tensor:
+    """Cholesky factors of S, (s, q, q); those that rounding leaves without one are of fewer, nearest rows."""
+    s, q = near.shape
+    noise, pairs = state.noise_of_rows[near], TorchTiles(settings=TileSettings(pairs=max(1, s * q * q // TILES)))
+
+    def residual(whole: bool) -> Tensor:
+        block = pairs.block(sets, dtype=F64, upper=not whole)
+        matrix = (block if block.shape == (s, q, q) else block.expand(s, q, q)).contiguous()
+        matrix.diagonal(dim1=-2, dim2=-1).add_(noise)
+        return matrix
+
+    lower = residual(False).mT  # whose upper triangle was made
+    add_gram_(lower, known.mT, alpha=-1.0)
+    left = factorise_(lower).nonzero()[:, 0]
+    if not len(left):
+        return lower
+    matrix = residual(True)[left].baddbmm_(known[left], known[left].mT, alpha=-1.0)
+    own, kept, failed = torch.eye(q, dtype=F64, device=matrix.device), q, left
+    while len(failed):
+        kept //= 2
+        inside = torch.arange(q, device=matrix.device) < kept
+        matrix = torch.where(inside.unsqueeze(-1) & inside, matrix, own * torch.finfo(F64).max ** 0.5)
+        lower[failed], info = torch.linalg.cholesky_ex(matrix)
+        failed, matrix = failed[info > 0], matrix[info > 0]
+    return lower
 
 
 def _errors(state: FullScaleState, x: Tensor, local: Local) -> Tensor:
@@ -237,20 +281,6 @@ def _errors(state: FullScaleState, x: Tensor, local: Local) -> Tensor:
     mixed = cross @ v.mT
     joint = here - mixed - mixed.mT + around @ v.mT
     return 0.5 * (joint + joint.mT)
-
-
-def _factor(matrix: Tensor) -> Tensor:
-    """Cholesky factors of sets; those that rounding leaves without one are of fewer, nearest rows."""
-    lower, info = torch.linalg.cholesky_ex(matrix)
-    left, kept = info.nonzero()[:, 0], matrix.shape[-1]
-    own = torch.eye(kept, dtype=F64, device=matrix.device)
-    while len(left):
-        kept //= 2
-        inside = torch.arange(matrix.shape[-1], device=matrix.device) < kept
-        again = torch.where(inside.unsqueeze(-1) & inside, matrix[left], own * torch.finfo(F64).max ** 0.5)
-        lower[left], info = torch.linalg.cholesky_ex(again)
-        left = left[info > 0]
-    return lower
 
 
 @dataclass(frozen=True, eq=False)

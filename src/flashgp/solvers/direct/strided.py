@@ -1,4 +1,4 @@
-"""Triangular solves, products and orthogonal updates in place, on parts of a matrix: what torch would copy first.
+"""Triangular solves, products, factors and orthogonal updates in place, on parts of a matrix, which torch would copy.
 
 torch solves with a triangle only if it lies in memory without gaps; of a view it makes an n x n copy, which costs many
 times the solve. BLAS and LAPACK take the length of a row as an argument. On the CPU they are called through the
@@ -105,22 +105,52 @@ def add_product_(total: Tensor, one: Tensor, two: Tensor, *, alpha: float = 1.0,
     )  # fmt: skip
 
 
-def add_gram_(total: Tensor, a: Tensor) -> None:
-    """total <- total + a^T a, its lower triangle; above the diagonal it stays undefined.
+def add_gram_(total: Tensor, a: Tensor, *, alpha: float = 1.0) -> None:
+    """total <- total + alpha a^T a, its lower triangle; above the diagonal it stays undefined.
 
-    Args: total (m, m) and a (b, m), row by row. Cost: b m^2 flops, no memory on the CPU.
+    Args: total ([s,] m, m) and a ([s,] b, m); their rows, or their columns, without gaps between entries.
+    Cost: s b m^2 flops, no memory on the CPU.
     """
-    b, m = a.shape
-    routine, places = _routine("syrk", total, a), (_place(total), _place(a))
-    if routine is None or not b * m or any(place is None or not place[0] for place in places):
-        total.addmm_(a.mT, a)
+    routine = _routine("syrk", total, a)
+    if total.dim() > 2:
+        if routine is None:
+            total.baddbmm_(a.mT, a, alpha=alpha)
+            return
+        for one, part in zip(total, a, strict=True):
+            add_gram_(one, part, alpha=alpha)
         return
-    (_, length), (_, a_length) = (place for place in places if place)
-    sizes, one = [ctypes.c_int(size) for size in (m, b, a_length, length)], _number(1.0, a.dtype)
+    (b, m), place, a_place = a.shape, _place(total), _place(a)
+    if routine is None or not b * m or place is None or a_place is None:
+        total.addmm_(a.mT, a, alpha=alpha)
+        return
+    uplo, trans = b"U" if place[0] else b"L", b"N" if a_place[0] else b"T"  # BLAS reads rows as columns
+    sizes = [ctypes.c_int(size) for size in (m, b, a_place[1], place[1])]
+    factor, one = _number(alpha, total.dtype), _number(1.0, total.dtype)
     routine(
-        b"U", b"N", _at(sizes[0]), _at(sizes[1]), _at(one), a.data_ptr(), _at(sizes[2]), _at(one), total.data_ptr(),
-        _at(sizes[3]),
+        uplo, trans, _at(sizes[0]), _at(sizes[1]), _at(factor), a.data_ptr(), _at(sizes[2]), _at(one),
+        total.data_ptr(), _at(sizes[3]),
     )  # fmt: skip
+
+
+def factorise_(matrices: Tensor) -> Tensor:
+    """The lower triangles of matrices (s, m, m) become their Cholesky factors; above the diagonal they stay undefined.
+
+    Args: matrices, their rows, or their columns, without gaps between entries.
+    Returns: (s,), True for those that have no factor, whose triangles are undefined.
+    Cost: s m^3 / 3 flops, no memory on the CPU.
+    """
+    routine, places = _routine("potrf", matrices), [_place(one) for one in matrices]
+    if routine is None or not matrices.numel() or None in places:
+        lower, info = torch.linalg.cholesky_ex(matrices)
+        matrices.copy_(lower)
+        return info > 0
+    failed = []
+    size, info = ctypes.c_int(matrices.shape[-1]), ctypes.c_int(0)
+    for one, (by_rows, length) in zip(matrices, (place for place in places if place), strict=True):
+        leading = ctypes.c_int(length)
+        routine(b"U" if by_rows else b"L", _at(size), one.data_ptr(), _at(leading), _at(info))
+        failed.append(info.value > 0)
+    return torch.tensor(failed)
 
 
 def _number(value: float, dtype: torch.dtype) -> "ctypes.c_double | ctypes.c_float":
@@ -257,7 +287,7 @@ def _routines() -> dict[str, Any]:
 
     routines = {}
     wanted = [(cython_blas, "trsv", 8), (cython_blas, "trsm", 11), (cython_blas, "gemm", 13), (cython_blas, "syrk", 10)]
-    for module, name, arguments in (*wanted, (cython_lapack, "tpqrt", 12)):
+    for module, name, arguments in (*wanted, (cython_lapack, "tpqrt", 12), (cython_lapack, "potrf", 5)):
         for prefix in PREFIX.values():
             address = _exported(module, prefix + name, arguments)
             if address is not None:

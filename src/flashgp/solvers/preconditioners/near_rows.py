@@ -13,6 +13,8 @@ from flashgp.solvers.settings import FullScaleSettings
 from flashgp.solvers.space import LOCAL_SPACE, Space
 
 CANDIDATES = 2**15  # rows that are looked at for a point
+EVERY = 8  # times as many rows are all looked at: fewer would take as long, since they are gathered
+TOGETHER = 64  # near points whose candidates' rows are gathered once
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,28 +202,49 @@ def nearest_rows(
 ) -> Tensor:
     """The rows (n, d) that are nearest to each point, (s, d), the nearest first: positions (s, count).
 
-    Where rows are more than `candidates`, those of the blocks whose centres are nearest are looked at, and all that are
-    behind the rows in blocks: what a point gets does not depend on other points. Cost: for each point a distance of
-    every centre, of `candidates` rows and of every row behind; `numbers` are alive at once.
+    Where rows are more than EVERY times `candidates`, those of the blocks whose centres are nearest are looked at, and
+    all that are behind the rows in blocks: what a point gets does not depend on other points, but near ones share a
+    table. Cost: for each point a distance of every centre, of `candidates` rows or more and of every row behind;
+    `numbers` are alive at once.
     """
-    n, d = rows.shape
+    n = len(rows)
     if not len(points) or not count:
         return torch.zeros(len(points), count, dtype=torch.int64, device=rows.device)
-    if n <= candidates:
-        parts = points.split(max(1, numbers // n))
-        return torch.cat([torch.cdist(p, rows).topk(count, largest=False)[1] for p in parts])
+    centre = rows.mean(0)
+    points = points - centre
+    if n <= EVERY * candidates:
+        return _nearest(points, rows - centre, count, numbers)
     inside, size = blocks >= 0, blocks.shape[1]
     centres = torch.where(inside.unsqueeze(-1), rows[blocks.clamp(min=0)], 0.0).sum(1) / inside.sum(1, keepdim=True)
+    centres -= centre
     near = min(len(blocks), max(-(-candidates // size), -(-2 * count // size)))
     behind = torch.arange(int(inside.sum()), n, device=rows.device)
-    found = []
-    for part in points.split(max(1, numbers // max(len(centres), near * size * d, len(behind)))):
-        chosen = torch.cdist(part, centres).topk(near, largest=False)[1]
-        members = blocks[chosen].flatten(1)  # (s, near * size)
-        distance = (rows[members.clamp(min=0)] - part.unsqueeze(1)).square().sum(-1)
-        distance.masked_fill_(members < 0, math.inf)
-        if len(behind):
-            members = torch.cat([members, behind.expand(len(part), -1)], 1)
-            distance = torch.cat([distance, torch.cdist(part, rows[behind]).square()], 1)
-        found.append(members.gather(1, distance.topk(count, largest=False)[1]))
+    found = torch.empty(len(points), count, dtype=torch.int64, device=rows.device)
+    for group in blocks_of_near_rows(points, TOGETHER, 0):
+        group = group[group >= 0]
+        chosen = _nearest(points[group], centres, near, numbers)
+        used, place = chosen.unique(return_inverse=True)
+        members = blocks[used].flatten()
+        known = torch.cat([members.clamp(min=0), behind])
+        table = rows[known] - centre
+        for part, own in zip(*(t.split(max(1, numbers // len(known))) for t in (group, place)), strict=True):
+            asked = torch.zeros(len(part), len(used), dtype=torch.bool, device=rows.device).scatter_(1, own, True)
+            asked = asked.repeat_interleave(size, 1) & (members >= 0)
+            left_out = torch.nn.functional.pad(~asked, (0, len(behind)))
+            found[part] = known[_nearest(points[part], table, count, numbers, left_out)]
+    return found
+
+
+def _nearest(points: Tensor, rows: Tensor, count: int, numbers: int, left_out: Tensor | None = None) -> Tensor:
+    """The nearest of all rows but those left out, (s, n): positions (s, count). The mean of all is near the origin."""
+    squares, found = rows.square().sum(-1), []
+    step = max(1, numbers // len(rows))
+    for start in range(0, len(points), step):
+        part = slice(start, start + step)
+        distance = torch.addmm(
+            squares, points[part], rows.mT, alpha=-2.0
+        )  # less |x|^2, which is one number for a point
+        if left_out is not None:
+            distance.masked_fill_(left_out[part], math.inf)
+        found.append(distance.topk(count, largest=False)[1])
     return torch.cat(found)
