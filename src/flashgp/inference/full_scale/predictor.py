@@ -152,7 +152,7 @@ def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool
         shift, inner = (solved @ targets[index[part]]).squeeze(1), own - (solved @ known).squeeze(1)
         return shift, inner, half.square().sum((-2, -1)), solved.squeeze(1) if keep else solved[:, 0, :0]
 
-    made = _in_parts(found, every)
+    made = _in_parts(state, found, every)
     if not made:
         return Local(mean.expand(0, targets.shape[1]), basis, left, index, left.new_zeros(0, q))
     shift, inner, explained, solved = (torch.cat(parts) for parts in zip(*made, strict=True))
@@ -208,7 +208,7 @@ def _near_enough(state: FullScaleState) -> NearEnough:
             each.append(left + rest.square().sum(-1))
         return torch.stack(each)
 
-    found = _in_parts(variances, torch.arange(len(own), device=own.device))
+    found = _in_parts(state, variances, torch.arange(len(own), device=own.device))
     whole = torch.cat(found, -1).clamp_min(0.0) + state.noise_of_rows[own]  # of observations, (counts, rows)
     losses = 0.5 * (whole / whole[-1]).log().mean(-1)
     for count, loss in zip(counts[:-1], losses.tolist(), strict=False):
@@ -217,8 +217,10 @@ def _near_enough(state: FullScaleState) -> NearEnough:
     return NearEnough(most)
 
 
-def _in_parts(make: Callable[[Tensor], Made], points: Tensor) -> list[Made]:
+def _in_parts(state: FullScaleState, make: Callable[[Tensor], Made], points: Tensor) -> list[Made]:
     """What is made of some points at a time, in parallel unless gradients are asked for."""
+    for kept in ("basis", "noise_of_rows"):
+        getattr(state, kept)  # once, before threads ask for it
     tasks = [partial(make, part) for part in points.split(AT_ONCE)]
     if torch.is_grad_enabled():
         return [task() for task in tasks]
