@@ -113,7 +113,7 @@ def test_arguments_of_exact_plans_are_refused_beside_it() -> None:
         build(100, batch=3)
     two = fgp.GP(fgp.kernels.Matern(), outputs=2)
     with pytest.raises(fgp.DomainError, match="share their noise"):
-        build(100, gp=two)
+        build(100, "sparse", gp=two)
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def test_a_refusal_offers_approximations() -> None:
     offers = refused.value.offers
     assert {offer.approximation for offer in offers} == set(KINDS)
     assert all(offer.bytes <= 100 * 2**20 for offer in offers)
-    batch = fgp.GP(fgp.kernels.Matern(), outputs=2)
+    two = fgp.GP(fgp.kernels.Matern(), outputs=2)
     with pytest.raises(fgp.MemoryBudgetError) as refused:
-        fgp.plan(batch, n=40_000, d=8, memory="100MiB", solver="cholesky")
-    assert not refused.value.offers
+        fgp.plan(two, n=40_000, d=8, memory="100MiB", solver="cholesky")
+    assert {offer.approximation for offer in refused.value.offers} == {"full_scale"}
 
 
 def test_auto_gives_the_plan_of_what_would_be_taken() -> None:

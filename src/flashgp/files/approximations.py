@@ -15,6 +15,7 @@ from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.full_scale import state as full_scale
 from flashgp.inference.full_scale.factor import Sums
 from flashgp.inference.full_scale.layout import Layout
+from flashgp.inference.full_scale.output_states import of_outputs
 from flashgp.inference.gp import GP
 from flashgp.inference.run import Run
 from flashgp.inference.streamed import state as streamed
@@ -33,6 +34,11 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
         ("block", "neighbours", "predicting", "reduced"), ("log_determinant", "squares"),
         {"x": "real n d", "y": "real n t", "group?": "whole n", "inducing": "x m d", "blocks": "whole b w",
          "neighbours": "whole b q", "inner": "double m m", "projected": "double m p"},
+    ),
+    "full_scale_outputs": (
+        ("block", "neighbours", "predicting"), (),
+        {"x": "real n d", "y": "real n t", "group?": "whole n", "inducing": "x m d", "blocks": "whole b w",
+         "neighbours": "whole b q", "inner": "double p m m", "projected": "double p m 1", "sums": "double p 3"},
     ),
     "sparse": (
         ("count",), ("left", "logs", "noise_logs", "scale", "squares"),
@@ -72,9 +78,11 @@ def read_state(
     if kind == "sparse" and not tensors["inducing"].numel():
         raise refused("inducing", "one point at least", "none")
     sizes: dict[str, tuple[int, ...]] = {name: (count,) for name, count in counts.items()}
-    sizes |= {"p": (gp.outputs or 1,), "t": () if gp.outputs is None else (gp.outputs,)}
+    sizes |= {"1": (1,), "3": (3,), "p": (gp.outputs or 1,), "t": () if gp.outputs is None else (gp.outputs,)}
     _check_shapes(tensors, wanted, sizes)
-    read = _full_scale if kind == "full_scale" else _sparse
+    if (kind == "full_scale_outputs") != (kind != "sparse" and gp.separate):
+        raise refused(f"{FIELD}.kind", "that of the outputs' noise", kind)
+    read = _sparse if kind == "sparse" else _full_scale
     return read(gp, tensors, counts, numbers, how, target)
 
 
@@ -108,7 +116,7 @@ def _full_scale(
         u = int(group.max()) + 1
         check_group(group, x, u)
     inner, blocks = tensors["inner"], tensors["blocks"]
-    if not torch.equal(inner, inner.tril()) or not bool((inner.diagonal() > 0).all()):
+    if not torch.equal(inner, inner.tril()) or not bool((inner.diagonal(dim1=-2, dim2=-1) > 0).all()):
         raise refused("inner", "a Cholesky factor", "another matrix")
     for name in ("blocks", "neighbours"):
         if not bool(((tensors[name] >= -1) & (tensors[name] < u)).all()):
@@ -120,9 +128,14 @@ def _full_scale(
     at = {name: tensor.to(target) for name, tensor in tensors.items()}
     sizes = Sizes(len(at["inducing"]), counts["block"], counts["neighbours"], counts["predicting"])
     layout = Layout(at["inducing"], Neighbourhoods(at["blocks"], at["neighbours"]), sizes, late)
-    sums = Sums(at["inner"], at["projected"], **numbers, reduced=counts["reduced"])
+    table = at["x"], at["y"], at.get("group")
+    if gp.separate:
+        each = [Sums.of(*one) for one in zip(at["inner"], at["projected"], at["sums"], strict=True)]
+    else:
+        each = [Sums(at["inner"], at["projected"], **numbers, reduced=counts["reduced"])]
     with refusing("x"):
-        return full_scale.restore(gp.to(target), (at["x"], at["y"], at.get("group")), layout, sums, how)
+        state = full_scale.restore(gp.to(target), table, layout, each[0], how)
+        return of_outputs(state, each, None) if gp.separate else state
 
 
 def _appended_blocks(blocks: Tensor, u: int, appended: int) -> int:

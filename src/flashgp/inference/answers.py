@@ -15,9 +15,8 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
 from flashgp.inference.exact.evidence import log_evidence
-from flashgp.inference.full_scale import append as full_scale_append
-from flashgp.inference.full_scale import left_out as full_scale_left_out
-from flashgp.inference.full_scale import predictor as full_scale
+from flashgp.inference.full_scale import outputs as full_scale
+from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize
@@ -182,10 +181,9 @@ _APPROXIMATE: Answers = {
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(),
 }  # fmt: skip
 _FULL_SCALE: Answers = {
-    **_APPROXIMATE, "append": _with_rows(full_scale_append.append, full_scale_append.append),
-    "leave_one_out": full_scale_left_out.leave_one_out,
-    "lost": full_scale_left_out.lost, "paths": full_scale.draw_paths,
-    "predict": _predicted_by(full_scale.FullScalePredictor),
+    **_APPROXIMATE, "append": _with_rows(full_scale.appended, full_scale.appended),
+    "leave_one_out": full_scale.leave_one_out, "lost": full_scale.lost, "paths": full_scale.paths,
+    "predict": _predicted_by(full_scale.predictor),
 }  # fmt: skip
 _INDUCING: Answers = {
     **_APPROXIMATE, "append": _joined, "bound": lambda state: state.bound, "bracket": _bracket,
@@ -193,7 +191,8 @@ _INDUCING: Answers = {
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.StreamedPredictor),
 }  # fmt: skip
 ANSWERS: Mapping[type[BaseState], Answers] = {
-    State: _EXACT, OutputStates: _EXACT, FullScaleState: _FULL_SCALE, StreamedState: _INDUCING,
+    State: _EXACT, OutputStates: _EXACT, FullScaleState: _FULL_SCALE, FullScaleOutputs: _FULL_SCALE,
+    StreamedState: _INDUCING,
 }  # fmt: skip
 
 # What some kinds do not answer: of which posteriors a question is, and what to do elsewhere.

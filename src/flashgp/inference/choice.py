@@ -149,13 +149,16 @@ def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
     """
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
-    if prior.separate and prior.factors > 1:
+    if kind == "sparse" and prior.separate and prior.factors > 1:
         if not prior.likelihood.underlying.has_sites:
             name = prior.likelihood.name
-            return f"is of one latent function, got {name} with {prior.factors}; leave it out, or fit fewer rows"
+            return (
+                f"by inducing points alone is of one latent function, got {name} with {prior.factors}; pass "
+                'approximation="full_scale"'
+            )
         return (
-            f"needs outputs that share their noise, got {prior.factors} with noise of their own; pass "
-            "Gaussian(shared=True), or fit a model for each output"
+            f"by inducing points alone needs outputs that share their noise, got {prior.factors} with noise of their "
+            'own; pass Gaussian(shared=True), or approximation="full_scale"'
         )
     likelihood = prior.likelihood
     if kind == "sparse" and not likelihood.rows_alike and likelihood.known_variances is None:

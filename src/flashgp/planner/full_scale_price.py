@@ -45,8 +45,9 @@ class FullScalePrice(ApproximatePrice):
         m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
         sets, here, own = self.of_rank(sets), self.needed(rows), self.of_rank(rows)
         pairs = (0.5 * sets * w**2 + here * m) / self.rates.block_pairs
-        products = sets * (2.0 * m * w**2 + 2.0 * b * w * m) + (here + 2.0 * own) * m**2
-        small = work.small * sets * (w**3 / 3.0 + w**2 * b)
+        each = self.problem.factors
+        products = sets * (2.0 * m * w**2 + each * 2.0 * b * w * m) + (here + each * 2.0 * own) * m**2
+        small = each * work.small * sets * (w**3 / 3.0 + w**2 * b)
         calls = 30.0 * self.rates.call_seconds * -(-sets // max(1, work.set_pairs // w**2))
         return pairs + self.gemm(products + small) + calls
 
@@ -54,18 +55,19 @@ class FullScalePrice(ApproximatePrice):
     def sums_wire(self) -> float:
         """Bytes sent for one value."""
         m = self.sizes.inducing
-        return summed_wire(self.problem, m * m + m * self.problem.outputs + 3)
+        return summed_wire(self.problem, self.problem.factors * (m * m + 3) + m * self.problem.outputs)
 
     def step(self, rows: int) -> Cost:
         m, w, b, sets, work = self.sizes.inducing, self.width, self.sizes.block, self.sets(rows), self.work
         sets, here, own = self.of_rank(sets), self.needed(rows), self.of_rank(rows)
         pairs = self.derivatives * (sets * w**2 + here * m) / self.rates.block_pairs
-        products = sets * (2.0 * m * w**2 + 10.0 * b * w * m) + (3.0 * here + 2.0 * own) * m**2
-        small = work.small * sets * (w**3 / 3.0 + 4.0 * w**2 * b)
-        moved = 8.0 * work.moves * sets * w * m / self.rates.copy_bytes
+        each = self.problem.factors
+        products = sets * (2.0 * m * w**2 + each * 10.0 * b * w * m) + (3.0 * here + each * 2.0 * own) * m**2
+        small = each * work.small * sets * (w**3 / 3.0 + 4.0 * w**2 * b)
+        moved = each * 8.0 * work.moves * sets * w * m / self.rates.copy_bytes
         # Sent are gradients by residual, noise and features of all rows, by points and parameters.
         problem, width = self.problem, self.problem.features.width
-        numbers = rows * (problem.outputs + 1 + width) + m * width + problem.parameters
+        numbers = rows * (problem.outputs + problem.factors + width) + m * width + problem.parameters
         sent = self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
         return Cost.of(self.value(rows) + pairs + self.gemm(products + small) + moved, sent)
 
@@ -103,7 +105,7 @@ class FullScalePrice(ApproximatePrice):
         m, q = self.sizes.inducing, min(self.sizes.predicting, self.n)
         flops = q**2 * (m + self.work.small * q / 3.0) + 4.0 * m**2
         distances = min(self.n, 2**18)
-        return self.gemm(flops) + (0.5 * q**2 + m + distances) / self.rates.block_pairs
+        return self.problem.factors * (self.gemm(flops) + (0.5 * q**2 + m + distances) / self.rates.block_pairs)
 
     def allocations(self) -> list[Allocation]:
         problem, m, w, work = self.problem, self.sizes.inducing, self.width, self.work
@@ -114,12 +116,14 @@ class FullScalePrice(ApproximatePrice):
         summed = 8 * (here + 3 * u) * (problem.features.width + p + 1) if shared else 0
         of_set = 8 * sets * w * m
         of_pairs = 8 * sets * w * w
+        more = of_pairs * (problem.factors > 1)  # the covariances that outputs have in common
+        squares = problem.factors - 1
         evaluated = of_pairs * (problem.temporaries + 2)  # before A is gathered
         joined = 8 * problem.n * (problem.d + p) + (8 * u * (problem.d + 3 * p) if u < problem.n else 0)
         return [
             Allocation(HELD, "rows and targets", joined),
             Allocation(HELD, "rows of all ranks", 8 * problem.n * (problem.d + p) if shared else 0),
-            Allocation(HELD, "features, residual and noise", 8 * u * (numbers + 2 * p + 2)),
+            Allocation(HELD, "features, residual and noise", 8 * u * (numbers + 2 * p + 1 + problem.factors)),
             Allocation(HELD, "blocks and neighbours", 8 * self.sets(u) * w),
             Allocation(HELD, "functions of your own", problem.features.function_bytes),
             *self.choosing(),
@@ -132,14 +136,18 @@ class FullScalePrice(ApproximatePrice):
             Allocation(PASS, "covariances with inducing points, A", 8 * here * m),
             Allocation(PASS, "A of fewer points", 8 * here * self.fewer.sizes.inducing * self.points_open),
             Allocation(PASS, "A at sets of rows", 3 * of_set),
-            Allocation(PASS, "covariances of sets of rows", max(5 * of_pairs, evaluated - 3 * of_set) + 8 * slots),
-            Allocation(PASS, "matrices of inducing points", self.square(7 if shared else 5)),
+            Allocation(
+                PASS, "covariances of sets of rows", max(5 * of_pairs + more, evaluated - 3 * of_set) + 8 * slots
+            ),
+            Allocation(PASS, "matrices of inducing points", self.square((7 if shared else 5) + squares)),
             Allocation(GRADIENT, "covariances with inducing points, A", 8 * here * m),
             Allocation(GRADIENT, "gradient by A", 8 * here * m),
             Allocation(GRADIENT, "gradients by rows", 8 * u * (2 * numbers + p + 2)),
             Allocation(GRADIENT, "A at sets of rows", 5 * of_set),
             Allocation(
-                GRADIENT, "covariances of sets of rows", max(11 * of_pairs, 2 * evaluated - 5 * of_set) + 8 * slots
+                GRADIENT,
+                "covariances of sets of rows",
+                max(11 * of_pairs + 2 * more, 2 * evaluated - 5 * of_set) + 8 * slots,
             ),
-            Allocation(GRADIENT, "matrices of inducing points", self.square(6)),
+            Allocation(GRADIENT, "matrices of inducing points", self.square(6 + squares)),
         ]

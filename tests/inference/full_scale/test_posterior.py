@@ -124,12 +124,10 @@ def test_bad_input_names_the_argument(options: dict[str, Any], error: type[Excep
             call(x, y, **given)
 
 
-def test_batches_and_outputs_with_noise_of_their_own_are_refused() -> None:
+def test_batches_are_refused() -> None:
     x, y, _ = table()
     with pytest.raises(DomainError, match="of one table and one model"):
         approximate(model(), x.expand(2, *x.shape), y.expand(2, *y.shape))
-    with pytest.raises(DomainError, match="outputs that share their noise"):
-        approximate(fgp.GP(k.Matern(), outputs=2), x, torch.stack([y, y], 1))
 
 
 k, lik = fgp.kernels, fgp.likelihoods

@@ -25,7 +25,6 @@ from flashgp.inference.full_scale.factor import FullScaleFactor
 from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.full_scale.left_out import padded
 from flashgp.inference.full_scale.state import FullScaleState, Tables
-from flashgp.inference.online.update import checked_rows
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.planner.plan import Sizes
@@ -50,10 +49,9 @@ class _More:
 
 @entered(lambda state, *_: state.run.deterministic)
 @torch.no_grad()
-def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> FullScaleState:
-    """See `Posterior.append`."""
+def append(state: FullScaleState, x: Tensor, y: Tensor, row_variance: Any, row_weight: Any) -> FullScaleState:
+    """See `Posterior.append`, of one covariance matrix. Args: x (k, d) and y (k[, outputs]), checked."""
     began = time.perf_counter()
-    x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return state
     if not state.count:
@@ -88,7 +86,7 @@ def append(state: FullScaleState, x: Any, y: Any, row_variance: Any, row_weight:
     report = Report(
         route=report.route, backend=workspace.backend, device=report.device, dtype=report.dtype,
         peak_bytes=workspace.peak_bytes, seconds=time.perf_counter() - began,
-        events=[*kept, *layout_events(layout, sums), online.event],
+        events=[*kept, *layout_events(layout, [sums]), online.event],
     )  # fmt: skip
     after = FullScaleState(
         prior, x_all, y_all, layout, rows, residual, noise, state.theta, state.function, sums, report, replicates,

@@ -2,6 +2,7 @@
 
 import bisect
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,7 @@ from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums
 from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
+from flashgp.inference.full_scale.output_states import AnyFullScale, of_outputs
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
@@ -42,16 +44,16 @@ TELLING = 0.05  # of the time left: what so long takes says enough of more rows
 ROOM = 30.0  # times the planned seconds: with more time than that nothing is looked at
 
 
-def layout_events(layout: Layout, sums: Sums) -> list[Event]:
+def layout_events(layout: Layout, each: Sequence[Sums]) -> list[Event]:
     """Events of a report on a layout, and on blocks that lost neighbours."""
     sizes = layout.sizes
     chosen = {"inducing": len(layout.inducing), "block": sizes.block, "neighbours": sizes.neighbours}
-    events = [Event(EventKind.FULL_SCALE, **chosen, predicting=sizes.predicting)]
-    return events + ([Event(EventKind.FEWER_NEIGHBOURS, blocks=sums.reduced)] if sums.reduced else [])
+    events, reduced = [Event(EventKind.FULL_SCALE, **chosen, predicting=sizes.predicting)], max(s.reduced for s in each)
+    return events + ([Event(EventKind.FEWER_NEIGHBOURS, blocks=reduced)] if reduced else [])
 
 
 @torch.no_grad()
-def condition(asked: Approximation, prior: Prior, data: Data, settings: ConditionSettings) -> FullScaleState:
+def condition(asked: Approximation, prior: Prior, data: Data, settings: ConditionSettings) -> AnyFullScale:
     """The state of a prior given data, which every rank has all of, by an approximation.
 
     In the end every rank has A of all rows where it predicts; A of a pass and the blocks are shared.
@@ -91,30 +93,32 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     layout = layout_of(prior, points, noise, sizes, seed, inducing, ranks)
     workspace = Workspace()
 
-    def make(one: Layout) -> tuple[tuple[FullScaleFactor, Sums], float]:
+    def make(one: Layout) -> tuple[tuple[FullScaleFactor, list[Sums]], float]:
         function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(one.inducing), workspace)
         factor = FullScaleFactor.of(function, rows, one.near, residual, noise, ranks, seed)
-        sums = factor.sums()
-        return (factor, sums), sums.log_likelihood(rows.count)
+        each = factor.sums_of_each()
+        return (factor, each), sum(sums.log_likelihood(rows.count) for sums in each)
 
     if asked.chosen and len(layout.inducing) < (most := min(sizes.inducing, len(points))):
         events.append(Event(EventKind.FEWER_POINTS, found=len(layout.inducing), asked=most))
     if asked.leaves_points:
-        layout, (factor, sums), event = drop_redundant_points(layout, make, rows.count, ranks)
+        layout, (factor, each), event = drop_redundant_points(layout, make, rows.count, ranks)
         events += [] if event is None else [event]
     else:
-        (factor, sums), _ = make(layout)
+        (factor, each), _ = make(layout)
     events += [EVENT] if settings.run.deterministic else []
-    events += layout_events(layout, sums)
+    events += layout_events(layout, each)
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=plan.peak_bytes,
         peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
         events=events, plan=plan,
     )  # fmt: skip
     state = FullScaleState(
-        prior, x, y, layout, rows, residual, noise, theta, factor.function, sums, report, replicates,
+        prior, x, y, layout, rows, residual, noise, theta, factor.function, each[0], report, replicates,
         replace(settings.run.kept, group=ALONE), ranks=ranks.size,
     )  # fmt: skip
+    if prior.separate:
+        return of_outputs(state, each, factor.basis if ranks.size == 1 else None)
     if ranks.size == 1:
         state.__dict__["basis"] = factor.basis  # which predictions ask for
     return state
@@ -133,7 +137,7 @@ def found_sites(
     return found, layout.inducing, event
 
 
-def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan: Plan) -> FullScaleState | None:
+def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan: Plan) -> AnyFullScale | None:
     """The state of as many random rows as there is time for; None where there is time for all of them.
 
     Where the plan does not leave the time limit much room, some rows are conditioned on first, then four times as many
@@ -159,7 +163,7 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
 
         return rows - 1 + bisect.bisect_left(range(rows, n + 1), True, key=late)
 
-    def of_rows(rows: int) -> FullScaleState:
+    def of_rows(rows: int) -> AnyFullScale:
         part = data.random(rows, settings.run.seed)
         return condition(asked, part.prior, part, with_run(settings, deadline=NO_DEADLINE))
 

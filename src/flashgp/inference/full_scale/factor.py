@@ -193,6 +193,24 @@ class Sums:
             self.reduced + part.white.reduced,
         )  # fmt: skip
 
+    @classmethod
+    def of(cls, inner: Tensor, projected: Tensor, numbers: Tensor) -> "Sums":
+        """Sums with their `numbers`."""
+        logs, squares, reduced = numbers.tolist()
+        return cls(inner, projected, logs, squares, int(reduced))
+
+    @property
+    def numbers(self) -> Tensor:
+        """Those that are no matrices, (3,)."""
+        return self.inner.new_tensor([self.log_determinant, self.squares, self.reduced])
+
+    def factorised(self) -> "Sums":
+        """The sums where `inner` is M. Raises: NotPositiveDefiniteError."""
+        factor, info = torch.linalg.cholesky_ex(self.inner)
+        if int(info):
+            raise NotPositiveDefiniteError("I + B^T B of the full-scale factor is not positive definite")
+        return replace(self, inner=factor)
+
     @property
     def weights(self) -> Tensor:
         """w, the mean of the whitened inducing values, (m, p)."""
@@ -208,20 +226,22 @@ class Sums:
 
 @dataclass(eq=False)
 class FullScaleFactor:
-    """The factor of one covariance matrix, as its blocks are gone through; `sums` is its first pass, eq. (M-148).
+    """The factor of a covariance matrix, as its blocks are gone through; `sums` is its first pass, eq. (M-148).
+
+    Outputs with noise of their own have a matrix each, and the covariances of the sets of rows in common.
 
     Args:
         form, theta, rows, points: the covariance function, training rows and inducing points.
         near: blocks and neighbours.
         residual: y minus the prior mean, (n, p), float64.
-        noise: variance of each row, (n or 1,), float64.
+        noise: variance of each row, (n or 1,), or of each row and output, (n or 1, p), float64.
         function: A as a function of rows.
         basis: A of the training rows, (n, m).
         floor: what noise counts as at least; that of these rows by default.
         share: of a rank whose group shares the blocks, eq. (M-204): rows, residual, noise and A are of the rows that
             its blocks need, and `near` has their places among these; sums and gradients are those of all ranks.
     Cost of a pass, with q + b rows of a set: n (q + b)^2 / b evaluations, n [(2 m + (q + b) / 3) (q + b)^2 / b + 4 m^2]
-        flops; 8 n m bytes.
+        flops; 8 n m bytes. All but evaluations and 2 m of these for each matrix.
     """
 
     form: Form
@@ -239,8 +259,16 @@ class FullScaleFactor:
     def __post_init__(self) -> None:
         n = self.rows.count
         floor = noise_floor(self.form, self.theta, self.rows) if self.floor is None else self.floor
-        self.clamped = (self.noise < floor).expand(n)
-        self.noise_of_rows = self.noise.clamp_min(floor).expand(n)
+        shape = (n, *self.noise.shape[1:])
+        self.clamped = (self.noise < floor).expand(shape)
+        self.noise_of_rows = self.noise.clamp_min(floor).expand(shape)
+
+    @property
+    def matrices(self) -> list[tuple[Tensor, Tensor]]:
+        """Noise (n,) and residual, (n, outputs that share it), of each covariance matrix."""
+        if self.noise.dim() == 1:
+            return [(self.noise_of_rows, self.residual)]
+        return list(zip(self.noise_of_rows.unbind(1), self.residual.split(1, 1), strict=True))
 
     @classmethod
     def of(
@@ -262,30 +290,34 @@ class FullScaleFactor:
             return cls(form, theta, rows, near, residual, noise, function, function(rows), workspace)
         n, floor = rows.count, noise_floor(form, theta, rows)
         shard = shard_blocks(near, n, seed, GroupSpace(group, Shares.even(n, group.size)))
-        here, noise = rows.take(shard.rows), noise.expand(n)[shard.rows]
+        here, noise = rows.take(shard.rows), noise.expand(n, *noise.shape[1:])[shard.rows]
         return cls(
             form, theta, here, shard.near, residual[shard.rows], noise, function, function(here), workspace, floor,
             Share(group, shard.rows, n),
         )  # fmt: skip
 
     def sums(self) -> Sums:
-        """The first pass. Raises: NotPositiveDefiniteError."""
-        inner = torch.eye(self.function.rank, dtype=F64, device=self.residual.device)
+        """The first pass, of the only matrix. Raises: NotPositiveDefiniteError."""
+        (one,) = self.sums_of_each()
+        return one
+
+    def sums_of_each(self) -> list[Sums]:
+        """The first pass, of every matrix. Raises: NotPositiveDefiniteError."""
+        rank, device = self.function.rank, self.residual.device
+        each = [Sums.none(rank, residual.shape[1], device) for _, residual in self.matrices]
         if self.share is not None and self.share.group.rank:
-            inner.zero_()  # I is counted once
-        total = Sums.none(self.function.rank, self.residual.shape[1], self.residual.device)
-        for here, part in self.whitened():
-            inner.addmm_(here.mT, here)
-            total = total.with_block(here, part)
+            for one in each:
+                one.inner.zero_()  # I is counted once
+        for parts, _ in self.parts(taped=False):
+            for j, part in enumerate(parts):
+                here = (part.weights @ part.basis).flatten(0, 1)
+                each[j].inner.addmm_(here.mT, here)
+                each[j] = each[j].with_block(here, part)
         if self.share is not None:
-            numbers = inner.new_tensor([total.log_determinant, total.squares, total.reduced])
-            inner, projected, numbers = self.share.summed([inner, total.projected, numbers])
-            logs, squares, reduced = numbers.tolist()
-            total = Sums(inner, projected, logs, squares, int(reduced))
-        factor, info = torch.linalg.cholesky_ex(inner)
-        if int(info):
-            raise NotPositiveDefiniteError("I + B^T B of the full-scale factor is not positive definite")
-        return replace(total, inner=factor)
+            own = [t for one in each for t in (one.inner, one.projected, one.numbers)]
+            found = self.share.summed(own)
+            each = [Sums.of(*found[k : k + 3]) for k in range(0, len(found), 3)]
+        return [one.factorised() for one in each]
 
     def sums_after(self, before: Sums, *, compiled: bool) -> Sums:
         """Sums of earlier blocks with those of these ones, eq. (M-176). Args: compiled, as `update_triangle`.
@@ -294,7 +326,8 @@ class FullScaleFactor:
         m^2 flops for k rows. Raises: NotPositiveDefiniteError for covariances that are not finite.
         """
         inner = before.inner.contiguous()
-        for here, part in self.whitened():
+        for (part,), _ in self.parts(taped=False):
+            here = (part.weights @ part.basis).flatten(0, 1)
             out = torch.empty_like(inner)
             update_triangle(inner, out, here.mT.clone(), compiled=compiled)
             inner, before = out.tril_(), before.with_block(here, part)
@@ -305,32 +338,32 @@ class FullScaleFactor:
             )
         return replace(before, inner=inner)
 
-    def whitened(self) -> Iterator[tuple[Tensor, Part]]:
-        """B of some blocks, (rows, m), and they."""
-        for part, _ in self.parts(taped=False):
-            yield (part.weights @ part.basis).flatten(0, 1), part
-
-    def marginals(self, sums: Sums) -> tuple[Tensor, Tensor]:
+    def marginals(self, each: Sequence[Sums]) -> tuple[Tensor, Tensor]:
         """q(f) of every row given its block and that block's neighbours, eq. (M-272): what its mean is below the
-        target, and its variance, (n,) each. The latter is positive whatever the neighbours.
+        target, and its variance, of the shape of the noise. The latter is positive whatever the neighbours.
 
-        Args: sums, of the density; neighbours here are the nearest rows of all other blocks. Cost: a first pass.
+        Args: each, sums of the density; neighbours here are the nearest rows of all other blocks. Cost: a first pass.
         """
-        below, variance = torch.zeros_like(self.noise_of_rows), torch.zeros_like(self.noise_of_rows)
-        for part, _ in self.parts(taped=False):
-            g, block = part.weights, part.weights.shape[1]
-            own, inside = g[..., -block:], part.white.known[:, -block:]
-            rows = part.index[:, -block:][inside]
-            noise = self.noise_of_rows[rows]
-            error = own.mT @ (g @ (part.residual - part.basis @ sums.weights))
-            among = (own.mT @ (g @ part.basis))[inside] * noise.unsqueeze(-1)
-            spread = torch.linalg.solve_triangular(sums.inner.mT, among, upper=True, left=False).square().sum(-1)
-            below[rows] = noise * error.squeeze(-1)[inside]
-            variance[rows] = noise * (1.0 - noise * own.square().sum(1)[inside]) + spread
-        return below, variance
+        matrices = self.matrices
+        below, variance = ([torch.zeros_like(noise) for noise, _ in matrices] for _ in range(2))
+        for parts, _ in self.parts(taped=False):
+            for j, part in enumerate(parts):
+                sums, g, block = each[j], part.weights, part.weights.shape[1]
+                own, inside = g[..., -block:], part.white.known[:, -block:]
+                rows = part.index[:, -block:][inside]
+                noise = matrices[j][0][rows]
+                error = own.mT @ (g @ (part.residual - part.basis @ sums.weights))
+                among = (own.mT @ (g @ part.basis))[inside] * noise.unsqueeze(-1)
+                spread = torch.linalg.solve_triangular(sums.inner.mT, among, upper=True, left=False).square().sum(-1)
+                below[j][rows] = noise * error.squeeze(-1)[inside]
+                variance[j][rows] = noise * (1.0 - noise * own.square().sum(1)[inside]) + spread
+        if self.noise.dim() == 1:
+            return below[0], variance[0]
+        return torch.stack(below, -1), torch.stack(variance, -1)
 
-    def parts(self, *, taped: bool) -> Iterator[tuple[Part, Callable[[Tensor], PairGradient] | None]]:
-        """The blocks, so many at a time; with `taped` also what pulls a gradient by the covariances of the sets."""
+    def parts(self, *, taped: bool) -> Iterator[tuple[Iterator[Part], Callable[[Tensor], PairGradient] | None]]:
+        """The blocks, so many at a time, under every matrix; with `taped` also what pulls a gradient by the covariances
+        of the sets."""
         near, backend, index = self.near, TorchTiles(), self.near.index
         width = index.shape[1]
         step = max(1, PAIRS // max(1, width * width))
@@ -346,9 +379,16 @@ class FullScaleFactor:
             matrix = (
                 matrix.baddbmm(basis, basis.mT, alpha=-1.0) if taped else matrix.baddbmm_(basis, basis.mT, alpha=-1.0)
             )
-            matrix.diagonal(dim1=-2, dim2=-1).add_(self.noise_of_rows[sets])
+            yield self._with_noise(matrix, sets, known, block, basis), pull
+
+    def _with_noise(self, matrix: Tensor, sets: Tensor, known: Tensor, block: int, basis: Tensor) -> Iterator[Part]:
+        """Blocks from what A leaves of their covariances, overwritten, under one matrix after the other."""
+        matrices = self.matrices
+        for noise, residual in matrices:
+            one = matrix.clone() if len(matrices) > 1 else matrix
+            one.diagonal(dim1=-2, dim2=-1).add_(noise[sets])
             # The upper triangle is what a block has; a factor reads the lower one.
-            yield Part.of(matrix.mT, sets, known, block, basis, self.residual[sets]), pull
+            yield Part.of(one.mT, sets, known, block, basis, residual[sets])
 
 
 def _block(
@@ -387,48 +427,60 @@ class Gradients:
     theta: list[Tensor | None]
 
 
-def gradients(factor: FullScaleFactor, sums: Sums) -> Gradients:
+def gradients(factor: FullScaleFactor, each: Sequence[Sums]) -> Gradients:
     """The gradient of the log likelihood of a factor: the second pass, eqs. (M-149) and (M-150).
 
     Of one block, with h = r - A w, z = G h, Y = h z^T + p A M^-1 (G A)^T and R = S^-1 Y - 1/2 G^T (G Y) - p/2 G^T:
 
         dS = 1/2 (R G + G^T R^T),   dA = G^T (z w^T - p G A M^-1 - R^T A) - R (G A),   dr = -G^T z
 
+    Args: each, sums of every matrix, whose likelihoods add up.
     Cost: twice the first pass, and one of A.
     """
-    residual, rows = factor.residual, factor.rows
-    (n, p), weights = residual.shape, sums.weights
-    by_basis, by_residual = torch.zeros_like(factor.basis), torch.zeros_like(residual)
-    by_noise = residual.new_zeros(n)
+    rows, n = factor.rows, factor.rows.count
+    by_basis = torch.zeros_like(factor.basis)
+    by_residual = [torch.zeros_like(residual) for _, residual in factor.matrices]
+    by_noise = [factor.residual.new_zeros(n) for _ in each]
+    weights = [sums.weights for sums in each]
     total = _Total(rows, factor.function.points, len(factor.theta))
-    for part, pull in factor.parts(taped=True):
+    for parts, pull in factor.parts(taped=True):
         assert pull is not None
-        g, a = part.weights, part.basis
-        h = part.residual - a @ weights
-        z, b = g @ h, g @ a
-        solved = _solved(b.flatten(0, 1), sums.inner).view_as(b)  # G A M^-1
-        y = h @ z.mT + p * (a @ solved.mT)
-        inside = g @ y
-        half = torch.linalg.solve_triangular(part.white.lower, y, upper=False)
-        r = torch.linalg.solve_triangular(part.white.lower.mT, half, upper=True)
-        inside.diagonal(dim1=-2, dim2=-1).add_(p)
-        r = r.baddbmm_(g.mT, inside, alpha=-0.5)
-        if part.white.reduced or not bool(part.white.known.all()):
-            r = r * part.white.known.unsqueeze(-1)
-        half = r @ g
-        slope = 0.5 * (half + half.mT)
-        gathered = z @ weights.mT - p * solved - r.mT @ a
-        by_basis.index_add_(0, part.index.view(-1), (g.mT @ gathered - r @ b).flatten(0, 1))
-        by_residual.index_add_(0, part.index.view(-1), -(g.mT @ z).flatten(0, 1))
-        by_noise.index_add_(0, part.index.view(-1), slope.diagonal(dim1=-2, dim2=-1).flatten())
-        total.add_sets(part.index, pull(slope))
+        slope, where = torch.zeros(()), torch.empty(0)
+        for j, part in enumerate(parts):
+            own, by_set, by_row = _of_part(part, weights[j], each[j].inner)
+            where = part.index
+            by_basis.index_add_(0, where.view(-1), by_set.flatten(0, 1))
+            by_residual[j].index_add_(0, where.view(-1), by_row.flatten(0, 1))
+            by_noise[j].index_add_(0, where.view(-1), own.diagonal(dim1=-2, dim2=-1).flatten())
+            slope = slope + own if j else own
+        total.add_sets(where, pull(slope))
     if n or factor.share is None:  # a rank may have no blocks
-        across, own = factor.function.pull(rows, factor.basis, by_basis)
+        across, among = factor.function.pull(rows, factor.basis, by_basis)
         total.add(across.rows, across.cols, across.theta)
-        total.add([None] * len(across.rows), own.rows, own.theta)
-    by_noise = by_noise.masked_fill(factor.clamped, 0.0)
-    found = Gradients(by_residual, by_noise, total.rows, total.points, total.theta)
+        total.add([None] * len(across.rows), among.rows, among.theta)
+    of_noise = by_noise[0] if factor.noise.dim() == 1 else torch.stack(by_noise, -1)
+    of_noise = of_noise.masked_fill(factor.clamped, 0.0)
+    found = Gradients(torch.cat(by_residual, -1), of_noise, total.rows, total.points, total.theta)
     return found if factor.share is None else _of_all_ranks(found, factor, factor.share)
+
+
+def _of_part(part: Part, weights: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dS, dA and dr of some blocks, as `gradients` has them."""
+    p, g, a = part.residual.shape[-1], part.weights, part.basis
+    h = part.residual - a @ weights
+    z, b = g @ h, g @ a
+    solved = _solved(b.flatten(0, 1), inner).view_as(b)  # G A M^-1
+    y = h @ z.mT + p * (a @ solved.mT)
+    inside = g @ y
+    half = torch.linalg.solve_triangular(part.white.lower, y, upper=False)
+    r = torch.linalg.solve_triangular(part.white.lower.mT, half, upper=True)
+    inside.diagonal(dim1=-2, dim2=-1).add_(p)
+    r = r.baddbmm_(g.mT, inside, alpha=-0.5)
+    if part.white.reduced or not bool(part.white.known.all()):
+        r = r * part.white.known.unsqueeze(-1)
+    half = r @ g
+    gathered = z @ weights.mT - p * solved - r.mT @ a
+    return 0.5 * (half + half.mT), g.mT @ gathered - r @ b, -(g.mT @ z)
 
 
 def _of_all_ranks(own: Gradients, factor: FullScaleFactor, share: Share) -> Gradients:

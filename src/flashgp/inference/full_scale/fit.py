@@ -26,9 +26,9 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of, pivot_points
-from flashgp.inference.full_scale.left_out import lost
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
-from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.full_scale.output_states import AnyFullScale
+from flashgp.inference.full_scale.outputs import lost
 from flashgp.inference.full_scale.trial import Part, Trial
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.prior import Prior
@@ -63,7 +63,7 @@ class PointsTaken(Exception):  # noqa: N818 - not an error
         self.seconds = time.perf_counter() - recorder.began
 
 
-class FullScaleFit(EngineFit[FullScaleState]):
+class FullScaleFit(EngineFit[AnyFullScale]):
     """See `EngineFit`.
 
     Args: rival, inducing points alone, which are taken where the time limit leaves full scale too few rows, (M-245).
@@ -160,7 +160,7 @@ class FullScaleFit(EngineFit[FullScaleState]):
         """Seconds of the posterior of all rows, with parts that are tried first."""
         return self.options.settings.time.parts * slowdown * self.conditionings * self.plan.seconds
 
-    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FullScaleState:
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyFullScale:
         choices, settings = self.choices, self.conditioning()
         with recorder.free_cores.block(self.problem.rows):
             prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows))

@@ -116,7 +116,7 @@ def layout_of(
     group.
 
     Args:
-        noise: variance of each row, (n or 1,).
+        noise: variance of each row, (n or 1,), or of each output too, of which the least counts.
         points: inducing points (m, d) instead of chosen ones.
     Cost: 20 m rows by m pivots, and n distances to 4,096 rows.
     """
@@ -124,6 +124,7 @@ def layout_of(
     space = GroupSpace(group, Shares.even(len(x), group.size))
     near = neighbourhoods(scaled_points(prior, rows, x), settings, seed, space)
     if points is None:
+        noise = noise if noise.dim() == 1 else noise.amin(-1)
         points = of_first(pivot_points(prior, x, noise, sizes.inducing, seed), group)
     return Layout(points, near, sizes)
 

@@ -37,7 +37,8 @@ BLOCKS = 32  # that are looked at
 def leave_one_out(state: FullScaleState) -> LeaveOneOut:
     """See `Posterior.leave_one_out`. Cost: as a pass, and n m^2 flops; 8 n m bytes."""
     if not state.prior.likelihood.underlying.has_sites:
-        return _by_cavities(state)
+        without = cavities(state)
+        return of_observations(state.prior.likelihood, without.mean, without.variance, state.y, state.result_dtype)
     precision, weights = state.precision()
     outputs = state.prior.outputs
     y = state.prior.sites(state.y).targets.to(torch.float64)
@@ -47,14 +48,16 @@ def leave_one_out(state: FullScaleState) -> LeaveOneOut:
     return LeaveOneOut(*(part.to(state.result_dtype) for part in shaped))
 
 
-def _by_cavities(state: FullScaleState) -> LeaveOneOut:
-    """Of observations, from marginals that are positive whatever the neighbours, (M-272). Cost: a first pass."""
+@torch.no_grad()
+def cavities(state: FullScaleState) -> Marginals:
+    """q(f) of each row without its own site, from marginals that are positive whatever the neighbours, (M-272).
+
+    Cost: a first pass."""
     factor = dataclasses.replace(state.passes, near=state.layout.around(state.near_points))
-    below, variance = factor.marginals(state.sums)
+    below, variance = factor.marginals([state.sums])
     sites, own = state.prior.sites(state.y), prior_variance(state.prior, state.points)
     at = Marginals(sites.targets - below, within(variance, sites.variance, own))
-    without = cavity(at, sites, own)
-    return of_observations(state.prior.likelihood, without.mean, without.variance, state.y, state.result_dtype)
+    return cavity(at, sites, own)
 
 
 @torch.no_grad()
@@ -116,6 +119,6 @@ def _log_variances(state: FullScaleState, near: Neighbourhoods) -> Tensor:
     """log|C_22 C_22^T| of each block given its neighbours, (s,)."""
     factor: FullScaleFactor = dataclasses.replace(state.passes, near=near)
     found = []
-    for part, _ in factor.parts(taped=False):
+    for (part,), _ in factor.parts(taped=False):
         found.append(part.log_determinants)
     return torch.cat(found)

@@ -28,6 +28,7 @@ class FullScaleLogJoint(LogJoint):
     Cost: two passes over the blocks (factor.py); for each step of iterated sites two first ones.
     """
 
+    keeps_covariance: ClassVar[bool] = False
     bound_slack: ClassVar[float] = 1e-2
 
     def __init__(self, problem: Problem, layout: Layout, group: Group = ALONE, seed: int = 0) -> None:
@@ -46,7 +47,8 @@ class FullScaleLogJoint(LogJoint):
         if found is not None and found.value is not None:
             return found.value
         residual, noise, rows, theta = self.likelihood_inputs()
-        return self._factor(rows, theta, residual, noise).sums().log_likelihood(residual.shape[-2])
+        each = self._factor(rows, theta, residual, noise).sums_of_each()
+        return sum(sums.log_likelihood(residual.shape[-2]) for sums in each)
 
     @cached_property
     def _around(self) -> Neighbourhoods:
@@ -59,33 +61,35 @@ class FullScaleLogJoint(LogJoint):
         """See `LogJoint.marginals`; by (M-272)."""
         residual, noise, rows, theta = self.likelihood_inputs()
         factor = self._factor(rows, theta, residual, noise)
-        sums = factor.sums()
-        below, variance = dataclasses.replace(factor, near=self._around).marginals(sums)
+        each = factor.sums_of_each()
+        below, variance = dataclasses.replace(factor, near=self._around).marginals(each)
         problem = self.problem
         targets, own = problem.with_sites.sites(problem.y).targets, prior_variance(problem.prior, problem.x)
-        return sums.log_likelihood(len(own)), Marginals(targets - below, within(variance, noise, own))
+        value = sum(sums.log_likelihood(len(own)) for sums in each)
+        return value, Marginals(targets - below, within(variance, noise, own))
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """Inputs as of the exact likelihood, with the inducing points as rows behind the others."""
         residual, noise, rows, theta = super().likelihood_inputs()
         return residual, noise, rows.followed_by(self.problem.prior.kernel.rows(self.layout.inducing)), theta
 
-    def one_likelihood(
-        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool], index: int
+    def likelihood(
+        self, rows: Rows, tensors: Sequence[Tensor], wanted: Sequence[bool]
     ) -> tuple[float | None, list[Tensor | None]]:
+        """See `LogJoint.likelihood`; outputs with noise of their own share what does not depend on it."""
         residual, noise, *rest = tensors
         split = len(rows.tensors)
         rows, theta = rows.rebuilt(rest[:split]), rest[split:]
         with torch.no_grad():
             factor = self._factor(rows, theta, residual, noise)
-            sums = factor.sums()
-            found = gradients(factor, sums)
+            each = factor.sums_of_each()
+            found = gradients(factor, each)
         by_rows = [
             None if one is None or two is None else torch.cat([one, two])
             for one, two in zip(found.rows, found.points, strict=True)
         ]
-        n = residual.shape[-2]
-        return sums.log_likelihood(n), [found.residual, found.noise, *by_rows, *found.theta]
+        value = sum(sums.log_likelihood(residual.shape[-2]) for sums in each)
+        return value, [found.residual, found.noise, *by_rows, *found.theta]
 
     def _factor(self, rows: Rows, theta: Sequence[Tensor], residual: Tensor, noise: Tensor) -> FullScaleFactor:
         """Args: rows, the inducing points behind the others."""

@@ -152,7 +152,7 @@ class FullScaleState(BaseState):
         n, p = self.residual.shape
         diagonal, weights = self.residual.new_zeros(n), self.residual.new_zeros(n, p)
         back = torch.zeros_like(self.basis)  # W^T B
-        for part, _ in self.passes.parts(taped=False):
+        for (part,), _ in self.passes.parts(taped=False):
             rows, g = part.index.view(-1), part.weights
             basis = g @ part.basis
             white = g @ part.residual - basis @ self.weights

@@ -9,8 +9,9 @@ covariance is asked for.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,13 +49,13 @@ from flashgp.processes.shares import Shares
 class OutputPredictor(Predictor):
     """Predictor of the state of every output.
 
-    Args: state, of all outputs; each, the predictor of every output, of one prediction.
+    Args: each, the predictor of every output, of one prediction; draw, paths of all outputs.
     """
 
     separate = True
 
-    def __init__(self, state: AnyState, each: Sequence[Predictor]) -> None:
-        self._state, self._each = state, each
+    def __init__(self, each: Sequence[Predictor], draw: Callable[[int, int, int | None], Paths]) -> None:
+        self._each, self._draw = each, draw
         self.deterministic, self.differentiable = each[0].deterministic, each[0].differentiable
         self.report = Report()
         self._fill_report()
@@ -78,7 +79,7 @@ class OutputPredictor(Predictor):
         return torch.stack([one.rounding(x) for one in self._each], dim=-1)
 
     def paths(self, count: int, features: int, seed: int | None) -> Paths:
-        return draw_paths(self._state, count, features, seed)
+        return self._draw(count, features, seed)
 
     def forget(self) -> None:
         for one in self._each:
@@ -330,7 +331,7 @@ def predict(
     variances = VarianceSettings(time_limit=time_limit)
     options = (PredictOptions(variance, planner, run, variances=variances, progress=progress) for planner in planners)
     each = [ExactPredictor(part, one) for part, one in zip(state.parts, options, strict=True)]
-    predictor = OutputPredictor(state, each) if state.prior.separate else each[0]
+    predictor = OutputPredictor(each, partial(draw_paths, state)) if state.prior.separate else each[0]
     prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)
     prediction.report.events += promoted
     return prediction

@@ -7,7 +7,7 @@ One solve for all of them; a point then costs O(n). The draw f0 of the prior is 
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,15 @@ class Paths:
         """Args: prior, the draw f0; values, of the functions at points x, (*batch, n_test, count * outputs)."""
         self.count, self.report = count, report
         self._state, self._prior, self._values = state, prior, values
+
+    @classmethod
+    def beside(cls, state: BaseState, each: "Sequence[Paths]") -> "Paths":
+        """Functions of independent outputs. Args: state, of all; each, functions of one output."""
+
+        def values(x: Tensor) -> Tensor:
+            return torch.stack([one._values(x) for one in each], -1).flatten(-2)
+
+        return cls(state, each[0]._prior, values, each[0].count, each[0].report)
 
     @property
     def prior_error(self) -> float | None:

@@ -277,6 +277,7 @@ class LogJoint(Objective):
     Cost: n^3 flops and one n x n buffer per evaluation; with iterated sites 3 to 6 times as much.
     """
 
+    keeps_covariance: ClassVar[bool] = True  # over the steps of an evaluation
     bound_slack: ClassVar[float] = 0.0  # nats a row by which its marginals may not belong to its likelihood
 
     def __init__(self, problem: Problem) -> None:
@@ -312,7 +313,7 @@ class LogJoint(Objective):
 
     def _covariance(self) -> KeptCovariance | None:
         """The matrix that all steps at the parameters need, where it may be kept."""
-        if type(self).one_likelihood is not LogJoint.one_likelihood or self.rows > MOST_ROWS:
+        if not self.keeps_covariance or self.rows > MOST_ROWS:
             return None
         with torch.no_grad():
             _, _, rows, theta = self.likelihood_inputs()
