@@ -82,7 +82,7 @@ def _gradient(cell: Cell) -> Entry:
             Basis.of(gp.kernel.form, theta, points, Workspace()), rows, layout.near, residual, noise
         )
         sums = factor.sums()
-        gradients(factor, sums)
+        gradients(factor, [sums])
         return sums.log_likelihood(len(x))
 
     evaluate()
