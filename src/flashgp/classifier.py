@@ -1,7 +1,7 @@
 """GPClassifier: Gaussian process classification of arrays and frames behind scikit-learn's estimator contract.
 
 Labels become codes of a Bernoulli likelihood, or of a Categorical one; probabilities come back. Its model files are
-`flashgp.model_files`' matter. Does not do: weights of more than two classes that are no whole numbers.
+`flashgp.model_files`' matter.
 """
 
 from collections.abc import Mapping
@@ -141,17 +141,9 @@ class GPClassifier(ClassifierMixin, TableEstimator):
         self._weighted = own is None
         table = np.column_stack([X.astype(np.float64), codes])
         table, first, weights = _distinct(table, np.prod(parts, axis=0) if parts else None)
-        if weights is not None and isinstance(gp.likelihood, Bernoulli):
+        if weights is not None:
             gp.likelihood = gp.likelihood.with_rows()
             gp.likelihood.row_weight = torch.from_numpy(weights)
-        elif weights is not None:  # which say how often a row is there
-            if (weights % 1.0 != 0.0).any():
-                raise DomainError(
-                    f"`sample_weight` and `class_weight` must be whole numbers beside {len(classes)} classes, got "
-                    f"{weights[weights % 1.0 != 0.0][0]:g}; round them, or fit one class against the others"
-                )
-            first = np.repeat(first, weights.astype(np.int64))
-            table, weights = np.repeat(table, weights.astype(np.int64), axis=0), None
         rows = TrainingRows(
             table[:, :-1], table[:, -1:], [*self._names(X.shape[1]), "the target"], np.flatnonzero(kept)[first],
             counts=None if weights is None else torch.from_numpy(weights), countable=False,

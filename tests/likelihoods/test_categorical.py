@@ -1,5 +1,7 @@
 """Several classes: expectations of the softmax, (M-306), sites, (M-307), the gradient of the bound, predictions."""
 
+from pathlib import Path
+
 import numpy
 import pytest
 import sklearn.datasets
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.training.objective import LogJoint, Problem
@@ -170,3 +172,29 @@ def test_rows_that_are_no_indicators_are_named() -> None:
     y = torch.tensor([[1.0, 0.0, 0.0], [0.3, 0.3, 0.4]], dtype=F64)
     with pytest.raises(DomainError, match=r"one 1 among zeros for Categorical, .* in row 1; pass classes"):
         model().condition(torch.zeros(2, 1, dtype=F64), y)
+
+
+def test_a_row_of_weight_two_is_that_row_twice(tmp_path: Path) -> None:
+    """Exactly and by full scale, in bound and probabilities; halves are between."""
+    x, y = table(30)
+    weight = 1.0 + (torch.arange(30) % 2).double()
+    twice = torch.arange(30).repeat_interleave(weight.long())
+    at = torch.rand(5, 2, generator=torch.Generator().manual_seed(3), dtype=F64)
+    wanted, once = model().condition(x[twice], y[twice]), model().condition(x, y)
+    weighted = fgp.GP(model().kernel, likelihood=fgp.likelihoods.Categorical(3, row_weight=weight))
+    for options in ({}, {"approximation": "full_scale", "inducing": 5, "neighbours": 30}):
+        post = weighted.condition(x, y, **options)
+        torch.testing.assert_close(post.predict(at).probability, wanted.predict(at).probability, rtol=0.0, atol=2e-4)
+        assert abs(float(post.log_marginal_likelihood() - wanted.log_marginal_likelihood())) < 1e-3
+    fgp.save(post, tmp_path / "m.safetensors")
+    torch.testing.assert_close(fgp.load(tmp_path / "m.safetensors").predict(at).mean, post.predict(at).mean)
+    half = fgp.GP(model().kernel, likelihood=fgp.likelihoods.Categorical(3, row_weight=0.5 * (1.0 + weight)))
+    bounds = [float(one.log_marginal_likelihood()) for one in (once, half.condition(x, y), wanted)]
+    assert bounds == sorted(bounds, reverse=True)
+
+
+def test_weights_of_other_rows_are_refused() -> None:
+    x, y = table(30)
+    gp = fgp.GP(model().kernel, likelihood=fgp.likelihoods.Categorical(3, row_weight=torch.ones(29)))
+    with pytest.raises(ShapeError, match=r"`row_weight` must have .* \(30\), got shape \(29,\)"):
+        gp.condition(x, y)

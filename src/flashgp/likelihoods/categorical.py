@@ -9,20 +9,21 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
-from flashgp.likelihoods.base import LEAST, Likelihood, PredictiveDistribution, Sites
+from flashgp.likelihoods.base import LEAST, PredictiveDistribution, Sites
+from flashgp.likelihoods.row_numbers import RowNumbers
 from flashgp.likelihoods.softmax import softmax_expectations
 
 
-class Categorical(Likelihood):
+class Categorical(RowNumbers):
     """y_i is one of some classes, class c with probability exp f_c / sum_j exp f_j, of f = f(x_i), eq. (M-306).
 
     The latent functions, one for each class, are independent a priori, with one covariance function and mean zero.
-    Sites
-    are diagonal in the classes: those of a class make it one regression. All that they need of the softmax is exact,
-    integrals over one variable for any number of classes.
+    Sites are diagonal in the classes: those of a class make it one regression. All that they need of the softmax is
+    exact, integrals over one variable for any number of classes.
 
     Args:
         classes: how many, 2 or more.
+        row_weight: (n,) of the training rows, 0 or more: log p of a row counts that often. None for 1.
 
     Example:
         >>> x = torch.linspace(0, 6, 40, dtype=torch.float64)[:, None]
@@ -34,8 +35,8 @@ class Categorical(Likelihood):
 
     step = 0.8  # whole ones of all classes together go to and fro between two that are confused
 
-    def __init__(self, classes: int) -> None:
-        super().__init__()
+    def __init__(self, classes: int, row_weight: Any = None) -> None:
+        super().__init__(row_weight)
         self.classes = self.outputs = check_count(classes, "classes", 2)
         self._last: tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]] | None = None
 
@@ -56,6 +57,7 @@ class Categorical(Likelihood):
     def check_targets(
         self, y: Float[Tensor, "*n classes"], first: int = 0, *, rows: Sequence[int] | None = None, name: str = "y"
     ) -> None:
+        self._of(y, "row_weight")  # refuses another number of rows
         wrong = ~(((y == 0.0) | (y == 1.0)).all(-1) & (y.sum(-1) == 1.0))
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0][-1])
@@ -70,7 +72,8 @@ class Categorical(Likelihood):
     def expected_log_prob(
         self, y: Float[Tensor, "n classes"], mean: Float[Tensor, "n classes"], variance: Float[Tensor, "n classes"]
     ) -> Float[Tensor, "n"]:
-        return (y * mean).sum(-1) - self._expectations(mean, variance)[0]
+        value, weight = (y * mean).sum(-1) - self._expectations(mean, variance)[0], self.weight_of(y)
+        return value if weight is None else weight * value
 
     def sites_at(
         self, y: Float[Tensor, "n classes"], mean: Float[Tensor, "n classes"], variance: Float[Tensor, "n classes"],
@@ -79,8 +82,11 @@ class Categorical(Likelihood):
         """Sites, eq. (M-307). The likelihood does not see a shift of all functions, which are zero together under
         converged ones: without the shift of those at hand steps do not creep along it."""
         _, probability, spread = self._expectations(mean, variance)
+        weight, slope = self.weight_of(y), y - probability
+        if weight is not None:
+            slope, spread = weight.unsqueeze(-1) * slope, weight.unsqueeze(-1) * spread
         precision = torch.maximum(spread, LEAST / variance)
-        return Sites(mean - mean.mean(-1, keepdim=True) + (y - probability) / precision, 1.0 / precision)
+        return Sites(mean - mean.mean(-1, keepdim=True) + slope / precision, 1.0 / precision)
 
     def _expectations(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Those of the last q(f) are kept: a bound and the sites of the next step are asked for one after the other."""

@@ -1,52 +1,39 @@
 """What likelihoods share whose sites are found by iteration: numbers of rows, expectations, checks of targets."""
 
-import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from flashgp.foundations.checks import as_float_tensor, check_finite
-from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.lazy_import import lazy_import
-from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
+from flashgp.likelihoods.base import PredictiveDistribution
 from flashgp.likelihoods.mixture import Mixture
 from flashgp.likelihoods.quadrature import Analytic, expectation
+from flashgp.likelihoods.row_numbers import RowNumbers
 
 ROWS = 20_000  # of which expectations keep their nodes for derivatives
 
 
-class NonGaussian(Likelihood):
+class NonGaussian(RowNumbers):
     """log p of each training row times its weight: a row of weight 2 is as that row twice.
 
     Numbers of rows, such as exposures, are keywords of `log_prob`, `expected` and `predictive`; left out, they are
     those of a new observation.
 
     Class attributes:
-        of_rows: names of weights and of such numbers, arguments of the constructor.
         discrete: whether observations are whole numbers from 0; log_concave: whether log p is concave in f for every y.
         wanted: targets, in words; advice, what to do about others.
     """
 
-    of_rows: tuple[str, ...] = ("row_weight",)
     discrete: bool = False
     log_concave: bool = True
     wanted: ClassVar[str]
     advice: ClassVar[str]
-    row_weight: Tensor | None
-
-    def __init__(self, row_weight: Any, **numbers: Any) -> None:
-        super().__init__()
-        for name, value in {"row_weight": row_weight, **numbers}.items():
-            self.register_buffer(name, None if value is None else _numbers(value, name, name == "row_weight"))
-        if self.row_weight is not None and len(self.row_weight) and not bool((self.row_weight > 0.0).any()):
-            raise DomainError(
-                f"`row_weight` must be positive somewhere, got {len(self.row_weight):,} zeros; leave it out"
-            )
 
     # -- of one class ----------------------------------------------------------------------------------------------
     @abstractmethod
@@ -142,24 +129,10 @@ class NonGaussian(Likelihood):
     ) -> Float[Tensor, "..."]:
         return self.predictive_of_rows(mean, variance).log_prob(y)
 
-    def weight_of(self, y: Float[Tensor, "..."]) -> Float64[Tensor, "..."] | None:
-        return self._of(y, "row_weight")
-
     def numbers(self, y: Tensor) -> dict[str, Tensor]:
         """Numbers of the training rows y by name, but for weights. Raises: ShapeError."""
         found = {name: self._of(y, name) for name in self.of_rows[1:]}
         return {name: value for name, value in found.items() if value is not None}
-
-    def _of(self, y: Tensor, name: str) -> Tensor | None:
-        value: Tensor | None = getattr(self, name)
-        if value is None:
-            return None
-        if len(value) != y.shape[-1]:
-            raise ShapeError(
-                f"`{name}` must have one entry per training row ({y.shape[-1]}), got shape {tuple(value.shape)}; pass "
-                "it for the rows you condition on"
-            )
-        return value.to(y.device)
 
     def check_targets(
         self, y: Float[Tensor, "..."], first: int = 0, *, rows: Sequence[int] | None = None, name: str = "y"
@@ -175,74 +148,12 @@ class NonGaussian(Likelihood):
                 f"{self.advice}"
             )
 
-    @property
-    def rows_alike(self) -> bool:
-        return all(getattr(self, name) is None for name in self.of_rows)
-
-    def rows(self, index: Tensor) -> Self:
-        return self._with_each(lambda values: values[index.to(values.device)])
-
-    def by_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return self._with_each(function)
-
-    def with_rows(self, row_variance: Any = None) -> Self:
-        super().with_rows(row_variance)
-        return self._with_each(lambda values: None)
-
-    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> Self:
-        if row_variance is not None:
-            super().extended(n, more, row_variance)
-        weight = None if row_weight is None else _numbers(row_weight, "row_weight", True)
-        if weight is not None and len(weight) != more:
-            raise ShapeError(
-                f"`row_weight` must have one entry per new row ({more}), got shape {tuple(weight.shape)}; pass it for "
-                "the new rows only"
-            )
-        known = [name for name in self.of_rows[1:] if getattr(self, name) is not None]
-        if known:
-            raise DomainError(
-                f"`likelihood` must know the {known[0]} of new rows too, got that of the {n:,} before; condition on "
-                "all rows again with that of all of them"
-            )
-        longer = self._with_each(lambda values: values)
-        if weight is not None or self.row_weight is not None:
-            parts = [(self.row_weight, n), (weight, more)]
-            longer.row_weight = torch.cat(
-                [torch.ones(size, dtype=torch.float64) if part is None else part.cpu() for part, size in parts]
-            )
-        return longer
-
-    def _with_each(self, function: Callable[[Tensor], Tensor | None]) -> Self:
-        """A copy with a function of each tensor of rows; parameters are shared."""
-        same = copy.copy(self)
-        same._modules, same._buffers = {**self._modules}, {**self._buffers}
-        for name in self.of_rows:
-            value = getattr(self, name)
-            setattr(same, name, None if value is None else function(value))
-        return same
-
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.structure().items() if name != "kind")
 
     def structure(self) -> dict[str, Any]:
         """What a file says beside parameters and numbers of rows."""
         return {"kind": self.name}
-
-
-def _numbers(value: Any, name: str, zero: bool) -> Float64[Tensor, "n"]:
-    """Numbers of rows, positive or also 0. Raises: DomainError, ShapeError."""
-    rows = as_float_tensor(value, name).detach().double().clone()
-    if rows.dim() != 1:
-        raise ShapeError(f"`{name}` must have shape (n,), got {tuple(rows.shape)}; pass one number for each row")
-    check_finite(rows, name)
-    wrong = rows < 0.0 if zero else rows <= 0.0
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise DomainError(
-            f"`{name}` must be {'0 or more' if zero else 'positive'}, got {float(rows[row]):g} at row {row}; correct "
-            "it, or leave that row out"
-        )
-    return rows
 
 
 def special(name: str, *values: Tensor) -> Float64[Tensor, "..."]:
