@@ -21,6 +21,8 @@ from flashgp.inference.site_methods import Marginals, method_of
 from flashgp.inference.sites import (
     Found,
     SiteSettings,
+    better_start,
+    first_sites,
     from_prior,
     prior_variance,
     settle_rows,
@@ -69,8 +71,9 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         return Found(sites, at, value, state)
 
     with torch.no_grad(), one_thread(data.count):
+        start = better_start(evaluate(first_sites(prior, x, y, settings)), from_prior(prior, x, y))
         found, steps, moved = settle_rows(
-            likelihood, y, from_prior(prior, x, y), evaluate, settings.posterior, settings, deadline=deadline
+            likelihood, y, start, evaluate, settings.posterior, settings, deadline=deadline
         )
         state = condition(under(found.held_next(likelihood, y)))
     tolerance, told = settings.of_rows(settings.posterior, len(y)), state.report.events

@@ -8,7 +8,7 @@ objective, (M-270), and from the neighbours of each block by full scale, (M-272)
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.errors import ConvergenceError, warn
 from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.anderson import Anderson
 from flashgp.inference.prior import Prior
 from flashgp.inference.site_methods import Marginals, method_of, sums_of_rows
 from flashgp.likelihoods import Likelihood, Sites
@@ -48,6 +49,8 @@ class SiteSettings:
             two a step, and linear_conditionings, that one in time linear in the rows is.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
+        mixed, mix_below: steps before the last one that the next sites are taken from, where a bound judges them,
+            (M-340), and nats a row that the last one moves f of each row by at most then.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
     """
 
@@ -65,6 +68,8 @@ class SiteSettings:
     linear_conditionings: int = 12
     start_variance: float = 10.0
     start_rows: int = 250
+    mixed: int = 4
+    mix_below: float = 0.1
     stage_ratio: float = 4.0
     draws_per_parameter: int = 2
 
@@ -119,9 +124,19 @@ def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
 
 
 @torch.no_grad()
-def first_sites(prior: Prior, x: Tensor, y: Tensor) -> Sites:
-    """Sites of the first step from the prior."""
-    return method_of(prior.likelihood).next_sites(prior.likelihood, y, from_prior(prior, x, y).at, None)
+def first_sites(prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> Sites:
+    """Sites to begin with: those of each row by itself, (M-275), where whole steps from the prior may go far beyond;
+    where f is in units of y, of the first such step, since an outlier by itself is as right as any row."""
+    likelihood, before = prior.likelihood, from_prior(prior, x, y).at
+    if likelihood.latent_is_y:
+        return method_of(likelihood).next_sites(likelihood, y, before, None)
+    return local_sites(likelihood, y, before, replace(settings, posterior=settings.search))[0]
+
+
+def better_start(found: Found[A], cold: Found[Any]) -> Found[Any]:
+    """Of two places where steps may begin that of the higher bound."""
+    assert cold.value is not None
+    return cold if found.value is None or not found.value >= cold.value else found  # NaN too
 
 
 def marginals_by_gradient(sites: Sites, slopes: Sequence[Tensor | None], own: Tensor) -> Marginals:
@@ -154,7 +169,7 @@ V = TypeVar("V", bound=Valued)
 
 def settle(
     likelihood: Likelihood, start: V, step: Callable[[V, float], V], divergence: Callable[[V, V], float],
-    tolerance: float, settings: SiteSettings, slack: float = 0.0, ahead: Callable[[V], float] = lambda kept: math.inf,
+    tolerance: float, settings: SiteSettings, slack: float = 0.0, ahead: Callable[[V], float] | None = None,
 ) -> tuple[V, int, float]:  # fmt: skip
     """Steps (M-267) from a start until a whole one moves q(f) by less than a tolerance, in nats: what was found, how
     many, and how far that would move it; also where there is no time for the next one.
@@ -175,7 +190,7 @@ def settle(
         longest *= 0.5
 
     for steps in range(1, settings.max_steps + 1):
-        if (expected := ahead(kept)) < tolerance:
+        if ahead is not None and (expected := ahead(kept)) < tolerance:
             return kept, steps - 1, expected
         try:
             found, best = step(kept, size), kept.value
@@ -274,26 +289,52 @@ def settle_rows(
         is not expected to pass that takes as long as the last one; the first one does not ask it.
     """
     began: float | None = None
-    method, coming = method_of(likelihood), list[Sites]()
+    method, coming = method_of(likelihood), list[tuple[Found[A], Sites]]()
     foreseen = tolerance is None and not method.bound
     tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, len(y))
+    mixing = Anderson(likelihood.step, settings.mixed) if method.bound else None
 
-    def ahead(kept: Found[A]) -> float:
-        coming[:] = [method.next_sites(likelihood, y, kept.at, kept.sites)]
-        return kept.at.divergence_of(kept.sites, coming[0]) if foreseen else math.inf
+    def next_of(kept: Found[A]) -> Sites:
+        if not coming or coming[0][0] is not kept:
+            coming[:] = [(kept, method.next_sites(likelihood, y, kept.at, kept.sites))]
+            if mixing is not None:
+                mixing.add(kept.sites, coming[0][1])
+        return coming[0][1]
+
+    def expected(kept: Found[A]) -> float:
+        return kept.at.divergence_of(kept.sites, next_of(kept))
 
     def step(kept: Found[A], size: float) -> Found[A]:
+        plain = _between(kept.sites, next_of(kept), size)
+        if (
+            mixing is None
+            or size < likelihood.step
+            or kept.value is None
+            or expected(kept) > settings.mix_below * len(y)
+        ):
+            return timed(plain)
+        mixed = mixing.mixed(kept.at)
+        found = None if mixed is None else timed(mixed)
+        if found is not None and found.value is not None and found.value >= kept.value - tolerance:
+            return found
+        mixing.forget()
+        return timed(plain)
+
+    def timed(sites: Sites) -> Found[A]:
         nonlocal began
         before, began = began, deadline.clock()
         if before is not None and deadline.passed(began - before):
             raise TimeUp
-        return evaluate(_between(kept.sites, coming[0], size))
+        return evaluate(sites)
 
     def divergence(one: Found[A], other: Found[A]) -> float:
-        return one.at.divergence(other.at)
+        moved = one.at.divergence(other.at)
+        return moved if mixing is None else max(moved, expected(one))  # a mixed step may be short by chance
 
+    if mixing is not None:  # which ends going to and fro
+        settings = replace(settings, turning=math.inf)
     slack = slack if method.bound else max(slack, settings.slack * len(y))
-    return settle(likelihood, start, step, divergence, tolerance, settings, slack, ahead)
+    return settle(likelihood, start, step, divergence, tolerance, settings, slack, expected if foreseen else None)
 
 
 def _between(one: Sites, other: Sites, share: float) -> Sites:
@@ -325,7 +366,7 @@ class IteratedSites:
         likelihood = prior.likelihood
         if likelihood.has_sites:
             return None
-        return cls(HeldSites(likelihood, first_sites(prior, x, y)), settings)
+        return cls(HeldSites(likelihood, first_sites(prior, x, y, settings)), settings)
 
     def rows(self, index: Tensor) -> "IteratedSites":
         """Sites of some of the rows."""
@@ -357,9 +398,7 @@ class IteratedSites:
         start = found(Sites(held.targets, held.variance))
         assert start.value is not None
         if method.bound or math.isnan(start.value):
-            cold = from_prior(prior, x, y)
-            assert cold.value is not None
-            start = start if start.value >= cold.value else cold  # NaN too
+            start = better_start(start, from_prior(prior, x, y))
         last, steps, self.moved = settle_rows(
             likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
         )
