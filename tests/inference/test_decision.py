@@ -43,7 +43,7 @@ def test_what_auto_takes() -> None:
     noisy = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_weight=torch.ones(3_000_000) * 0.1))
     assert choice(noisy, 3_000_000, 300.0)[0] == "full_scale"
     two = fgp.GP(fgp.kernels.Matern(), outputs=2)
-    assert choice(two, 300_000, 100.0) == ("exact", ApproximationReason.NO_OTHER)
+    assert choice(two, 300_000, 100.0) == ("full_scale", ApproximationReason.TIME)
 
 
 @pytest.mark.parametrize("n", [1800, 2400, 3000])

@@ -28,6 +28,7 @@ from flashgp.inference.choice import (
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, TimeSettings
+from flashgp.inference.sites import SiteSettings
 from flashgp.planner.choice import check_route
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.exact import largest_fit
@@ -214,13 +215,22 @@ def plan(
     if asked is not None:
         single = None if dtype == torch.float64 else dtype
         refuse_exact(n_test=n_test, dtype=single, route=route, solver=solver, factored=factored)
-        return _approximately(gp, rows, asked, settings, time_limit)
+        return priced_with_sites(gp, _approximately(gp, rows, asked, settings, time_limit))
     if n_test is None:
-        made = conditioning_plan(gp, rows, settings)
+        made = priced_with_sites(gp, conditioning_plan(gp, rows, settings))
         limited = time_limit is not None or memory is not None
         made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
         return _with_offers(made, gp, rows, settings, time_limit)
     return prediction_plan(gp, rows, n_test, settings, variance=variance, conditioned=conditioned, passes=passes)
+
+
+def priced_with_sites(prior: Prior, plan: Plan) -> Plan:
+    """A plan with the price of finding sites, where iteration does."""
+    settings = SiteSettings()
+    if prior.likelihood.has_sites or plan.conditionings > 1:
+        return plan
+    times = settings.linear_conditionings if plan.approximation else settings.conditionings
+    return plan.repeated(times, settings.likelihoods)
 
 
 def _approximately(
@@ -240,7 +250,8 @@ def _with_offers(made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettin
     late = time_limit is not None and made.fit_seconds > time_limit
     if not (late or made.fit_seconds > OFFER_SECONDS or made.training_bytes > made.available_bytes):
         return made
-    return replace(made, offers=offers_of(offered(prior, rows, settings, time_limit)))
+    plans = offered(prior, rows, settings, time_limit)
+    return replace(made, offers=offers_of([priced_with_sites(prior, plan) for plan in plans]))
 
 
 @entered(lambda made, prior, rows, settings, time_limit: settings.deterministic)
@@ -253,7 +264,8 @@ def _with_largest_fit(
     fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
 
     def plan_of(n: int) -> Plan:
-        return plan_conditioning(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
+        plan = plan_conditioning(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
+        return priced_with_sites(prior, plan)
 
     notes = made.notes
     if time_limit is not None and made.fit_seconds > time_limit:

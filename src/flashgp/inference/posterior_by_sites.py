@@ -1,5 +1,6 @@
 """Exact conditioning under a likelihood whose sites are found by iteration, eqs. (M-267) and (M-268)."""
 
+import time as time_of
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -32,6 +33,7 @@ from flashgp.inference.sites import (
 from flashgp.inference.threads import one_thread
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
+from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource
 
@@ -47,7 +49,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
     Raises: ConvergenceError where no step raises the bound.
     Cost: some 5 to 20 conditionings.
     """
-    settings, deadline, whole = SiteSettings(), run.deadline, data
+    settings, deadline, whole, began = SiteSettings(), run.deadline, data, time_of.perf_counter()
     if deadline.limit is not None and data.count > time.min_rows:
         plan = conditioning_plan(data.prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
         times = settings.conditionings
@@ -78,6 +80,10 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         state = condition(under(found.held_next(likelihood, y)))
     tolerance, told = settings.of_rows(settings.posterior, len(y)), state.report.events
     told.append(steps_event(likelihood, steps + 1, moved, tolerance, deadline))
+    report = state.report
+    report.seconds, once = time_of.perf_counter() - began, report.predicted_seconds
+    if isinstance(report.plan, Plan) and report.plan.conditionings == 1 and once is not None:
+        report.predicted_seconds = settings.conditionings * once
     if data.count < whole.count:
         told.append(Event(EventKind.POSTERIOR_OF_PART, rows=data.count, of=whole.count, limit=deadline.limit))
         warn(str(told[-1]))

@@ -39,7 +39,8 @@ LOST_HINT = {
 # Fields that came later, as JSON: plans of before have none.
 LATER: dict[str, Any] = {
     "fit_seconds": 0.0, "fit_seconds_low": 0.0, "fit_seconds_high": 0.0, "largest_fit": None, "factors": 1,
-    "offers": [], "shared": None, "approximation": "", "inducing": 0, "block": 0, "neighbours": 0, "predicting": 0,
+    "conditionings": 1, "offers": [], "shared": None, "approximation": "", "inducing": 0, "block": 0,
+    "neighbours": 0, "predicting": 0,
     "allocations": [], "predict_seconds": 0.0, "more_seconds": 0.0, "most_neighbours": 0, "sample_seconds": [0.0, 0.0],
 }  # fmt: skip
 HELD, LAYOUT, PASS, GRADIENT, FEW = "all of it", "choosing points", "a pass", "a gradient", "few rows"
@@ -179,6 +180,8 @@ class Plan:
         profile: whose rates were used.
         kernel: "fused" or what of it runs through Python, and why.
         notes: in words.
+        conditionings: that finding sites by iteration is priced at, in `seconds` and `fit_seconds`; 1 where they need
+            none. A step of a fit is priced at all its likelihoods.
         shared: what ranks send where several share the work: bytes and seconds are then those of each of them, without
             time on the network.
         route: of exact inference, one of ROUTES.
@@ -227,6 +230,7 @@ class Plan:
     fit_seconds_low: float = 0.0
     fit_seconds_high: float = 0.0
     notes: tuple[str, ...] = ()
+    conditionings: int = 1
     shared: Shared | None = None
     route: str = ""
     solver: str = ""
@@ -270,6 +274,21 @@ class Plan:
 
     def fits(self, *, training: bool) -> bool:
         return self.bytes_of(training=training) <= self.available_bytes
+
+    def repeated(self, conditionings: int, likelihoods: float) -> "Plan":
+        """The plan where finding sites takes so many conditionings, and an evaluation of a fit as many likelihoods, all
+        but the last of which have no gradient by parameters."""
+        last, once = conditionings * self.seconds, self.fit_step_seconds
+        times = 1.0 + (likelihoods - 1.0) * (min(1.0, self.seconds / once) if once else 1.0)
+
+        def fit(seconds: float) -> float:
+            return times * max(0.0, seconds - self.seconds) + last if seconds else 0.0
+
+        return replace(
+            self, seconds=last, conditionings=conditionings, fit_step_seconds=times * once,
+            fit_seconds=fit(self.fit_seconds), fit_seconds_low=fit(self.fit_seconds_low),
+            fit_seconds_high=fit(self.fit_seconds_high), more_seconds=fit(self.more_seconds),
+        )  # fmt: skip
 
     def to_json(self) -> str:
         return plan_json(self)
@@ -351,13 +370,14 @@ class Plan:
             how, largest = [("route", route), ("solver", _SOLVERS[self.solver])], []
             more = [("fits up to", str(self.largest_fit))] if self.largest_fit else []
             more += [("approximate", offers_text(self.offers))] if self.offers else []
+        steps = f", as {self.conditionings} conditionings that find sites" if self.conditionings > 1 else ""
         return [
             ("problem", size),
             ("kernel", kernel_line(self.kernel)),
             *how,
             ("peak memory", memory),
             *largest,
-            ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates)"),
+            ("condition", f"about {readable_seconds(self.seconds)} ({self.profile} rates){steps}"),
             *(self.shared.lines() if self.shared else []),
             ("training", f"{training}{readable_bytes(self.training_bytes)} at most"),
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),

@@ -82,6 +82,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     if (part := _of_part(Data(prior, x, y), asked, settings, plan)) is not None:
         part.report.events[:0] = [event for event in events if event not in part.report.events]
         return part
+    times = 1 if prior.likelihood.has_sites else SiteSettings().linear_conditionings
     if not prior.likelihood.has_sites:
         rows_prior, inducing, said = found_sites(prior, x, y, sizes, inducing, settings.run)
         prior, events = rows_prior, [*events, said]
@@ -110,7 +111,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     events += layout_events(layout, each)
     report = Report(
         route=ROUTE, backend=workspace.backend, device=str(x.device), dtype="float64", predicted_bytes=plan.peak_bytes,
-        peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
+        peak_bytes=workspace.peak_bytes, predicted_seconds=times * plan.seconds, seconds=time.perf_counter() - began,
         events=events, plan=plan,
     )  # fmt: skip
     state = FullScaleState(

@@ -1,0 +1,46 @@
+"""Plans price the conditionings that find sites by iteration."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import flashgp as fgp
+
+F64 = torch.float64
+
+
+def model(likelihood: fgp.likelihoods.Likelihood) -> fgp.GP:
+    return fgp.GP(4.0 * fgp.kernels.Matern(nu=2.5, lengthscale=0.5), likelihood=likelihood)
+
+
+@pytest.mark.parametrize("options", [{}, {"approximation": "full_scale"}])
+def test_a_plan_has_as_many_conditionings_as_it_says(options: dict[str, Any]) -> None:
+    plan, once = (
+        fgp.plan(model(one), n=2000, d=3, starts=1, **options)
+        for one in (fgp.likelihoods.Bernoulli(), fgp.likelihoods.Gaussian(0.1))
+    )
+    assert once.conditionings == 1
+    assert plan.conditionings > 5
+    assert plan.seconds == pytest.approx(plan.conditionings * once.seconds)
+    assert plan.peak_bytes == once.peak_bytes
+    assert once.fit_step_seconds < plan.fit_step_seconds < 5.0 * once.fit_step_seconds
+    assert plan.fit_seconds > plan.seconds
+    assert f"as {plan.conditionings} conditionings that find sites" in str(plan)
+    assert "conditionings" not in str(once)
+    assert fgp.Plan.from_json(plan.to_json()) == plan
+
+
+def test_predicted_seconds_are_near_measured_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(500, 3, generator=generator, dtype=F64)
+    y = ((6.0 * x[:, 0]).sin() + 0.5 * torch.randn(500, generator=generator, dtype=F64) > 0).double()
+    gp = model(fgp.likelihoods.Bernoulli())
+    gp.condition(x[:50], y[:50])
+    began = time.perf_counter()
+    report = gp.condition(x, y).report
+    took = time.perf_counter() - began
+    assert report.seconds == pytest.approx(took, rel=0.2)
+    assert report.predicted_seconds == pytest.approx(fgp.plan(gp, n=500, d=3).seconds, rel=0.5)
+    assert report.predicted_seconds > 0.05 * took  # of a machine that others use too
