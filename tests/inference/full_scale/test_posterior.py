@@ -245,3 +245,13 @@ def test_points_take_as_many_neighbours_as_observations_need(noise: float, fewer
     loss = 0.5 * ((found.variance + noise) / (exact.variance + noise)).log().mean()
     assert float(loss) < (0.01 if fewer else 0.2)
     assert close(post.predict(z[:1]).mean, found.mean[:1])
+
+
+def test_labels_take_neighbours_until_less_is_lost() -> None:
+    """(M-309): half of them lose more than a thousandth of a nat here, less than regression would pass over."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(900, 2, generator=generator, dtype=torch.float64)
+    y = (torch.sin(9.0 * x[:, 0]) * torch.sin(9.0 * x[:, 1]) > 0.0).double()
+    gp = fgp.GP(9.0 * fgp.kernels.Matern(nu=1.5, lengthscale=1.0), likelihood=fgp.likelihoods.Bernoulli())
+    state = gp.condition(x, y, approximation="full_scale", inducing=5, neighbours=20).state
+    assert predictor.near_enough(state).count == 80

@@ -48,6 +48,7 @@ AT_ONCE = 4  # points whose matrices are made together
 TILES = 4  # that the covariance of their rows is made in, by rows: what is below the diagonal of these is left out
 TRIED = 32  # training rows that are left out
 NEGLIGIBLE = 0.005  # nats a row
+NEGLIGIBLE_BY_SITES = 0.001  # the same of labels and counts, which say less than a number: all of magic's are .29 nats
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,9 +211,10 @@ def _near_enough(state: FullScaleState) -> NearEnough:
 
     found = _in_parts(state, variances, torch.arange(len(own), device=own.device))
     whole = torch.cat(found, -1).clamp_min(0.0) + state.noise_of_rows[own]  # of observations, (counts, rows)
+    negligible = NEGLIGIBLE if state.prior.likelihood.underlying.has_sites else NEGLIGIBLE_BY_SITES
     losses = 0.5 * (whole / whole[-1]).log().mean(-1)
     for count, loss in zip(counts[:-1], losses.tolist(), strict=False):
-        if count >= LEAST_NEIGHBOURS // 2 and loss <= NEGLIGIBLE:
+        if count >= LEAST_NEIGHBOURS // 2 and loss <= negligible:
             return NearEnough(count, Event(EventKind.NEAR_ENOUGH, kept=count, planned=most, gain=max(loss, 0.0)))
     return NearEnough(most)
 
