@@ -49,18 +49,19 @@ def condition(
     if asked is not None:
         engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
 
-    refuse_beside_sites(prior, rows, group, differentiable=settings.differentiable)
-    if prior.likelihood.has_sites or asked is not None:
-        state = _shared(prior, rows, settings, asked, engine)
-    else:
-        assert isinstance(rows, Data)
-        untimed = with_run(settings, deadline=NO_DEADLINE)  # steps ask the deadline between them
-        state = condition_by_sites(
-            rows, settings.run, settings.time, lambda data: _shared(data.prior, data, untimed, asked, engine)
-        )
+    refuse_beside_sites(prior, rows, differentiable=settings.differentiable)
+    if asked is None and not prior.likelihood.has_sites:
+        engine = _by_sites
+    state = _shared(prior, rows, settings, asked, engine)
     if event is not None:
         state.report.events.insert(0, event)
     return state
+
+
+def _by_sites(prior: Prior, data: Data, settings: ConditionSettings) -> BaseState:
+    """The exact state with sites that iteration finds, which ask the deadline between their steps."""
+    untimed = with_run(settings, deadline=NO_DEADLINE)
+    return condition_by_sites(data, settings.run, settings.time, lambda one: condition_exactly(one.prior, one, untimed))
 
 
 @entered(lambda prior, rows, settings, *_: settings.run.deterministic)

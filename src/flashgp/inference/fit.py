@@ -295,7 +295,7 @@ def fit_as(
             rival = candidates[-1]
     columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
-    refuse_beside_sites(gp, passes, group, exact_posterior=exact is not None)
+    refuse_beside_sites(gp, passes, exact_posterior=exact is not None)
     options = options if gp.likelihood.has_sites else options.by_sites()
     if asked is None:
         assert isinstance(rows, Data)

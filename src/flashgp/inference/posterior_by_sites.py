@@ -25,6 +25,7 @@ from flashgp.inference.sites import (
     better_start,
     first_sites,
     from_prior,
+    of_first,
     prior_variance,
     settle_rows,
     steps_event,
@@ -34,7 +35,7 @@ from flashgp.inference.threads import one_thread
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.planner.plan import Plan
-from flashgp.processes.group import Group
+from flashgp.processes.agreement import smallest
 from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
@@ -54,8 +55,9 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         plan = conditioning_plan(data.prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
         times = settings.conditionings
         if deadline.passed(times * plan.seconds):
-            part = rows_on_time(data.prior, plan, deadline, time, deterministic=run.deterministic, slowdown=times)
-            data = data.random(part, run.seed)
+            own = deadline.own
+            part = rows_on_time(data.prior, plan, own, time, deterministic=run.deterministic, slowdown=times)
+            data = data.random(int(smallest(run.group, part)), run.seed)
     prior, x, y = data.prior, data.x, data.y.to(torch.float64)
     likelihood = prior.likelihood
     method = method_of(likelihood)
@@ -66,7 +68,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
     def evaluate(sites: Sites) -> Found[S]:
         state = condition(under(HeldSites(likelihood, sites)))
         posterior = Posterior(state)
-        at = marginals(posterior, sites)
+        at = of_first(marginals(posterior, sites), run.group)
         value = None
         if state.evidence_known:
             value = float(posterior.log_marginal_likelihood()) + float(method.excess(likelihood, y, at, sites).sum())
@@ -91,9 +93,8 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
 
 
 def refuse_beside_sites(
-    prior: Prior, rows: Data | RowSource, group: Group, *, differentiable: bool = False,
-    exact_posterior: bool = False,
-) -> None:  # fmt: skip
+    prior: Prior, rows: Data | RowSource, *, differentiable: bool = False, exact_posterior: bool = False
+) -> None:
     """Raises: DomainError for what iteration of sites does not go with; nothing where they need none.
 
     Args: rows, those that an engine keeps as Data, or gives out in passes.
@@ -101,10 +102,9 @@ def refuse_beside_sites(
     if prior.likelihood.has_sites:
         return
     batch = isinstance(rows, Data) and rows.is_batch
-    alone, left_out = isinstance(rows, Data) and group.size > 1, "leave it out"
+    left_out = "leave it out"
     for name, refused, wanted, got, way in (
         ("x", batch, "one table of one model", "a batch", "call it for each"),
-        ("group", alone, "None", f"{group.size} ranks", 'pass approximation="sparse", or all rows in one process'),
         ("differentiable", differentiable, "False", "True", left_out),
         ("exact_posterior", exact_posterior, "False", "True", "call fit.gp.condition(x, y) after the fit"),
     ):

@@ -23,6 +23,7 @@ from flashgp.inference.site_methods import Marginals, method_of, sums_of_rows
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
+from flashgp.processes.group import Group
 
 A = TypeVar("A")
 SMALLEST_SHARE = 1e-6  # of the variance of a site and of the prior that a marginal has: approximations may ask for less
@@ -155,6 +156,13 @@ def marginals_by_gradient(sites: Sites, slopes: Sequence[Tensor | None], own: Te
 def within(variance: Tensor, of_site: Tensor, own: Tensor) -> Tensor:
     """Variances of q(f) between nothing and that of the prior, as an approximation may not give them."""
     return variance.clamp(SMALLEST_SHARE * torch.minimum(of_site, own), own)
+
+
+def of_first(at: Marginals, group: Group) -> Marginals:
+    """Rank 0's q(f), from which all ranks take the same steps."""
+    if group.size == 1:
+        return at
+    return Marginals(group.from_first(at.mean), group.from_first(at.variance))
 
 
 class Valued(Protocol):

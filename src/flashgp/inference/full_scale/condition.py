@@ -133,8 +133,8 @@ def found_sites(
     sites = IteratedSites.of(prior, x, y, SiteSettings())
     assert sites is not None
     problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
-    layout = layout_of(prior, x, sites.held.variance, sizes.within(len(x)), run.seed, inducing)
-    found, event = FullScaleLogJoint(problem, layout, seed=run.seed).with_sites(run.deadline)
+    layout = layout_of(prior, x, sites.held.variance, sizes.within(len(x)), run.seed, inducing, run.group)
+    found, event = FullScaleLogJoint(problem, layout, run.group, run.seed).with_sites(run.deadline)
     return found, layout.inducing, event
 
 

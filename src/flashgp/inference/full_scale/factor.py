@@ -340,7 +340,8 @@ class FullScaleFactor:
 
     def marginals(self, each: Sequence[Sums]) -> tuple[Tensor, Tensor]:
         """q(f) of every row given its block and that block's neighbours, eq. (M-272): what its mean is below the
-        target, and its variance, of the shape of the noise. The latter is positive whatever the neighbours.
+        target, and its variance, of the shape of the noise; of the rows of all ranks. The latter is positive whatever
+        the neighbours.
 
         Args: each, sums of the density; neighbours here are the nearest rows of all other blocks. Cost: a first pass.
         """
@@ -357,9 +358,13 @@ class FullScaleFactor:
                 spread = torch.linalg.solve_triangular(sums.inner.mT, among, upper=True, left=False).square().sum(-1)
                 below[j][rows] = noise * error.squeeze(-1)[inside]
                 variance[j][rows] = noise * (1.0 - noise * own.square().sum(1)[inside]) + spread
-        if self.noise.dim() == 1:
-            return below[0], variance[0]
-        return torch.stack(below, -1), torch.stack(variance, -1)
+        found = below[0], variance[0]
+        if self.noise.dim() > 1:
+            found = torch.stack(below, -1), torch.stack(variance, -1)
+        if self.share is None:
+            return found
+        of_all = self.share.summed([self.share.of_all(part, self.noise) for part in found])
+        return of_all[0], of_all[1]
 
     def parts(self, *, taped: bool) -> Iterator[tuple[Iterator[Part], Callable[[Tensor], PairGradient] | None]]:
         """The blocks, so many at a time, under every matrix; with `taped` also what pulls a gradient by the covariances

@@ -191,13 +191,13 @@ class Share:
 
         Args: by_rows, of the rows of this share; others; template, what they are gradients by, one after another.
         """
-        own = [self._of_all(part, known) for part, known in zip(by_rows, template, strict=False)]
+        own = [self.of_all(part, known) for part, known in zip(by_rows, template, strict=False)]
         own += [torch.zeros_like(k) if p is None else p for p, k in zip(others, template[len(by_rows) :], strict=True)]
         found = [*by_rows, *others]
         there = self.group.max(torch.tensor([part is not None for part in found], dtype=torch.int64)).tolist()
         return [total if any_ else None for total, any_ in zip(self.summed(own), there, strict=True)]
 
-    def _of_all(self, part: Tensor | None, template: Tensor) -> Tensor:
+    def of_all(self, part: Tensor | None, template: Tensor) -> Tensor:
         """The part with zeros for the rows that are of other ranks alone."""
         out = torch.zeros(self.count, *template.shape[1:], dtype=torch.float64, device=template.device)
         return out if part is None else out.index_copy_(0, self.positions, part)

@@ -12,7 +12,7 @@ from flashgp.foundations.form import Rows
 from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, gradients
 from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.site_methods import Marginals
-from flashgp.inference.sites import prior_variance, within
+from flashgp.inference.sites import of_first, prior_variance, within
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
@@ -62,11 +62,15 @@ class FullScaleLogJoint(LogJoint):
         residual, noise, rows, theta = self.likelihood_inputs()
         factor = self._factor(rows, theta, residual, noise)
         each = factor.sums_of_each()
-        below, variance = dataclasses.replace(factor, near=self._around).marginals(each)
+        around = dataclasses.replace(factor, near=self._around)
+        if self.group.size > 1:  # other rows of a rank
+            every = rows.part(0, residual.shape[-2])
+            around = FullScaleFactor.of(factor.function, every, self._around, residual, noise, self.group, self.seed)
+        below, variance = around.marginals(each)
         problem = self.problem
         targets, own = problem.with_sites.sites(problem.y).targets, prior_variance(problem.prior, problem.x)
         value = sum(sums.log_likelihood(len(own)) for sums in each)
-        return value, Marginals(targets - below, within(variance, noise, own))
+        return value, of_first(Marginals(targets - below, within(variance, noise, own)), self.group)
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """Inputs as of the exact likelihood, with the inducing points as rows behind the others."""
