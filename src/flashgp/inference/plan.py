@@ -50,6 +50,7 @@ from flashgp.processes.shares import too_many_ranks
 RESULTS = 12
 # Of an exact fit, from which its plan also says what approximations would take.
 OFFER_SECONDS = 180.0
+SOLVED = "without a factor a step takes a solve for the variance of every row too, which is not in these seconds"
 TRIED = (
     "full scale of all rows would pass the time limit: the fit tries it on the rows that there is time for, beside "
     "inducing points, and takes what loses less"
@@ -230,7 +231,10 @@ def priced_with_sites(prior: Prior, plan: Plan) -> Plan:
     if prior.likelihood.has_sites or plan.conditionings > 1:
         return plan
     times = settings.linear_conditionings if plan.approximation else settings.conditionings
-    return plan.repeated(times, settings.likelihoods)
+    plan = plan.repeated(times, settings.likelihoods)
+    if plan.approximation or plan.route in FACTORED:
+        return plan
+    return replace(plan, notes=(*plan.notes, SOLVED))
 
 
 def _approximately(

@@ -8,6 +8,7 @@ import torch
 
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
@@ -15,6 +16,7 @@ from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import rows_on_time
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.leave_one_out import leave_one_out
+from flashgp.inference.predict.plan import price_of
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
@@ -68,6 +70,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
     def evaluate(sites: Sites) -> Found[S]:
         state = condition(under(HeldSites(likelihood, sites)))
         posterior = Posterior(state)
+        check_solves(state, settings)
         at = of_first(marginals(posterior, sites), run.group)
         value = None
         if state.evidence_known:
@@ -113,6 +116,21 @@ def refuse_beside_sites(
                 f"`{name}` must be {wanted} where sites are found by iteration, as those of {prior.likelihood.name}, "
                 f"got {got}; {way}"
             )
+
+
+def check_solves(state: BaseState, settings: SiteSettings) -> None:
+    """Raises: DomainError for a state without a factor, where the variances of all rows take too many solves."""
+    if state.obstacle("leave_one_out") is None or not state.count:
+        return
+    steps = settings.conditionings // 2
+    seconds = steps * sum(price_of(part, state.count, "exact", state.run.deterministic).seconds for part in state.parts)
+    if seconds > settings.solving_seconds:
+        raise DomainError(
+            f"`likelihood` {state.prior.likelihood.name} needs the variance of every row in each of some {steps} "
+            f"steps, got no factor, without which they are {state.count:,} solves a step, about "
+            f"{readable_seconds(seconds)}; "
+            'pass approximation="full_scale", or more memory='
+        )
 
 
 def marginals(posterior: Posterior, sites: Sites) -> Marginals:

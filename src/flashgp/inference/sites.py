@@ -48,6 +48,7 @@ class SiteSettings:
         unsettled: times the tolerance that the last of all steps may move q(f) by, which an event says then.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
+        solving_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
         mixed, mix_below: steps before the last one that the next sites are taken from, where a bound judges them,
@@ -67,6 +68,7 @@ class SiteSettings:
     likelihoods: float = 4.5
     conditionings: int = 25
     linear_conditionings: int = 12
+    solving_seconds: float = 600.0
     start_variance: float = 10.0
     start_rows: int = 250
     mixed: int = 4
