@@ -10,6 +10,10 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.sites import SiteSettings
+from flashgp.inference.training.history import Stage
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import StochasticSettings
 from flashgp.likelihoods import Gaussian, Sites
 from flashgp.planner.plan import Sizes
 from inference.full_scale import test_factor as full_scale
@@ -150,3 +154,26 @@ def test_numbers_of_single_rows_are_refused_where_rows_are_read_or_a_bound_is_fi
     ):
         with pytest.raises(DomainError, match="treats all rows alike"):
             call()
+
+
+def test_sites_of_more_rows_settle_less_and_never_to_more_than_a_hundredth_of_a_deviation() -> None:
+    settings = SiteSettings()
+    found = [settings.of_rows(settings.posterior_of(rows), rows) for rows in (10, 1000, 10_000, 10**6)]
+    assert found == pytest.approx([1e-4, 1e-4, 1e-2, 10.0])
+    rows = 10**6
+    assert (2.0 * found[-1] / rows) ** 0.5 < 0.01
+
+
+def test_labels_choose_points_and_neighbours_for_all_rows_twice() -> None:
+    """A coarse search and one with the sizes asked for; regression may have one more."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(700, 2, generator=generator, dtype=torch.float64)
+    y = (torch.sin(9.0 * x[:, 0]) + 0.3 * torch.randn(700, generator=generator, dtype=torch.float64) > 0.0).double()
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Bernoulli())
+    search = StochasticSettings(first_rows=300, negligible_gain=0.0)
+    rounds = {}
+    for most in (2, 3):
+        settings = FitSettings(stochastic=search, sites=SiteSettings(rounds=most))
+        fit = fgp.fit(gp, x, y, approximation="full_scale", inducing=8, neighbours=8, progress=False, settings=settings)
+        rounds[most] = {entry.run for entry in fit.history if entry.run.stage is Stage.APPROXIMATE}
+    assert [len({run.number for run in rounds[most]}) for most in (2, 3)] == [2, 3]

@@ -53,6 +53,7 @@ class SiteSettings:
             log odds, so that a search begins where much is explained.
         mixed, mix_below: steps before the last one that the next sites are taken from, where a bound judges them,
             (M-340), and nats a row that the last one moves f of each row by at most then.
+        rounds: choices of points and neighbours for all rows in a fit by full scale, where regression may have three.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
     """
 
@@ -70,11 +71,17 @@ class SiteSettings:
     linear_conditionings: int = 12
     solving_seconds: float = 600.0
     start_variance: float = 10.0
+    rounds: int = 2
     start_rows: int = 250
     mixed: int = 4
     mix_below: float = 0.1
     stage_ratio: float = 4.0
     draws_per_parameter: int = 2
+
+    def posterior_of(self, rows: int) -> float:
+        """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` again in proportion, to a
+        hundred times as much, which is a hundredth of a deviation of f."""
+        return self.posterior * min(max(1.0, rows / self.rows), 100.0)
 
     def of_rows(self, tolerance: float, rows: int) -> float:
         """A tolerance of so many rows, nats."""

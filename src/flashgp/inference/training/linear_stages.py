@@ -122,7 +122,8 @@ class LinearStages:
         curvature = log_joint_curvature(first, theta, n, settings, options.run.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
         limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        rounds = 0 if self.weighted else ROUNDS if n > first.rows else 1
+        most = ROUNDS if self.problem.sites is None else min(ROUNDS, options.settings.sites.rounds)
+        rounds = 0 if self.weighted else most if n > first.rows else 1
         parts = list(self.parts(first.rows))
         sizes = [*parts, *[n] * rounds]
         begun = 0 if self.coarse is None else len(parts) + (rounds > 1)  # stages with the coarse form

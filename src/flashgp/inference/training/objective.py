@@ -323,9 +323,10 @@ class LogJoint(Objective):
         """The prior with the sites of a posterior, and the event of a report. Raises: ConvergenceError."""
         problem, sites = self.problem, self.problem.sites
         assert sites is not None
-        found = self.settled(sites.settings.posterior, deadline)
+        likelihood, wanted = problem.prior.likelihood, sites.settings.posterior_of(self.rows)
+        found = self.settled(wanted, deadline)
         assert found is not None
-        likelihood, tolerance = problem.prior.likelihood, sites.settings.of_rows(sites.settings.posterior, self.rows)
+        tolerance = sites.settings.of_rows(wanted, self.rows)
         event = steps_event(likelihood, sites.steps[-1], sites.moved, tolerance, deadline)
         return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), event
 
