@@ -232,7 +232,7 @@ def _in_parts(state: FullScaleState, make: Callable[[Tensor], Made], points: Ten
 def _local(state: FullScaleState, near: Tensor, points: Rows, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L of S for sets of rows, (s, q), k~ of one point each, (s, q, 1), and A_c, (s, q, m)."""
     form, theta, (s, q) = state.prior.kernel.form, state.theta, near.shape
-    rows, known = state.rows.sets(near), state.basis.index_select(0, near.flatten()).view(s, q, -1)
+    rows, known = state.rows.sets(near), state.basis.index_select(0, near.flatten()).view(s, q, state.function.rank)
     with torch.no_grad():
         lower = _factor(state, PairProblem(form, theta, rows), known, near)
     cross = CovarianceOperator(PairProblem(form, theta, rows, points), F64).to_dense()
