@@ -175,6 +175,10 @@ class EventKind(Enum):
         "{steps:n step}, the last of which moved q(f) by {moved:.2g} nats[{limit:if}. Allow more time, or call "
         "gp.condition(x, y), for sites that have settled]."
     )
+    VARIANCE_LEFT_OUT = (
+        "{likelihood}: the variance that the search found times {factor:.3g}, by leaving rows out, whose log density "
+        "rose by {gain:.3g} nats a row."
+    )
     FIT_SITES = "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the search."
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."

@@ -90,6 +90,7 @@ class Likelihood(NamedValues, ABC):
 
     has_sites: ClassVar[bool] = False
     step: ClassVar[float] = 1.0  # the longest towards new sites
+    spread_by_leaving_out: ClassVar[bool] = False  # whether the bound wants too little variance of f
     latent_is_y: ClassVar[bool] = False  # whether f is in units of y, where sites are found by iteration
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py

@@ -163,7 +163,7 @@ class FullScaleFit(EngineFit[AnyFullScale]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyFullScale:
         choices, settings = self.choices, self.conditioning()
         with recorder.free_cores.block(self.problem.rows):
-            prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows))
+            prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows), trained)
             state, unexplained = beside_a_constant(
                 self, trained, condition(choices.asked, prior, data, settings),
                 lambda one: float(one.log_marginal_likelihood()),

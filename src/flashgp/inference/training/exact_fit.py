@@ -80,7 +80,7 @@ class ExactFit(EngineFit[AnyState]):
         return train(self.problem, options, recorder, estimate)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState:
-        prior, data, cut = self.with_sites(self.data, self._objective)
+        prior, data, cut = self.with_sites(self.data, self._objective, trained)
         whole = self.data.cells is None and data.count == self.data.count
         settings = self.conditioning(
             plan=self.plan if whole else None, jitter=self.options.jitter,

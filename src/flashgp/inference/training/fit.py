@@ -44,9 +44,11 @@ from flashgp.inference.replicates import join
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites, each_alone
+from flashgp.inference.threads import one_thread
 from flashgp.inference.training.checkpoint import EvaluationLog, log_over
 from flashgp.inference.training.history import HistoryEntry, Recorder
 from flashgp.inference.training.initial import DataFacts, role_starts
+from flashgp.inference.training.left_out_variance import variance_by_leaving_out
 from flashgp.inference.training.objective import LogJoint, Problem, priors_in_force
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.period_starts import PERIODIC_ROLES
@@ -137,21 +139,27 @@ class EngineFit(ABC, Generic[S]):
         """Events of choices of the search that differ from the plan."""
         return []
 
-    def with_sites(self, data: Data, objective: Callable[[int], LogJoint]) -> tuple[Prior, Data, list[Event]]:
+    def with_sites(
+        self, data: Data, objective: Callable[[int], LogJoint], trained: Trained
+    ) -> tuple[Prior, Data, list[Event]]:
         """The prior to condition under, the rows, and events: where sites take iteration, with those found at the
         optimum, of as many random rows as there is time for.
 
-        Args: objective, of so many rows, with the parameters there, which is made where it is needed.
+        Args: objective, of so many rows, with the parameters there, which is made where it is needed; trained, whose
+            variance is that of left out rows where the likelihood asks for it.
         """
         prior, deadline, n = self.result, self.options.run.deadline, self.problem.rows
         if self.problem.sites is None:
             return prior, data, []
         few = self.options.settings.time.min_rows
         rows = n if deadline.limit is None or n <= few else self.rows_on_time()
-        last = objective(rows)
-        found, event = last.with_sites(deadline if rows > few else NO_DEADLINE)
+        last, widened = objective(rows), None
+        with one_thread(rows):
+            if prior.likelihood.spread_by_leaving_out:
+                trained.theta, widened = variance_by_leaving_out(last, trained.theta, deadline)
+            found, event = last.with_sites(deadline if rows > few else NO_DEADLINE)
         prior = prior.with_likelihood(found.likelihood)
-        events = [event] if event.kind is EventKind.SITES_CUT else []
+        events = [one for one in (widened, event) if one is not None and one.kind is not EventKind.SITES]
         if rows == n:
             return prior, Data(prior, data.x, data.y, data.promoted), events
         events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit))

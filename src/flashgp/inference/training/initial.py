@@ -169,6 +169,7 @@ class RoleStart:
             changes).
         turn: of a period, the length of x over which one full turn of phase is a step of size 1.
         input_scale: True if a long one makes columns of x not count, which no prior keeps from it.
+        output_scale: True of a variance of the covariance function.
     """
 
     start: Tensor
@@ -178,6 +179,7 @@ class RoleStart:
     unit: Tensor | None = None
     turn: Tensor | None = None
     input_scale: bool = False
+    output_scale: bool = False
 
     def containing(self, value: Tensor) -> "RoleStart":
         """The start with bounds as wide as it takes to contain a value too."""
@@ -290,7 +292,8 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             return RoleStart(start, None, -math.inf, math.inf, power_of_two(unit))
         case "output_variance":
             start = ones * (v / place.terms)
-            return _bounded(start, WeakPrior(ones * math.log(v), width))
+            prior = WeakPrior(ones * math.log(v), width)
+            return dataclasses.replace(_bounded(start, prior), output_scale=True)
         case "slope_variance" if spread is not None:
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()

@@ -146,8 +146,11 @@ class ParameterVector:
 
     def of_likelihood(self) -> Array:
         """The numbers of the entries that are the likelihood's."""
-        slots = [slot.entries for slot in self.slots if slot.name.startswith("likelihood")]
-        return numpy.concatenate([numpy.zeros(0, int), *(numpy.arange(one.start, one.stop) for one in slots)])
+        return _entries(slot for slot in self.slots if slot.name.startswith("likelihood"))
+
+    def of_variances(self) -> Array:
+        """The numbers of the entries that are logarithms of variances of the covariance function."""
+        return _entries(slot for slot in self.slots if slot.role is not None and slot.role.output_scale)
 
     def bounds(self) -> tuple[Array, Array]:
         """Lower and upper bounds, (p,) each, infinite for none."""
@@ -232,6 +235,13 @@ class ParameterVector:
             name, size = slot.name.removesuffix(".raw"), slot.tensor.numel()
             names += [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]
         return names
+
+
+def _entries(slots: Iterable[Slot]) -> Array:
+    """The numbers of the entries of slots."""
+    return numpy.concatenate(
+        [numpy.zeros(0, int), *(numpy.arange(one.entries.start, one.entries.stop) for one in slots)]
+    )
 
 
 def _reset(theta: Array, slots: Iterable[Slot], lost: Callable[[Array, Array], Array]) -> tuple[Array, int]:

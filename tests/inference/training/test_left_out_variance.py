@@ -1,0 +1,34 @@
+"""The common variance of classes by leaving rows out, eq. (M-341)."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import flashgp as fgp
+from flashgp.foundations.events import EventKind
+
+F64 = torch.float64
+
+
+def test_rows_left_out_are_as_much_more_likely_as_the_event_says() -> None:
+    digits = load_digits(n_class=4)
+    x, y = torch.from_numpy(digits.data[:60] / digits.data.std()), torch.from_numpy(digits.target[:60]).double()
+    kernel = 1.0 * fgp.kernels.SquaredExponential(lengthscale=8.0)
+    fit = fgp.fit(fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Categorical(4)), x, y)
+    (event,) = (event for event in fit.report.events if event.kind is EventKind.VARIANCE_LEFT_OUT)
+    found = float(fit.posterior.leave_one_out().log_prob.mean())
+    variance, lengthscale = (parameter.exp() for parameter in fit.gp.kernel.parameters())
+    before = (variance / event.fields["factor"]) * fgp.kernels.SquaredExponential(lengthscale=lengthscale)
+    searched = fgp.GP(before, fgp.means.Zero(), fgp.likelihoods.Categorical(4)).condition(x, y)
+    gained = found - float(searched.leave_one_out().log_prob.mean())
+    assert event.fields["factor"] > 2.0, "the bound wants too little"
+    assert gained == pytest.approx(event.fields["gain"], abs=0.05), "which has the prior's density in it"
+    assert gained > 0.01
+
+
+def test_a_variance_that_is_given_stays() -> None:
+    x = torch.linspace(0.0, 6.0, 40, dtype=F64)[:, None]
+    y = (x[:, 0] / 2.0).floor().clamp(max=2)
+    kernel = fgp.kernels.Matern(nu=2.5)
+    fit = fgp.fit(fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Categorical(3)), x, y)
+    assert not [event for event in fit.report.events if event.kind is EventKind.VARIANCE_LEFT_OUT]
