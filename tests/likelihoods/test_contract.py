@@ -25,7 +25,9 @@ case_by_name = pytest.mark.parametrize("name", CASES)
 
 
 def test_every_likelihood_has_a_case() -> None:
-    assert {name.split(",")[0] for name in CASES} | {"Categorical", "Gaussian"} == set(REGISTRY)
+    assert {name.split(",")[0] for name in CASES} | {"Categorical", "Gaussian", "HeteroscedasticGaussian"} == set(
+        REGISTRY
+    )
 
 
 def slopes(likelihood: NonGaussian, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:

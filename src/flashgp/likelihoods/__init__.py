@@ -9,6 +9,7 @@ from flashgp.likelihoods.categorical import Categorical
 from flashgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from flashgp.likelihoods.custom import Custom
 from flashgp.likelihoods.gaussian import Gaussian
+from flashgp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from flashgp.likelihoods.ordinal import Ordinal
 from flashgp.likelihoods.shares import Beta, Gamma
 from flashgp.likelihoods.student_t import StudentT
@@ -23,6 +24,7 @@ REGISTRY: dict[str, type[Likelihood]] = {
         Custom,
         Gamma,
         Gaussian,
+        HeteroscedasticGaussian,
         NegativeBinomial,
         Ordinal,
         Poisson,
@@ -39,6 +41,7 @@ __all__ = [
     "Custom",
     "Gamma",
     "Gaussian",
+    "HeteroscedasticGaussian",
     "Likelihood",
     "NegativeBinomial",
     "Ordinal",

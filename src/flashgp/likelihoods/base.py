@@ -96,6 +96,9 @@ class Likelihood(NamedValues, ABC):
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
     of_rows: tuple[str, ...] = ()  # tensors with a number for each training row, where it may have such
+    one_observation: ClassVar[bool] = (
+        False  # whether the `outputs` are functions of one number, without an axis of its own
+    )
     outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them
 
     @abstractmethod

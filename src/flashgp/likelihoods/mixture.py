@@ -82,9 +82,13 @@ class Mixture(PredictiveDistribution):
 
     def cdf(self, y: Float[Tensor, "..."]) -> Float64[Tensor, "..."]:
         """P(observation <= y), without gradients."""
+        with torch.no_grad():
+            return self.probability_below(y)
+
+    def probability_below(self, y: Float[Tensor, "..."]) -> Float64[Tensor, "..."]:
+        """`cdf`, with gradients where the likelihood's has them."""
         return self._below(y, lambda f, mean, variance: torch.ones_like(f))
 
-    @torch.no_grad()
     def _below(self, y: Tensor, times: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Float64[Tensor, "..."]:
         """E P(observation <= y | f) times a function of f and its moments. It rises where log p(y | f) has its mode."""
         y = y.double()
@@ -116,8 +120,9 @@ class Mixture(PredictiveDistribution):
         """A quantile that moves with the moments of f as its distribution function does."""
         if not (self._f.requires_grad or self._variance.requires_grad):
             return y
-        by_mean = self._below(y, lambda f, mean, variance: (f - mean) / variance)
-        by_variance = self._below(y, lambda f, m, v: 0.5 * ((f - m).square() / v - 1.0) / v)
+        with torch.no_grad():
+            by_mean = self._below(y, lambda f, mean, variance: (f - mean) / variance)
+            by_variance = self._below(y, lambda f, m, v: 0.5 * ((f - m).square() / v - 1.0) / v)
         moved = by_mean * (self._f - self._f.detach()) + by_variance * (self._variance - self._variance.detach())
         return y - moved / self.log_prob(y).exp().detach()
 

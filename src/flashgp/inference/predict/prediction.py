@@ -242,7 +242,8 @@ class Prediction:
             values = mean + root @ normal
         if observed and not added:
             latent = values.movedim(-1, 0)
-            values = self._likelihood.predictive(latent, torch.zeros_like(latent)).sample(generator).movedim(0, -1)
+            drawn = self._likelihood.predictive(latent, torch.zeros_like(latent)).sample(generator)
+            return self._of_axes(drawn).to(self._x.dtype)
         return self._given(values)
 
     # -- work ---------------------------------------------------------------------------------------------------
@@ -259,7 +260,11 @@ class Prediction:
         return self._likelihood.predictive(mean, variance)
 
     def _of_observations(self, values: Tensor) -> Tensor:
-        return (values if self._outputs is None else values.movedim(0, -1)).to(self._x.dtype)
+        return self._of_axes(values).to(self._x.dtype)
+
+    def _of_axes(self, values: Tensor) -> Tensor:
+        """Observations with outputs behind, where these have an axis."""
+        return values if self._outputs is None or self._likelihood.underlying.one_observation else values.movedim(0, -1)
 
     def _forget_without_graph(self) -> None:
         """Forget values computed without gradients, which are computed again once gradients are asked for."""

@@ -7,6 +7,7 @@ deviation of column k, d the columns a kernel sees and v the variance of y:
     output_variance  start v / (added terms)       prior log v' ~ N(log v, 2^2)                            (M-45)
     noise_variance   start v / 10                  prior log n ~ N(log v - 4, 2^2)                         (M-46)
     noise_deviation  start sqrt(v / 10)            prior log s ~ N((log v - 4) / 2, 1)
+    log_noise_variance, inverse_deviation         the same of a logarithm; start 1 / sqrt(v), prior log ~ N(it, 1.5^2)
     dispersion, concentration of a likelihood      prior log ~ N(log 0.1 or log 5, 1.5^2)
 
 Of several outputs v is the mean of their variances, but for the noise that is one output's own: there it is that
@@ -312,6 +313,13 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
         case "noise_deviation":
             shift, sd = NOISE_PRIOR
             return _bounded(ones * math.sqrt(0.1 * v), WeakPrior(ones * 0.5 * (math.log(v) + shift), 0.5 * sd))
+        case "log_noise_variance":
+            shift, sd = NOISE_PRIOR
+            start = ones * math.log(0.1 * v)
+            return RoleStart(start, WeakPrior(ones * (math.log(v) + shift), sd), -math.inf, math.inf, ones)
+        case "inverse_deviation":
+            start = ones / math.sqrt(v)
+            return _bounded(start, WeakPrior(start.log(), OWN_PRIOR_SD))
         case "dispersion" | "concentration" | "gap":  # numbers without a unit: from where the user begins
             middle = {"dispersion": DISPERSION, "concentration": CONCENTRATION}.get(role)
             start = parameter.value.detach().cpu().clone()
