@@ -14,6 +14,9 @@ from torch import Tensor
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST, with_derivatives
+from flashgp.likelihoods.quadrature import Unimodal, log_expectation
+
+HALF = 0.5  # of a row: the least weight of which as many rows again are left out
 
 
 @dataclass(frozen=True)
@@ -75,43 +78,58 @@ class Variational(SiteMethod):
 class ExpectationPropagation(SiteMethod):
     """Moments of the likelihood times what all other rows say, (M-291), all rows at once.
 
-    A row of weight w is w rows, of which one is left out. Source: Minka (2001), Expectation propagation for approximate
-    Bayesian inference; Rasmussen & Williams (2006), section 3.6.
+    A row of weight w is w rows, of which one is left out; one of less than HALF a row is left out whole, and has the
+    moments of p^w by quadrature: what is left beyond it may have less information than none.
+    Source: Minka (2001), Expectation propagation for approximate Bayesian inference; Minka (2004), Power EP; Rasmussen
+    & Williams (2006), section 3.6.
     """
 
     bound = False
 
     def next_sites(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites | None) -> Sites:
-        weight, before = self._weight(likelihood, y), self._cavity(likelihood, y, at, sites)
+        rows, power = self._rows(likelihood, y)
+        before = at if sites is None else self._cavity(rows, at, sites)
 
         def evidence(mean: Tensor, variance: Tensor) -> Tensor:
-            return likelihood.log_evidence(y, mean, variance)
+            return self._evidence(likelihood, y, Marginals(mean, variance), power)
 
         _, by_mean, by_variance = with_derivatives(evidence, before.mean, before.variance)
         curvature = by_mean.square() - 2.0 * by_variance
         precision = (curvature / (1.0 - before.variance * curvature)).maximum(LEAST / at.variance)
-        of_all = (weight * precision).maximum(LEAST / at.variance)
+        of_all = (rows * precision).maximum(LEAST / at.variance)
         return Sites(before.mean + by_mean * (1.0 / precision + before.variance), 1.0 / of_all)
 
     def excess(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
-        weight, before = self._weight(likelihood, y), self._cavity(likelihood, y, at, sites)
-        each = sites.variance * torch.where(weight > 0.0, weight, 1.0)  # of one of the rows that it is
+        rows, power = self._rows(likelihood, y)
+        before, each = self._cavity(rows, at, sites), sites.variance * rows  # of one of the rows that it is
         whole = before.variance + each
         of_site = -0.5 * ((whole / each).log() + (sites.targets - before.mean).square() / whole)  # but for log(2 pi s)
-        return weight * (likelihood.log_evidence(y, before.mean, before.variance) - of_site) + 0.5 * (
-            LOG_2PI + sites.variance.log()
-        )
+        return rows * (self._evidence(likelihood, y, before, power) - of_site) + 0.5 * (LOG_2PI + sites.variance.log())
 
-    def _weight(self, likelihood: Likelihood, y: Tensor) -> Tensor:
+    def _rows(self, likelihood: Likelihood, y: Tensor) -> tuple[Tensor, Tensor]:
+        """How many rows each is, of which one is left out, and the power of p that one has."""
         weight = likelihood.weight_of(y)
-        return torch.ones_like(y) if weight is None else weight
+        if weight is None:
+            return torch.ones_like(y), torch.ones_like(y)
+        whole = weight >= HALF
+        return torch.where(whole, weight, 1.0), torch.where(whole, 1.0, weight)
 
-    def _cavity(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites | None) -> Marginals:
+    def _evidence(self, likelihood: Likelihood, y: Tensor, before: Marginals, power: Tensor) -> Tensor:
+        """log E p^power of each row."""
+        value = likelihood.log_evidence(y, before.mean, before.variance)
+        (part,) = (power < 1.0).nonzero(as_tuple=True)
+        if not len(part):
+            return value
+
+        def log_prob(f: Tensor, y: Tensor, power: Tensor) -> Tensor:
+            return power * likelihood.log_prob(y, f)
+
+        mean, variance = before.mean[part], before.variance[part]
+        return value.index_put((part,), log_expectation(log_prob, mean, variance, Unimodal(None), y[part], power[part]))
+
+    def _cavity(self, rows: Tensor, at: Marginals, sites: Sites) -> Marginals:
         """What all rows but one of each say."""
-        if sites is None:
-            return at
-        weight = self._weight(likelihood, y)
-        precision = torch.where(weight > 0.0, 1.0 / (sites.variance * weight), 0.0).minimum((1.0 - LEAST) / at.variance)
+        precision = (1.0 / (sites.variance * rows)).minimum((1.0 - LEAST) / at.variance)
         variance = 1.0 / (1.0 / at.variance - precision)
         return Marginals(variance * (at.mean / at.variance - sites.targets * precision), variance)
 

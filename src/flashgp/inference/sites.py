@@ -45,7 +45,8 @@ class SiteSettings:
             go to and fro, and doubled again where they end as much as such a share of a whole one would, unless
             those have gone to and fro twice.
         near: nats by which the last step moved q(f) from where on a step that is halved counts as one to and fro.
-        unsettled: times the tolerance that the last of all steps may move q(f) by, which an event says then.
+        unsettled: times the tolerance that the last of all steps may move q(f) by in a search; in a posterior any
+            number of nats, which an event and a warning say.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
         solving_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates.
@@ -82,6 +83,10 @@ class SiteSettings:
         """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` again in proportion, to a
         hundred times as much, which is a hundredth of a deviation of f."""
         return self.posterior * min(max(1.0, rows / self.rows), 100.0)
+
+    def of_posterior(self) -> "SiteSettings":
+        """Settings of the last steps of all, which are worth having wherever they end."""
+        return replace(self, unsettled=math.inf)
 
     def of_rows(self, tolerance: float, rows: int) -> float:
         """A tolerance of so many rows, nats."""
@@ -308,6 +313,7 @@ def settle_rows(
     began: float | None = None
     method, coming = method_of(likelihood), list[tuple[Found[A], Sites]]()
     foreseen = tolerance is None and not method.bound
+    settings = settings if tolerance is None else settings.of_posterior()
     tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, len(y))
     mixing = Anderson(likelihood.step, settings.mixed) if method.bound else None
 
@@ -416,9 +422,13 @@ class IteratedSites:
         assert start.value is not None
         if method.bound or math.isnan(start.value):
             start = better_start(start, from_prior(prior, x, y))
-        last, steps, self.moved = settle_rows(
-            likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
-        )
+        try:
+            last, steps, self.moved = settle_rows(
+                likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
+            )
+        except ConvergenceError:
+            held.hold(start.sites)  # for the next evaluation
+            raise
         held.hold(last.sites if last_one else method.next_sites(likelihood, y, last.at, last.sites))
         self.at = last.at
         self.steps.append(steps + 1 + (not last_one))

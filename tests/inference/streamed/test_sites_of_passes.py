@@ -49,7 +49,7 @@ def test_a_pass_has_the_bound_at_a_q_of_inducing_values() -> None:
         def sums_at(values: InducingValues) -> Any:
             return bound.sums(inputs_of(prior, [Block(x[:21], y[:21]), Block(x[21:], y[21:])], x.device, values=values))
 
-        prior_of_values = InducingValues.of_prior(bound.basis)
+        prior_of_values = InducingValues.of_prior(bound.basis, bound.floor)
         q = prior_of_values.towards(sums_at(prior_of_values), 0.3)
         found = sums_at(q).lower_at(q.sums)
         sites, at = q.sites(prior, x, y, prior.kernel.rows(x))

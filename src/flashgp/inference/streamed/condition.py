@@ -125,9 +125,9 @@ def _state(
         blocks = blocks_of(survey, len(points), settings.run.deadline)
         return bound.sums(inputs_of(prior, blocks, device, values=values))
 
-    likelihood, site_settings = prior.likelihood, SiteSettings()
+    likelihood, site_settings = prior.likelihood, SiteSettings().of_posterior()
     if sums is None and not likelihood.has_sites:
-        start = InducingValues.of_prior(bound.basis)
+        start = InducingValues.of_prior(bound.basis, bound.floor)
         found = settled_pass(
             likelihood, start, sums_at, -math.inf, site_settings.posterior, site_settings, group
         )  # fmt: skip

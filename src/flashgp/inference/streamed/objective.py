@@ -129,8 +129,8 @@ class StreamedLogJoint(LogJoint):
     def _start(self, bound: StreamedBound) -> InducingValues:
         """q(u) of the last evaluation, or of the prior."""
         if self._values is None:
-            return InducingValues.of_prior(bound.basis)
-        return dataclasses.replace(self._values, basis=bound.basis)
+            return InducingValues.of_prior(bound.basis, bound.floor)
+        return dataclasses.replace(self._values, basis=bound.basis, floor=bound.floor)
 
     def _of_prior(self) -> float:
         """The bound at the q(u) of the prior, estimated by the sample; less than any where steps start there."""

@@ -160,7 +160,7 @@ class StreamedState(BaseState):
     @property
     def values(self) -> InducingValues:
         """q(u)."""
-        return InducingValues(self.function, self.sums)
+        return InducingValues(self.function, self.sums, self.floor)
 
     @property
     def distinct(self) -> int:

@@ -24,22 +24,25 @@ from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.processes.group import Group
 
-ROUNDS = 5  # of Aitken's extrapolation, each of which squares the error
+ROUNDS = 40  # of Aitken's extrapolation, each of which squares the error, or of bisection where that leads elsewhere
+EXACT = 1e-9  # of a logarithm of a variance
 
 
 @dataclass(frozen=True, eq=False)
 class InducingValues:
-    """q(u). Fields: basis, A of rows; sums, whose w and M it has; new, whether rows are such that it has not seen."""
+    """q(u). Fields: basis, A of rows; sums, whose w and M it has; floor, below which no variance of a site is, (M-148);
+    new, whether rows are such that it has not seen."""
 
     basis: Basis
     sums: BoundSums
+    floor: float
     new: bool = False
 
     @classmethod
-    def of_prior(cls, basis: Basis) -> "InducingValues":
+    def of_prior(cls, basis: Basis, floor: float) -> "InducingValues":
         m = basis.rank
         zeros = basis.lower.new_zeros(m, m), basis.lower.new_zeros(m, 1)
-        return cls(basis, BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0))
+        return cls(basis, BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0), floor)
 
     def towards(self, sums: BoundSums, share: float) -> "InducingValues":
         """q(u) after a part of the step to that of some sums."""
@@ -74,14 +77,20 @@ class InducingValues:
             precision = 1.0 / prior.likelihood.sites_at(y, mean, spread + log_own.exp(), None).variance
             return (left / (1.0 + left * precision)).maximum(least).log()
 
-        own = left.maximum(least).log()
+        own = high = left.maximum(least).log()
+        low = least.log()
         for _ in range(ROUNDS):
             one = after(own)
+            if not bool(((one - own).abs() > EXACT).any()):
+                break
+            low, high = torch.where(one > own, own, low), torch.where(one > own, high, own)
             two = after(one)
             bend = two - 2.0 * one + own
-            own = torch.where(bend == 0.0, two, own - (one - own).square() / bend.where(bend != 0.0, 1.0))
+            aim = torch.where(bend == 0.0, two, own - (one - own).square() / bend.where(bend != 0.0, 1.0))
+            own = torch.where((aim >= low) & (aim <= high), aim, 0.5 * (low + high))
         at = Marginals(mean, spread + own.exp())
-        return prior.likelihood.sites_at(y, at.mean, at.variance, None), at
+        sites = prior.likelihood.sites_at(y, at.mean, at.variance, None)
+        return replace(sites, variance=sites.variance.clamp_min(self.floor)), at  # as sums of them will have it
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ def settled_pass(
 
     first, passes = at(start), 1
     if not first.value >= least:  # NaN too
-        first, passes = at(InducingValues.of_prior(start.basis)), 2
+        first, passes = at(InducingValues.of_prior(start.basis, start.floor)), 2
     last, steps, moved = settle(
         likelihood, first, lambda kept, share: at(kept.before.towards(kept.sums, share)),
         divergence, settings.of_rows(tolerance, first.sums.count), settings,

@@ -16,6 +16,7 @@ Sources: Nocedal & Wright (2006), Numerical Optimization, section 18.3 (damped B
 Self-scaling variable metric algorithms, for the first step.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -228,7 +229,8 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
         objective: of the rows that count, exact; draws: simulated data sets, several times p.
     Raises: NotPositiveDefiniteError. Cost: n^3 / 3 flops for each covariance matrix, 2 n^2 (d + 1) for each draw.
     """
-    objective.at(theta)
+    with contextlib.suppress(ConvergenceError):  # else of sites held before: steps by it are judged by gradients
+        objective.at(theta)
     problem, size = objective.problem, objective.parameters.size
     prior, direct, form = problem.with_sites, problem.direct, problem.prior.kernel.form
     with torch.enable_grad():
