@@ -239,6 +239,18 @@ def test_many_rows_are_taken_in_parts() -> None:
         assert torch.allclose(one[-5:], other, rtol=1e-9, atol=1e-9)
 
 
+def test_the_peak_of_a_density_is_found_however_steep_it_is_where_f_is() -> None:
+    """log p falls as -exp(-f) y from a mean at which that is 1e57."""
+    gamma, y = lik.Gamma(1.0), torch.tensor([2.6e-9], dtype=F64)
+    mean = torch.tensor([-153.0], dtype=F64).requires_grad_()
+    value = gamma.predictive(mean, torch.tensor([167.0], dtype=F64)).log_prob(y)
+    (slope,) = torch.autograd.grad(value.sum(), mean)
+    f = torch.linspace(-60.0, 20.0, 80_001, dtype=F64)
+    logs = gamma.log_prob(y, f) - 0.5 * ((f + 153.0).square() / 167.0 + math.log(2.0 * math.pi * 167.0))
+    assert float(value) == pytest.approx(float(torch.logsumexp(logs, 0) + math.log(1e-3)), rel=1e-9)
+    assert float(slope) == pytest.approx(float((torch.softmax(logs, 0) * (f + 153.0)).sum() / 167.0), rel=1e-7)
+
+
 # -- Custom ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("custom", "name"),

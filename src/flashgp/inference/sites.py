@@ -26,6 +26,7 @@ from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.processes.group import Group
 
 A = TypeVar("A")
+LEAST_NOISE = 1e-10  # of a site, of the prior variance of f: engines round smaller ones up
 SMALLEST_SHARE = 1e-6  # of the variance of a site and of the prior that a marginal has: approximations may ask for less
 
 
@@ -413,7 +414,10 @@ class IteratedSites:
         method = method_of(likelihood)
         last_one = tolerance is None and not method.bound  # is held
 
+        floor = LEAST_NOISE * prior_variance(prior, x)
+
         def found(sites: Sites) -> Found[None]:
+            sites = replace(sites, variance=torch.maximum(sites.variance, floor))
             held.hold(sites)
             value, at = evaluate()
             return Found(sites, at, value + float(method.excess(likelihood, y, at, sites).sum()), None)

@@ -30,6 +30,7 @@ FALL = 32.0  # nats below its maximum at which an integrand is left
 WIDE = 1e4  # times a variance, under which a likelihood is by itself
 HALVINGS = 12  # of a strip that is not known
 ROUNDS = 100  # of Newton's method and bisection, at most
+BISECTED = 8  # rounds, of which one bisects: where exp(-f) is large Newton's method goes by one
 
 
 @dataclass(frozen=True)
@@ -217,17 +218,17 @@ def peak(
         ahead = slope * direction > 0.0  # not NaN, which is too far
         if not bool(ahead.any()):
             break
-        near, step = torch.where(ahead, far, near), 2.0 * step
+        near, step = torch.where(ahead, far, near), 4.0 * step
         far = torch.where(ahead, far + direction * step, far)
     f = near
-    for _ in range(ROUNDS):
+    for k in range(1, ROUNDS + 1):
         slope, curvature = slopes(f)
         ahead = slope * direction > 0.0
         near, far = torch.where(ahead, f, near), torch.where(ahead, far, f)
         if bool((slope.abs() <= NEAR * curvature.sqrt()).all()):
             break
         newton = f + slope / curvature
-        inside = (newton - near) * (newton - far) <= 0.0
+        inside = (newton - near) * (newton - far) <= 0.0 if k % BISECTED else torch.zeros_like(ahead)
         f = torch.where(inside, newton, 0.5 * (near + far))
     return Peak(f.reshape(shape), (1.0 / curvature.sqrt()).reshape(shape))
 
