@@ -131,6 +131,13 @@ def test_counts_are_suggested_and_modelled_where_they_are_asked_for() -> None:
     assert (np.stack([lower, upper]) % 1.0 == 0.0).all(), "counts are whole numbers"
     assert prediction.scores.lines("visits")[0][0] == "mean absolute error"  # type: ignore[union-attr]
     assert not of_kind(model.training.report.events, fgp.EventKind.COUNTS_SUGGESTED)  # type: ignore[union-attr]
+    auto = fgp.TableModel(likelihood="auto", starts=1).fit({"x": x, "visits": visits}, target="visits")
+    (event,) = of_kind(auto.training.report.events, fgp.EventKind.COUNTS_FOUND)  # type: ignore[union-attr]
+    assert "negative binomial" in str(event)
+    chosen = fgp.TableModel(likelihood="negative-binomial", starts=1).fit({"x": x, "visits": visits}, target="visits")
+    np.testing.assert_array_equal(auto.predict({"x": x[:5]}).mean, chosen.predict({"x": x[:5]}).mean)
+    numbers = fgp.TableModel(likelihood="auto", starts=1).fit({"x": x, "wave": np.sin(x)}, target="wave")
+    assert not of_kind(numbers.training.report.events, fgp.EventKind.COUNTS_FOUND)  # type: ignore[union-attr]
     wave = fgp.TableModel(starts=1).fit({"x": x, "wave": np.sin(x)}, target="wave")
     assert not of_kind(wave.training.report.events, fgp.EventKind.COUNTS_SUGGESTED)  # type: ignore[union-attr]
 

@@ -186,14 +186,14 @@ class FitArguments(TableArguments):
         ),
     ] = "auto"
     likelihood: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--likelihood",
             metavar="NAME",
-            help="auto: classes of a target of text, true or false, or two numbers, else gaussian; bernoulli, "
-            "categorical, student-t, poisson, negative-binomial, gamma, beta.",
+            help="By default classes of a target of text, true or false, or two numbers, else gaussian; auto: also "
+            "counts; or bernoulli, categorical, student-t, poisson, negative-binomial, gamma, beta.",
         ),
-    ] = "auto"
+    ] = None
     approximation: Annotated[
         Literal["none", "auto", "full_scale", "sparse"],
         typer.Option(

@@ -357,7 +357,11 @@ class EventKind(Enum):
     )
     COUNTS_SUGGESTED = (
         "The target {target} holds whole numbers from {low:g} to {high:g}, {distinct} that differ, modelled as numbers "
-        "on a line. likelihood='negative-binomial' (--likelihood negative-binomial) is a model of counts."
+        "on a line. likelihood='auto' (--likelihood auto) takes negative-binomial for such, a model of counts."
+    )
+    COUNTS_FOUND = (
+        "The target {target} holds whole numbers from {low:g} to {high:g}, {distinct} that differ, modelled as counts "
+        "by a negative binomial distribution. likelihood='gaussian' (--likelihood gaussian) takes numbers on a line."
     )
     TWO_VALUES = (
         "The target has 2 values, {low:g} and {high:g}: this looks like classification. What is predicted is a number "

@@ -94,7 +94,7 @@ class HeteroscedasticGaussian(Likelihood):
 
 
 class _Given:
-    """N(centre, spread + exp(h)) given h. Numbers of rows: centre; spread; unit, a deviation that quantiles are about."""
+    """N(centre, spread + exp(h)) given h. Numbers of rows: centre; spread; unit, a deviation of quantiles."""
 
     discrete, log_concave = False, False
     strip = 0.5 * math.pi

@@ -102,9 +102,10 @@ class TableModel:
             that are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
-        likelihood: None or "auto": classes where the target is text, true or false, or holds two numbers in five rows
-            or more, which an event says, else Gaussian; "gaussian", "bernoulli", "categorical", "student-t", "poisson",
-            "negative-binomial", "gamma", "beta"; or a Likelihood, in the units of the target.
+        likelihood: None: classes where the target is text, true or false, or holds two numbers in five rows or more,
+            which an event says, else Gaussian; "auto": also "negative-binomial" of counts; "gaussian", "bernoulli",
+            "categorical", "student-t", "poisson", "negative-binomial", "gamma", "beta"; or a Likelihood, in the units
+            of the target.
 
     Raises:
         DomainError: for settings that are none.

@@ -36,7 +36,7 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
 from flashgp.kernels.default import DEFAULT
-from flashgp.likelihoods import Gaussian, Likelihood
+from flashgp.likelihoods import Gaussian, Likelihood, NegativeBinomial
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
@@ -274,8 +274,12 @@ def _likelihood_of(
         found = () if known else (Event(EventKind.CLASSES_FOUND, target=encoding.target, labels=levels),)
         likelihood = likelihood_of_classes(len(levels), asked or settings.likelihood)
         return likelihood, target_of(likelihood, levels), found
+    counts = () if known else tuple(counts_suggested(encoding.target, y))
+    if counts and settings.likelihood == "auto":
+        asked = NegativeBinomial()
+        counts = tuple(Event(EventKind.COUNTS_FOUND, **event.fields) for event in counts)
     likelihood = Gaussian() if asked is None else asked
-    return likelihood, target_of(likelihood), () if known else tuple(counts_suggested(encoding.target, y))
+    return likelihood, target_of(likelihood), counts
 
 
 def _names(encoding: Encoding) -> list[str]:
