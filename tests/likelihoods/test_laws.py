@@ -68,3 +68,30 @@ def test_rows_far_off_leave_points_to_the_others() -> None:
     gp = fgp.GP(fgp.kernels.Matern(lengthscale=0.4), fgp.means.Constant(), CASES["StudentT"].make())
     few, whole = (gp.condition(x, y, **how).predict(AT) for how in ({"approximation": "sparse", "inducing": 30}, {}))
     assert float((few.mean - whole.mean).abs().max()) < 0.05
+
+
+def test_predictions_are_given_the_numbers_of_their_points() -> None:
+    """Exposures and trials of new observations, (M-280): means, densities, quantiles and samples."""
+    lik = fgp.likelihoods
+    y = targets(lik.Poisson())
+    post = model(lik.Poisson(exposure=torch.linspace(0.5, 2.0, 36, dtype=F64))).condition(X, y)
+    p, hours = post.predict(AT), torch.linspace(1.0, 24.0, len(AT), dtype=F64)
+    day, told = p.given(exposure=hours), lik.Poisson().predictive(p.mean, p.variance, exposure=hours)
+    assert torch.allclose(day.observation_mean, hours * p.observation_mean)
+    assert torch.equal(day.quantile(0.8), told.quantile(0.8))
+    count = torch.arange(float(len(AT)), dtype=F64)
+    assert torch.equal(day.log_prob(count), told.log_prob(count))
+    drawn = day.sample(4000, observed=True, seed=0)
+    assert drawn.shape == (4000, len(AT))
+    assert torch.allclose(drawn.mean(0), day.observation_mean, rtol=0.1)
+    assert torch.equal(day.mean, p.mean)
+    trials = model(lik.Binomial(torch.full((36,), 9.0))).condition(X, targets(lik.Binomial(9))).predict(AT)
+    games = trials.given(trials=torch.full((len(AT),), 20.0))
+    assert torch.allclose(games.observation_mean, 20.0 * trials.observation_mean)
+    assert bool(games.log_prob(torch.full((len(AT),), 11.0, dtype=F64)).isfinite().all())
+    with pytest.raises(fgp.DomainError, match="`exposure` is no number of rows of Binomial, which has trials"):
+        trials.given(exposure=hours)
+    with pytest.raises(fgp.DomainError, match="`exposure` is no number of rows of Gaussian, which has none"):
+        model(lik.Gaussian(0.1)).condition(X, y).predict(AT).given(exposure=hours)  # type: ignore[arg-type]
+    with pytest.raises(fgp.ShapeError, match="`exposure` must have one entry"):
+        _ = p.given(exposure=hours[:2]).observation_mean

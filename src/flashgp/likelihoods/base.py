@@ -233,6 +233,14 @@ class Likelihood(NamedValues, ABC):
             )
         return self
 
+    def with_numbers(self, **numbers: Any) -> "Likelihood":
+        """The likelihood of new observations with such numbers, one for each. Raises: DomainError for unknown ones."""
+        if numbers:
+            raise DomainError(
+                f"`{next(iter(numbers))}` is no number of rows of {self.name}, which has none; leave it out"
+            )
+        return self
+
     def rows(self, index: Tensor) -> "Likelihood":
         """The likelihood for some of the training rows; parameters are shared."""
         return self

@@ -81,10 +81,7 @@ class NonGaussian(RowNumbers):
     def predictive(
         self, mean: Float[Tensor, "..."], variance: Float[Tensor, "..."], **numbers: Tensor
     ) -> PredictiveDistribution:
-        unknown = sorted(numbers.keys() - set(self.of_rows[1:]))
-        if unknown:
-            known = ", ".join(self.of_rows[1:]) or "none"
-            raise DomainError(f"`{unknown[0]}` is no number of rows of {self.name}, which has {known}; leave it out")
+        self.refuse_unknown(numbers)
         each = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         return Mixture(self, mean, variance, **each)
 

@@ -1,7 +1,7 @@
 """Weights, and other numbers of single training rows, of likelihoods whose sites are found by iteration."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -59,6 +59,20 @@ class RowNumbers(Likelihood):
     def with_rows(self, row_variance: Any = None) -> Self:
         super().with_rows(row_variance)
         return self._with_each(lambda values: None)
+
+    def with_numbers(self, **numbers: Any) -> Self:
+        self.refuse_unknown(numbers)
+        found = self.with_rows()
+        for name, value in numbers.items():
+            setattr(found, name, _numbers(value, name, False))
+        return found
+
+    def refuse_unknown(self, numbers: Mapping[str, Any]) -> None:
+        """Raises: DomainError for a number that its rows do not have."""
+        unknown = sorted(numbers.keys() - set(self.of_rows[1:]))
+        if unknown:
+            known = ", ".join(self.of_rows[1:]) or "none"
+            raise DomainError(f"`{unknown[0]}` is no number of rows of {self.name}, which has {known}; leave it out")
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> Self:
         if row_variance is not None:

@@ -3,8 +3,10 @@
 It asks a predictor for the latent function and the likelihood for observations, and keeps what it was told.
 """
 
+import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -48,7 +50,25 @@ class Prediction:
         self._predictor, self._x, self._likelihood, self._outputs = predictor, x, likelihood, outputs
         self._mean: Tensor | None = None
         self._variance: Variance | None = None
+        self._of_rows: Likelihood | None = None  # with numbers of these points
         self._graph = False  # whether what is kept carries gradients
+
+    def given(self, **numbers: Any) -> "Prediction":
+        """The prediction of observations whose likelihood has a number for each, such as `exposure`, or `trials`.
+
+        Args: numbers: by name, (n_test,); left out, an observation has 1.
+        Raises: DomainError for a number that the likelihood does not have; ShapeError.
+
+        Example:
+            >>> x = torch.linspace(0, 1, 9, dtype=torch.float64)[:, None]
+            >>> post = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Poisson()).condition(x, torch.arange(9.0))
+            >>> p = post.predict(x[:2])
+            >>> (p.given(exposure=[1.0, 24.0]).observation_mean / p.observation_mean).round()
+            tensor([ 1., 24.], dtype=torch.float64)
+        """
+        found = copy.copy(self)
+        found._of_rows = self._likelihood.underlying.with_numbers(**numbers)
+        return found
 
     def asking(self, function: Callable[[Predictor], Predictor]) -> "Prediction":
         """The prediction by a function of its predictor."""
@@ -160,7 +180,7 @@ class Prediction:
             y: observations, of the shape of `mean`.
         """
         y = check_targets(self._likelihood.encoded(y, "y"), "y", self._x, self._outputs).double()
-        self._likelihood.underlying.with_rows().check_targets(y)
+        (self._of_rows or self._likelihood.underlying.with_rows()).check_targets(y)
         if self._outputs is None:
             return self._of_observations(self._observations().log_prob(y))
         dims = max(y.dim(), self.mean.dim())
@@ -242,8 +262,10 @@ class Prediction:
             values = mean + root @ normal
         if observed and not added:
             latent = values.movedim(-1, 0)
-            drawn = self._likelihood.predictive(latent, torch.zeros_like(latent)).sample(generator)
-            return self._of_axes(drawn).to(self._x.dtype)
+            drawn = self._predictive(latent, torch.zeros_like(latent)).sample(generator)
+            if self._likelihood.underlying.one_observation:
+                return drawn.to(self._x.dtype)
+            values = drawn.movedim(0, -1)
         return self._given(values)
 
     # -- work ---------------------------------------------------------------------------------------------------
@@ -257,6 +279,11 @@ class Prediction:
         if self._outputs is not None:
             more = (None,) * (dims - mean.dim())
             mean, variance = mean[more].movedim(-1, 0), variance[more].movedim(-1, 0)
+        return self._predictive(mean, variance)
+
+    def _predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
+        if self._of_rows is not None:
+            return self._of_rows.predictive_of_rows(mean, variance)
         return self._likelihood.predictive(mean, variance)
 
     def _of_observations(self, values: Tensor) -> Tensor:
