@@ -13,7 +13,8 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp.foundations.errors import ConvergenceError
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.sites import IteratedSites, SiteSettings, settle
+from flashgp.inference.site_methods import Marginals
+from flashgp.inference.sites import IteratedSites, SiteSettings, local_sites, settle
 from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -155,3 +156,12 @@ def test_a_point_that_does_not_settle_leaves_sites_and_information_as_they_were(
     assert torch.equal(sites.held.targets, before[0])
     assert torch.equal(sites.held.variance, before[1])
     assert numpy.isfinite(fisher_information(objective, far, 8, 0)).all()
+
+
+def test_new_rows_have_sites_where_expectations_overflow() -> None:
+    """E exp(-f) of a variance of 2,000 is more than float64 holds."""
+    y = torch.tensor([1e-9, 1.0, 1e12], dtype=F64)
+    before = Marginals(torch.full((3,), 15.0, dtype=F64), torch.full((3,), 2000.0, dtype=F64))
+    sites, at = local_sites(lik.Gamma(2.0), y, before)
+    assert bool(sites.targets.isfinite().all())
+    assert torch.allclose(at.mean, y.log(), rtol=0.1, atol=1.0)

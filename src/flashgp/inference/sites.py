@@ -265,6 +265,11 @@ def local_sites(
     linear, precision = torch.zeros_like(before.mean), torch.zeros_like(before.mean)
     size = torch.full((len(y), *[1] * (y.dim() - 1)), likelihood.step, dtype=linear.dtype, device=linear.device)
     at, sites = before, likelihood.sites_at(y, before.mean, before.variance, None)
+    while bool((wild := ~(sites.targets.isfinite() & (sites.variance > 0.0))).any()) and bool(
+        (at.variance > 1.0).any()
+    ):
+        at = Marginals(at.mean, torch.where(wild, 0.25 * at.variance, at.variance))  # expectations that overflow
+        sites = likelihood.sites_at(y, at.mean, at.variance, None)
 
     def value(one: Marginals) -> Tensor:
         ratio = one.variance / before.variance

@@ -8,6 +8,7 @@ The site s_i depends on that and it on the site, row by row. A step is one in A^
 is kept of a row. Where sites need no iteration one pass says everything (bound.py).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -71,10 +72,10 @@ class InducingValues:
         mean = (prior.mean_at(x) + a @ self.sums.weights).squeeze(-1)
         if self.new:
             return local_sites(prior.likelihood, y, Marginals(mean, spread + left))
-        least = LEAST * (spread + left)
+        least, floor = LEAST * (spread + left), self.floor
 
         def after(log_own: Tensor) -> Tensor:
-            precision = 1.0 / prior.likelihood.sites_at(y, mean, spread + log_own.exp(), None).variance
+            precision = 1.0 / prior.likelihood.sites_at(y, mean, spread + log_own.exp(), None).variance.clamp_min(floor)
             return (left / (1.0 + left * precision)).maximum(least).log()
 
         own = high = left.maximum(least).log()
@@ -126,6 +127,9 @@ def settled_pass(
     first, passes = at(start), 1
     if not first.value >= least:  # NaN too
         first, passes = at(InducingValues.of_prior(start.basis, start.floor)), 2
+    if not math.isfinite(first.value):  # under a wide prior: from sites of rows by themselves
+        alone = replace(InducingValues.of_prior(start.basis, start.floor), new=True)
+        first, passes = at(InducingValues(start.basis, sums_at(alone), start.floor)), passes + 2
     last, steps, moved = settle(
         likelihood, first, lambda kept, share: at(kept.before.towards(kept.sums, share)),
         divergence, settings.of_rows(tolerance, first.sums.count), settings,
