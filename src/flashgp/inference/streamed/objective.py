@@ -75,6 +75,7 @@ class StreamedLogJoint(LogJoint):
         self._deadline = deadline
         self._sums: BoundSums | None = None
         self._best: tuple[float, Array, BoundSums] | None = None
+        self._value = math.inf  # of the bound at those: sums that have not settled are no bound
         self._values: InducingValues | None = None  # that sites of the last evaluation are made from
 
     @property
@@ -123,7 +124,7 @@ class StreamedLogJoint(LogJoint):
                 problem.sites.settings.search, problem.sites.settings, survey.group,
             )  # fmt: skip
             problem.sites.steps.append(found.steps)
-            self._values = found.before
+            self._values, self._value = found.before, found.value
         return bound, found.sums
 
     def _start(self, bound: StreamedBound) -> InducingValues:
@@ -179,7 +180,7 @@ class StreamedLogJoint(LogJoint):
             if self.survey.group.size > 1:
                 total, slopes = self._over_ranks(total, inputs, slopes)
             extra, rest = self.pull(inputs, slopes)
-        return sums.lower + extra, total + rest
+        return min(sums.lower, self._value) + extra, total + rest
 
     def _over_ranks(
         self, total: Array, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None]
