@@ -22,6 +22,7 @@ def load(root: Path, name: str) -> ModuleType:
 def test_every_example_has_a_test(root: Path) -> None:
     scripts = {path.stem for path in (root / "examples").glob("*.py")}
     here = {"adam_loop", "lightning_step", "hmc_step", "stream_demo", "control_demo", "deep_kernel"}
+    here |= {"ten_classes", "spatial_classes"}
     assert scripts == here | {"ddp_deep_kernel", "fsdp_deep_kernel"}  # of several processes: tests/processes
 
 
@@ -30,6 +31,19 @@ def test_adam_loop(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(history) == 60
     assert history[-1] > history[0] + 10.0
     assert "likelihood.noise_variance" in capsys.readouterr().out
+
+
+def test_ten_classes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = load(root, "ten_classes").main(rows=120, classes=3)
+    assert scores["accuracy"] > 0.95
+    assert scores["log loss"] < 0.2, "log 3 is 1.1"
+    assert " or " in capsys.readouterr().out
+
+
+def test_spatial_classes(root: Path, tmp_path: Path) -> None:
+    error = load(root, "spatial_classes").main(rows=800, out=tmp_path / "wet.png")
+    assert error < 0.08, "0.38 of a half everywhere"
+    assert (tmp_path / "wet.png").stat().st_size > 10_000
 
 
 def test_deep_kernel(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
