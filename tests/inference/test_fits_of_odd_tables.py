@@ -165,3 +165,25 @@ def test_new_rows_have_sites_where_expectations_overflow() -> None:
     sites, at = local_sites(lik.Gamma(2.0), y, before)
     assert bool(sites.targets.isfinite().all())
     assert torch.allclose(at.mean, y.log(), rtol=0.1, atol=1.0)
+
+
+@pytest.mark.parametrize("variance", [1e3, 1e4])
+def test_noise_whose_expectation_overflows(variance: float) -> None:
+    """E exp of a log noise of that variance is 1e217, or infinite: sites begin elsewhere, and engines agree."""
+    x, y = wave(40, 30.0)
+    gp = fgp.GP(variance * fgp.kernels.RBF(lengthscale=30.0), likelihood=lik.HeteroscedasticGaussian())
+    exact, near = (gp.condition(x, y, **how).predict(x) for how in ({}, {"approximation": "full_scale"}))
+    assert torch.allclose(exact.observation_mean, near.observation_mean, rtol=1e-3, atol=1e-3)
+    assert torch.allclose(exact.observation_variance, near.observation_variance, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:HeteroscedasticGaussian. sites have not settled")
+def test_sites_are_no_more_precise_than_engines_hold() -> None:
+    """By either engine the noise of rows that are explained to rounding ends where sites are cut off."""
+    x = torch.rand(30, 1, dtype=F64, generator=torch.Generator().manual_seed(3)) * 6.0
+    gp = fgp.GP(1.5e3 * fgp.kernels.RBF(lengthscale=0.3), likelihood=lik.HeteroscedasticGaussian())
+    exact, near = (
+        gp.condition(x, 30.0 * torch.sin(2.0 * x[:, 0]), **how).predict(x).observation_variance
+        for how in ({}, {"approximation": "full_scale"})
+    )
+    assert float((exact / near).min()) > 0.5

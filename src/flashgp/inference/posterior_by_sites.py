@@ -2,6 +2,7 @@
 
 import time as time_of
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
@@ -22,6 +23,7 @@ from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
 from flashgp.inference.site_methods import Marginals, method_of
 from flashgp.inference.sites import (
+    LEAST_NOISE,
     Found,
     SiteSettings,
     better_start,
@@ -67,7 +69,10 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
     def under(held: HeldSites) -> Data:
         return Data(prior.with_likelihood(held), x, data.y, data.promoted)
 
+    floor = LEAST_NOISE * prior_variance(prior, x)
+
     def evaluate(sites: Sites) -> Found[S]:
+        sites = replace(sites, variance=torch.maximum(sites.variance, floor))
         state = condition(under(HeldSites(likelihood, sites)))
         posterior = Posterior(state)
         check_solves(state, settings)

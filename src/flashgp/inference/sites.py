@@ -145,7 +145,9 @@ def first_sites(prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> S
     where f is in units of y, of the first such step, since an outlier by itself is as right as any row."""
     likelihood, before = prior.likelihood, from_prior(prior, x, y).at
     if likelihood.latent_is_y:
-        return method_of(likelihood).next_sites(likelihood, y, before, None)
+        sites = method_of(likelihood).next_sites(likelihood, y, before, None)
+        if bool((sites.variance >= LEAST_NOISE * before.variance).all()):  # else expectations overflow
+            return sites
     return local_sites(likelihood, y, before, replace(settings, posterior=settings.search))[0]
 
 
