@@ -93,5 +93,7 @@ def test_predictions_are_given_the_numbers_of_their_points() -> None:
         trials.given(exposure=hours)
     with pytest.raises(fgp.DomainError, match="`exposure` is no number of rows of Gaussian, which has none"):
         model(lik.Gaussian(0.1)).condition(X, y).predict(AT).given(exposure=hours)  # type: ignore[arg-type]
-    with pytest.raises(fgp.ShapeError, match="`exposure` must have one entry"):
-        _ = p.given(exposure=hours[:2]).observation_mean
+    with pytest.raises(fgp.ShapeError, match="`exposure` must have one entry per point"):
+        p.given(exposure=hours[:2])
+    with pytest.raises(fgp.DomainError, match="`trials` must be whole numbers"):
+        trials.given(trials=torch.full((len(AT),), 2.5))

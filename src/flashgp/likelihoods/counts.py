@@ -1,7 +1,7 @@
 """Likelihoods of counts: Poisson, negative binomial, binomial, with closed forms where there are any, eq. (M-280)."""
 
 import numbers
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -159,12 +159,19 @@ class Binomial(NonGaussian):
             self.trials = check_count(trials, "trials", 1)
         else:
             super().__init__(row_weight, trials=trials)
-            wrong = (self.trials != self.trials.floor()).nonzero()
-            if len(wrong):
-                row = int(wrong[0])
-                raise DomainError(
-                    f"`trials` must be whole numbers, got {float(self.trials[row]):g} at row {row}; round it"
-                )
+            self._check_whole()
+
+    def with_numbers(self, **numbers: Any) -> Self:
+        found = super().with_numbers(**numbers)
+        if numbers:
+            found._check_whole()
+        return found
+
+    def _check_whole(self) -> None:
+        wrong = (self.trials != self.trials.floor()).nonzero()
+        if len(wrong):
+            row = int(wrong[0])
+            raise DomainError(f"`trials` must be whole numbers, got {float(self.trials[row]):g} at row {row}; round it")
 
     def _trials(self, numbers: dict[str, Tensor]) -> Tensor | float:
         return numbers.get("trials", self.trials if isinstance(self.trials, int) else 1.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_flag, check_targets
 from flashgp.foundations.contexts import entered
-from flashgp.foundations.errors import DomainError, warn
+from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, check_probability
 from flashgp.foundations.report import Report
@@ -68,6 +68,13 @@ class Prediction:
         """
         found = copy.copy(self)
         found._of_rows = self._likelihood.underlying.with_numbers(**numbers)
+        points = self._x.shape[-2]
+        for name in numbers:
+            if len(value := getattr(found._of_rows, name)) != points:
+                raise ShapeError(
+                    f"`{name}` must have one entry per point ({points}), got shape {tuple(value.shape)}; pass it for "
+                    "the points that are predicted"
+                )
         return found
 
     def asking(self, function: Callable[[Predictor], Predictor]) -> "Prediction":
