@@ -43,7 +43,7 @@ class Anderson:
         before, after = 1.0 / sites.variance, 1.0 / coming.variance
         linear = sites.targets * before
         step = _Step(linear, before, coming.targets * after - linear, after - before)
-        self._steps = [*self._steps[-self.most :], step]
+        self._steps = [*self._steps, step][-self.most - 1 :]
 
     def forget(self) -> None:
         """All but the last step."""

@@ -39,7 +39,7 @@ from flashgp.inference.threads import one_thread
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.planner.plan import Plan
-from flashgp.processes.agreement import smallest
+from flashgp.processes.agreement import largest, smallest
 from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
@@ -75,7 +75,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         sites = replace(sites, variance=torch.maximum(sites.variance, floor))
         state = condition(under(HeldSites(likelihood, sites)))
         posterior = Posterior(state)
-        check_solves(state, settings)
+        check_solves(state, settings, run.group)
         at = of_first(marginals(posterior, sites), run.group)
         value = None
         if state.evidence_known:
@@ -123,12 +123,14 @@ def refuse_beside_sites(
             )
 
 
-def check_solves(state: BaseState, settings: SiteSettings) -> None:
-    """Raises: DomainError for a state without a factor, where the variances of all rows take too many solves."""
+def check_solves(state: BaseState, settings: SiteSettings, group: Group) -> None:
+    """Raises: DomainError, on every rank, for a state without a factor, where the variances of all rows take too many
+    solves."""
     if state.obstacle("leave_one_out") is None or not state.count:
         return
     steps = settings.conditionings // 2
     seconds = steps * sum(price_of(part, state.count, "exact", state.run.deterministic).seconds for part in state.parts)
+    seconds = largest(group, seconds)
     if seconds > settings.solving_seconds:
         raise DomainError(
             f"`likelihood` {state.prior.likelihood.name} needs the variance of every row in each of some {steps} "

@@ -93,9 +93,10 @@ class Categorical(RowNumbers):
         """Those of the last q(f) are kept: a bound and the sites of the next step are asked for one after the other."""
         if mean.requires_grad or variance.requires_grad:
             return softmax_expectations(mean, variance)
-        if self._last is None or not (torch.equal(self._last[0], mean) and torch.equal(self._last[1], variance)):
-            self._last = mean.clone(), variance.clone(), softmax_expectations(mean, variance)
-        return self._last[2]
+        last = self._last
+        if last is None or not (torch.equal(last[0], mean) and torch.equal(last[1], variance)):
+            self._last = last = mean.clone(), variance.clone(), softmax_expectations(mean, variance)
+        return last[2]
 
     def predictive(self, mean: Float[Tensor, "classes *n"], variance: Float[Tensor, "classes *n"]) -> "Classes":
         _, probability, _ = softmax_expectations(

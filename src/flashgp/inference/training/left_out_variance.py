@@ -52,6 +52,8 @@ def variance_by_leaving_out(objective: LogJoint, theta: Array, deadline: Deadlin
         return value if math.isfinite(value) else -math.inf
 
     scores, best = {0.0: score(0.0)}, 0.0
+    if not math.isfinite(scores[best]):
+        return theta, None
     for step in (STEP, -STEP):
         for _ in range(MOST_STEPS):
             if best + step not in scores:
@@ -66,7 +68,7 @@ def variance_by_leaving_out(objective: LogJoint, theta: Array, deadline: Deadlin
         best = _vertex(scores, best)
     found = moved(best)
     objective.parameters.assign(found)
-    if not best or not math.isfinite(gained):
+    if not best:
         return found, None
     kind = EventKind.VARIANCE_LEFT_OUT
     return found, Event(
