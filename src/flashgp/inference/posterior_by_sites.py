@@ -40,6 +40,7 @@ from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.planner.plan import Plan
 from flashgp.processes.agreement import largest, smallest
+from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
