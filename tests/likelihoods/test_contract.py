@@ -225,7 +225,7 @@ def test_exposures_and_trials_are_of_rows() -> None:
         lik.Binomial(trials).check_targets(torch.tensor([2.0, 2.0, 2.0]))
     with pytest.raises(DomainError, match=r"must be whole numbers, got 2\.5 at row 1; round it"):
         lik.Binomial([3.0, 2.5])
-    with pytest.raises(DomainError, match="must know the exposure of new rows too"):
+    with pytest.raises(DomainError, match="`exposure` must be known of all rows"):
         likelihood.extended(3, 1)
 
 

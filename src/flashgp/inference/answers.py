@@ -20,7 +20,7 @@ from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize
-from flashgp.inference.online.new_sites import with_sites_to_come
+from flashgp.inference.online.new_sites import refuse_numbers, with_sites_to_come
 from flashgp.inference.online.refine import refined
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.output_states import AnyState, OutputStates
@@ -75,24 +75,25 @@ def _moments(state: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _with_rows(update: Callable[..., Any], append: Callable[..., Any]) -> Callable[..., Any]:
     """An update by rows that come, the first arguments after which are x and y, with sites of theirs."""
 
-    def updated(state: Any, x: Any, y: Any, *known: Any) -> Any:
+    def updated(state: Any, x: Any, y: Any, *known: Any, **numbers: Any) -> Any:
         def joined(state: Any, x: Any, y: Any) -> Any:
             return append(state, x, y, *(None for _ in known))
 
-        return update(with_sites_to_come(state, x, y, known, _moments, joined), x, y, *known)
+        return update(with_sites_to_come(state, x, y, known, numbers, _moments, joined), x, y, *known)
 
     return updated
 
 
-def _replaced(state: Any, indices: Any, x: Any, y: Any, *known: Any) -> Any:
+def _replaced(state: Any, indices: Any, x: Any, y: Any, *known: Any, **numbers: Any) -> Any:
     def update(state: Any, x: Any, y: Any, *known: Any) -> Any:
         return online.replace_rows(state, indices, x, y, *known)
 
-    return _with_rows(update, online.append)(state, x, y, *known)
+    return _with_rows(update, online.append)(state, x, y, *known, **numbers)
 
 
-def _joined(state: StreamedState, x: Any, y: Any, *known: Any) -> StreamedState:
+def _joined(state: StreamedState, x: Any, y: Any, *known: Any, **numbers: Any) -> StreamedState:
     """Rows one after the other where sites need iteration: each is found from what the rows before it say."""
+    refuse_numbers(state.prior.likelihood, numbers)
     if state.prior.likelihood.has_sites:
         return streamed_append.append(state, x, y, *known)
     x, y = checked_rows(state.prior, x, y, state.like)

@@ -344,7 +344,9 @@ class Posterior:
         return Posterior(self.state.with_prior(prior), self.units)
 
     # -- learning online ------------------------------------------------------------------------------------------
-    def append(self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+    def append(
+        self, x: Any, y: Any = None, *, row_variance: Any = None, row_weight: Any = None, **of_rows: Any
+    ) -> "Posterior":
         """The posterior with k more rows, eq. (M-111); this one stays as it is.
 
         An approximation keeps parameters and inducing points. Of full scale new rows become blocks behind the others,
@@ -363,6 +365,7 @@ class Posterior:
             row_variance: (k,), where the rows before have variances of their own; of rows that are read the third of a
                 batch.
             row_weight: (k,), ones by default.
+            of_rows: (k,) of other names, where the rows before have such numbers: `exposure`, `trials`.
 
         Raises:
             ShapeError: for rows that do not fit.
@@ -376,7 +379,7 @@ class Posterior:
             points alone k m evaluations, 2 k m^2 flops and m^3 / 3 once, and a copy of rows that are held.
         """
         refuse_transformed("append", _OF_MANY, x, y)
-        return self._updated("append", x, y, row_variance, row_weight)
+        return self._updated("append", x, y, row_variance, row_weight, **of_rows)
 
     def drop(self, indices: Any) -> "Posterior":
         """The posterior without some rows, eq. (M-112); without any row it is the prior.
@@ -392,15 +395,17 @@ class Posterior:
         """
         return self._updated("drop", indices)
 
-    def slide(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+    def slide(self, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None, **of_rows: Any) -> "Posterior":
         """A window moves on: the k rows that came first are dropped, k new ones appended; see `append` and `drop`."""
         refuse_transformed("slide", _OF_MANY, x, y)
-        return self._updated("slide", x, y, row_variance, row_weight)
+        return self._updated("slide", x, y, row_variance, row_weight, **of_rows)
 
-    def replace(self, indices: Any, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None) -> "Posterior":
+    def replace(
+        self, indices: Any, x: Any, y: Any, *, row_variance: Any = None, row_weight: Any = None, **of_rows: Any
+    ) -> "Posterior":
         """Some rows are dropped and as many appended, at the end of the table; see `append` and `drop`."""
         refuse_transformed("replace", _OF_MANY, x, y)
-        return self._updated("replace", indices, x, y, row_variance, row_weight)
+        return self._updated("replace", indices, x, y, row_variance, row_weight, **of_rows)
 
     def fantasize(self, x: Any, y: Any = None, *, samples: int | None = None, seed: int | None = None) -> "Fantasies":
         """Many posteriors at once, each with q hypothetical rows of its own beside these, eq. (M-114).

@@ -232,7 +232,8 @@ class Prior(NamedValues):
     def checked_targets(self, y: Any, x: Tensor, *, new: bool = False) -> Tensor:
         """Targets of rows x, `new` ones or those that the likelihood may know. Raises: ShapeError, DomainError."""
         y = check_targets(self.likelihood.encoded(y, "y"), "y", x, self.outputs, missing=self.separate)
-        (self.likelihood.underlying.with_rows() if new else self.likelihood).check_targets(y)
+        if not (new and self.likelihood.underlying.has_numbers):  # which come with the new rows
+            (self.likelihood.underlying.with_rows() if new else self.likelihood).check_targets(y)
         return y
 
     def mean_at(self, x: Float[Tensor, "*points n d"]) -> Float64[Tensor, "*batch n outputs_or_1"]:

@@ -1,7 +1,7 @@
 """Interface of a likelihood to inference: sites, densities, distributions of new observations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -233,6 +233,11 @@ class Likelihood(NamedValues, ABC):
             )
         return self
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether it knows numbers of single training rows that decide which targets these may have."""
+        return False
+
     def with_numbers(self, **numbers: Any) -> "Likelihood":
         """The likelihood of new observations with such numbers, one for each. Raises: DomainError for unknown ones."""
         if numbers:
@@ -249,6 +254,18 @@ class Likelihood(NamedValues, ABC):
         """The likelihood for the rows of several, by a function that joins numbers of rows to those of the others;
         parameters are shared."""
         return self
+
+    def followed_by(self, others: "Likelihood", n: int, more: int) -> "Likelihood":
+        """The likelihood for n rows and `more` others behind them, whose likelihood is the same but for numbers of
+        single rows."""
+        return self
+
+    def of_new_rows(
+        self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]
+    ) -> "Likelihood":
+        """The likelihood for the `more` rows alone that follow n. Raises: as `extended`, and for unknown numbers."""
+        Likelihood.extended(self, n, more, row_variance, row_weight)
+        return self.with_numbers(**numbers)
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Likelihood":
         """The likelihood for `more` rows after the n there are. Raises: DomainError for row tensors unknown to it."""

@@ -105,10 +105,8 @@ class HeldSites(Likelihood):
         return found
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "HeldSites":
-        likelihood = self.likelihood
-        if not (likelihood.rows_alike and row_variance is None and row_weight is None):
-            likelihood = likelihood.extended(n, more, row_variance, row_weight)
         (others,) = self._to_come
+        likelihood = self.likelihood.followed_by(others.likelihood, n, more)
         targets, variance = torch.cat([self.targets, others.targets]), torch.cat([self.variance, others.variance])
         excess = None
         if self.excess is not None and others.excess is not None:

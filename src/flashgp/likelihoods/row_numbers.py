@@ -50,6 +50,10 @@ class RowNumbers(Likelihood):
     def rows_alike(self) -> bool:
         return all(getattr(self, name) is None for name in self.of_rows)
 
+    @property
+    def has_numbers(self) -> bool:
+        return any(getattr(self, name) is not None for name in self.of_rows[1:])
+
     def rows(self, index: Tensor) -> Self:
         return self._with_each(lambda values: values[index.to(values.device)])
 
@@ -74,27 +78,36 @@ class RowNumbers(Likelihood):
             known = ", ".join(self.of_rows[1:]) or "none"
             raise DomainError(f"`{unknown[0]}` is no number of rows of {self.name}, which has {known}; leave it out")
 
-    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> Self:
+    def of_new_rows(self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]) -> Self:
         if row_variance is not None:
-            super().extended(n, more, row_variance)
-        weight = None if row_weight is None else _numbers(row_weight, "row_weight", True)
-        if weight is not None and len(weight) != more:
-            raise ShapeError(
-                f"`row_weight` must have one entry per new row ({more}), got shape {tuple(weight.shape)}; pass it for "
-                "the new rows only"
-            )
-        known = [name for name in self.of_rows[1:] if getattr(self, name) is not None]
-        if known:
-            raise DomainError(
-                f"`likelihood` must know the {known[0]} of new rows too, got that of the {n:,} before; condition on "
-                "all rows again with that of all of them"
-            )
+            super().of_new_rows(n, more, row_variance, None, {})
+        given = {name: value for name, value in numbers.items() if value is not None}
+        new = self.with_numbers(**given)
+        if row_weight is not None:
+            new.row_weight = _numbers(row_weight, "row_weight", True)
+        for name in self.of_rows:
+            rows, before = getattr(new, name), getattr(self, name) is not None
+            if rows is not None and len(rows) != more:
+                raise ShapeError(
+                    f"`{name}` must have one entry per new row ({more}), got shape {tuple(rows.shape)}; pass it for "
+                    "the new rows only"
+                )
+            if name != "row_weight" and before != (rows is not None):
+                got = f"that of the {n:,} before alone" if before else f"none of the {n:,} before"
+                way = f"pass {name}= with them" if before else "condition on all rows again with that of all of them"
+                raise DomainError(f"`{name}` must be known of all rows or of none, got {got}; {way}")
+        return new
+
+    def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> Self:
+        return self.followed_by(self.of_new_rows(n, more, row_variance, row_weight, {}), n, more)
+
+    def followed_by(self, others: Likelihood, n: int, more: int) -> Self:
         longer = self._with_each(lambda values: values)
-        if weight is not None or self.row_weight is not None:
-            parts = [(self.row_weight, n), (weight, more)]
-            longer.row_weight = torch.cat(
-                [torch.ones(size, dtype=torch.float64) if part is None else part.cpu() for part, size in parts]
-            )
+        for name in self.of_rows:
+            parts = (getattr(self, name), n), (getattr(others, name), more)
+            if any(part is not None for part, _ in parts):
+                ones = [torch.ones(size, dtype=torch.float64) if part is None else part.cpu() for part, size in parts]
+                setattr(longer, name, torch.cat(ones))
         return longer
 
     def _with_each(self, function: Callable[[Tensor], Tensor | None]) -> Self:
