@@ -86,14 +86,13 @@ def split_of(name: str, seed: int) -> Rows:
 def run_cell(cell: Cell) -> dict[str, Any]:
     """Scores of a split and the seconds of its fit."""
     warnings.simplefilter("ignore")
-    torch.set_default_dtype(F64)
     table, method = cell["table"], cell["likelihood"]
     rows = split_of(table, cell["seed"])
     logged = method == "gaussian" and not table.startswith("housing")
     numbers = not logged and table.startswith("housing")
     y = (rows.y + 0.5).log() if logged else rows.y
     centre, unit = (float(y.mean()), float(y.std(correction=0))) if logged or numbers else (0.0, 1.0)
-    kernel = 1.0 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(rows.x.shape[1]))
+    kernel = 1.0 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.ones(rows.x.shape[1], dtype=F64))
     gp = fgp.GP(kernel, fgp.means.Constant(), LIKELIHOODS[method]())
     began = time.perf_counter()
     fit = fgp.fit(gp, rows.x, (y - centre) / unit)

@@ -35,9 +35,10 @@ def main(rows: int = 50_000, out: Path | None = None) -> float:
     error = float((probability - true).abs().mean())
     print(f"{rows:,} places, {wet.mean():.0%} wet; probabilities are {error:.3f} from the true ones in the mean")
     if out is not None:
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
 
-        figure, ax = plt.subplots(figsize=(5, 4), layout="constrained")
+        figure = Figure(figsize=(5, 4), layout="constrained")
+        ax = figure.subplots()
         image = ax.imshow(probability.reshape(side, side).mT, origin="lower", extent=(0, 1, 0, 1), vmin=0, vmax=1)
         figure.colorbar(image, label="probability of wet")
         figure.savefig(out, dpi=120)

@@ -10,6 +10,7 @@ import flashgp as fgp
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.posterior_by_sites import check_solves
 from flashgp.inference.sites import SiteSettings
+from flashgp.processes.group import ALONE
 
 F64 = torch.float64
 
@@ -45,7 +46,7 @@ def test_sites_without_a_factor_are_found_or_refused_by_their_price() -> None:
     assert any("a solve for the variance" in note for note in fgp.plan(gp, n=80, d=3, solver="cg").notes)
     state = gp.condition(x, y, solver="cg").state
     with pytest.raises(DomainError, match=r"80 solves a step, about .*; pass approximation=.full_scale., or"):
-        check_solves(state, SiteSettings(solving_seconds=0.0))
+        check_solves(state, SiteSettings(solving_seconds=0.0), ALONE)
 
 
 def test_predicted_seconds_are_near_measured_ones() -> None:

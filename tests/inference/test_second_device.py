@@ -64,7 +64,7 @@ def test_the_gradient_of_full_scale_is_where_its_rows_are() -> None:
         of = FullScaleLogJoint(problem, layout_of(problem.prior, x, noise, Sizes(20, 8, 24, 96), 0))
         residual, noise, rows, theta = of.likelihood_inputs()
         tensors = [residual, noise, *rows.tensors, *theta]
-        _, found = of.one_likelihood(rows, tensors, [True] * len(tensors), 0)
+        _, found = of.likelihood(rows, tensors, [True] * len(tensors))
         return [slope for slope in found if slope is not None]
 
     agree(answers)

@@ -56,8 +56,12 @@ class Prediction:
     def given(self, **numbers: Any) -> "Prediction":
         """The prediction of observations whose likelihood has a number for each, such as `exposure`, or `trials`.
 
-        Args: numbers: by name, (n_test,); left out, an observation has 1.
-        Raises: DomainError for a number that the likelihood does not have; ShapeError.
+        Args:
+            numbers: by name, (n_test,); left out, an observation has 1.
+
+        Raises:
+            DomainError: for a number that the likelihood does not have.
+            ShapeError: for another number of them than of points.
 
         Example:
             >>> x = torch.linspace(0, 1, 9, dtype=torch.float64)[:, None]
