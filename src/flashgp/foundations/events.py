@@ -179,6 +179,10 @@ class EventKind(Enum):
         "{likelihood}: the variance that the search found times {factor:.3g}, by leaving rows out, whose log density "
         "rose by {gain:.3g} nats a row."
     )
+    VARIANCE_AS_SEARCHED = (
+        "{likelihood}: the variance is that of the bound, which wants too little of it: the time limit of {limit:g} s "
+        "left no time for leaving rows out. Probabilities are too cautious; allow more time."
+    )
     FIT_SITES = "{likelihood}: sites by iteration, {steps:n step} in {evaluations:n evaluation} of the search."
     STREAMED = (
         "Streamed: {inducing:n inducing point} from passes over {rows:n row}[{read:if}, which are read and not held]."

@@ -26,6 +26,16 @@ def test_rows_left_out_are_as_much_more_likely_as_the_event_says() -> None:
     assert gained > 0.01
 
 
+def test_without_time_for_it_the_variance_is_the_bounds_which_is_said() -> None:
+    digits = load_digits(n_class=4)
+    x, y = torch.from_numpy(digits.data[:60] / digits.data.std()), torch.from_numpy(digits.target[:60]).double()
+    kernel = 1.0 * fgp.kernels.SquaredExponential(lengthscale=8.0)
+    fit = fgp.fit(fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Categorical(4)), x, y, time_limit=1e-3)
+    kinds = [event.kind for event in fit.report.events]
+    assert EventKind.VARIANCE_AS_SEARCHED in kinds
+    assert EventKind.VARIANCE_LEFT_OUT not in kinds
+
+
 def test_a_variance_that_is_given_stays() -> None:
     x = torch.linspace(0.0, 6.0, 40, dtype=F64)[:, None]
     y = (x[:, 0] / 2.0).floor().clamp(max=2)

@@ -156,7 +156,8 @@ class EngineFit(ABC, Generic[S]):
         last, widened = objective(rows), None
         with one_thread(rows):
             if prior.likelihood.spread_by_leaving_out:
-                trained.theta, widened = variance_by_leaving_out(last, trained.theta, deadline)
+                expected = self.conditionings * self.plan.seconds * rows / n
+                trained.theta, widened = variance_by_leaving_out(last, trained.theta, self.options.run, expected)
             found, event = last.with_sites(deadline if rows > few else NO_DEADLINE)
         prior = prior.with_likelihood(found.likelihood)
         events = [one for one in (widened, event) if one is not None and one.kind is not EventKind.SITES]

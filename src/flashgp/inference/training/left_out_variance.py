@@ -6,30 +6,37 @@ import time
 import numpy
 import torch
 
-from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.predict.leave_one_out import of_observations
+from flashgp.inference.run import Run
 from flashgp.inference.sites import cavity, prior_variance
 from flashgp.inference.training.objective import LogJoint
+from flashgp.processes.agreement import late
 
 Array = numpy.ndarray
 
 STEP = 1.5  # in logarithms
 MOST_STEPS = 3
+LEAST_SEARCHES = 4  # for sites that there must be time for: two, and that of the posterior
 LEAST_GAIN = 4e-3  # nats a row, of a step
 
 
-def variance_by_leaving_out(objective: LogJoint, theta: Array, deadline: Deadline) -> tuple[Array, Event | None]:
+def variance_by_leaving_out(objective: LogJoint, theta: Array, run: Run, expected: float) -> tuple[Array, Event | None]:
     """Parameters with the variances of the covariance function times a common factor, under which left out rows are
     most likely, and what was gained, where it is worth a step.
 
-    The parameters are those of the objective then. Ends in time for its posterior.
+    The objective has these parameters then. Ends in time for its posterior; rank 0's scores count.
+
+    Args: theta, where the search ended; expected, seconds of a search for sites by the plan.
     Cost: two to seven searches for sites, each from the sites of the one before.
     """
     entries, rows = objective.parameters.of_variances(), objective.rows
     if not len(entries):
         return theta, None
+    name, group = objective.problem.prior.likelihood.name, run.group
+    if late(group, run.deadline, LEAST_SEARCHES * expected):
+        return theta, Event(EventKind.VARIANCE_AS_SEARCHED, likelihood=name, limit=run.deadline.limit)
     low, high = objective.parameters.bounds()
     seconds = 0.0
 
@@ -40,7 +47,7 @@ def variance_by_leaving_out(objective: LogJoint, theta: Array, deadline: Deadlin
 
     def score(distance: float) -> float:
         nonlocal seconds
-        if seconds and deadline.passed(2.0 * seconds):
+        if late(group, run.deadline, 2.0 * seconds):
             return -math.inf
         began, other = time.perf_counter(), moved(distance)
         objective.parameters.assign(other)
@@ -49,6 +56,7 @@ def variance_by_leaving_out(objective: LogJoint, theta: Array, deadline: Deadlin
         except (ConvergenceError, NotPositiveDefiniteError):
             return -math.inf
         seconds = time.perf_counter() - began
+        value = float(group.from_first(torch.tensor(value, dtype=torch.float64))) if group.size > 1 else value
         return value if math.isfinite(value) else -math.inf
 
     scores, best = {0.0: score(0.0)}, 0.0
@@ -71,9 +79,7 @@ def variance_by_leaving_out(objective: LogJoint, theta: Array, deadline: Deadlin
     if not best:
         return found, None
     kind = EventKind.VARIANCE_LEFT_OUT
-    return found, Event(
-        kind, likelihood=objective.problem.prior.likelihood.name, factor=math.exp(best), gain=gained / rows
-    )
+    return found, Event(kind, likelihood=name, factor=math.exp(best), gain=gained / rows)
 
 
 @torch.no_grad()
