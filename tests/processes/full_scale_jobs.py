@@ -59,7 +59,7 @@ def passes(process_group: Any, n: int, sizes: tuple[int, int, int]) -> dict[str,
         points = prior.kernel.rows(layout.inducing).detach()
         function = Basis.of(prior.kernel.form, theta, points, prior.kernel.operator(x).workspace)
         factor = FullScaleFactor.of(function, rows, layout.near, y.unsqueeze(-1), variance, group, 3)
-        sums = factor.sums()
+        sums = factor.sums_of_each()[0]
         found = gradients(factor, [sums])
         named = {"residual": found.residual, "noise": found.noise, "weights": sums.weights, "points": layout.inducing}
         for kind, parts in (("rows", found.rows), ("by points", found.points), ("theta", found.theta)):

@@ -96,9 +96,7 @@ class Likelihood(NamedValues, ABC):
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
     of_rows: tuple[str, ...] = ()  # tensors with a number for each training row, where it may have such
-    one_observation: ClassVar[bool] = (
-        False  # whether the `outputs` are functions of one number, without an axis of its own
-    )
+    one_observation: ClassVar[bool] = False  # whether all `outputs` are functions of one number, which has no axis
     outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them
 
     @abstractmethod
@@ -256,16 +254,16 @@ class Likelihood(NamedValues, ABC):
         return self
 
     def followed_by(self, others: "Likelihood", n: int, more: int) -> "Likelihood":
-        """The likelihood for n rows and `more` others behind them, whose likelihood is the same but for numbers of
-        single rows."""
-        return self
+        """The likelihood for n rows and `more` others behind them, which `of_new_rows` has made; one that has numbers
+        of single rows joins them."""
+        return self if self.rows_alike else self.extended(n, more)
 
     def of_new_rows(
         self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]
     ) -> "Likelihood":
         """The likelihood for the `more` rows alone that follow n. Raises: as `extended`, and for unknown numbers."""
-        Likelihood.extended(self, n, more, row_variance, row_weight)
-        return self.with_numbers(**numbers)
+        longer = self.with_numbers(**numbers).extended(n, more, row_variance, row_weight)
+        return longer.rows(torch.arange(n, n + more))
 
     def extended(self, n: int, more: int, row_variance: Any = None, row_weight: Any = None) -> "Likelihood":
         """The likelihood for `more` rows after the n there are. Raises: DomainError for row tensors unknown to it."""

@@ -80,7 +80,7 @@ class RowNumbers(Likelihood):
 
     def of_new_rows(self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]) -> Self:
         if row_variance is not None:
-            super().of_new_rows(n, more, row_variance, None, {})
+            Likelihood.extended(self, n, more, row_variance)
         given = {name: value for name, value in numbers.items() if value is not None}
         new = self.with_numbers(**given)
         if row_weight is not None:

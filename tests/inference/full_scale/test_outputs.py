@@ -75,7 +75,7 @@ def test_a_matrix_of_each_is_that_of_each_alone() -> None:
     gp, x, y = numbers()
     made = layout(gp, x, 6, 5, 8)
     together = [one.log_likelihood(60) for one in factor(gp, x, y, made).sums_of_each()]
-    alone = [factor(gp.output(j), x, y[:, j], made).sums().log_likelihood(60) for j in range(3)]
+    alone = [factor(gp.output(j), x, y[:, j], made).sums_of_each()[0].log_likelihood(60) for j in range(3)]
     assert together == pytest.approx(alone, rel=1e-12)
 
 

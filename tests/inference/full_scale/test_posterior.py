@@ -143,7 +143,7 @@ def at_once(post: fgp.Posterior) -> fgp.Posterior:
         residual, noise, rows, theta = of_rows.likelihood_inputs(x, y)
         function = Basis.of(prior.kernel.form, theta, prior.kernel.rows(state.layout.inducing), Workspace())
         factor = FullScaleFactor.of(function, rows, state.layout.near, residual, noise)
-        sums = factor.sums()
+        sums = factor.sums_of_each()[0]
     made = dataclasses.replace(
         state, rows=rows, residual=residual, noise=noise, theta=tuple(theta), function=function, sums=sums, tables=None
     )

@@ -226,7 +226,7 @@ class Sums:
 
 @dataclass(eq=False)
 class FullScaleFactor:
-    """The factor of a covariance matrix, as its blocks are gone through; `sums` is its first pass, eq. (M-148).
+    """The factor of a covariance matrix, as its blocks are gone through; `sums_of_each` is its first pass, eq. (M-148).
 
     Outputs with noise of their own have a matrix each, and the covariances of the sets of rows in common.
 
@@ -295,11 +295,6 @@ class FullScaleFactor:
             form, theta, here, shard.near, residual[shard.rows], noise, function, function(here), workspace, floor,
             Share(group, shard.rows, n),
         )  # fmt: skip
-
-    def sums(self) -> Sums:
-        """The first pass, of the only matrix. Raises: NotPositiveDefiniteError."""
-        (one,) = self.sums_of_each()
-        return one
 
     def sums_of_each(self) -> list[Sums]:
         """The first pass, of every matrix. Raises: NotPositiveDefiniteError."""
