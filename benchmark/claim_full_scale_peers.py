@@ -81,7 +81,7 @@ def _gradient(cell: Cell) -> Entry:
         factor = FullScaleFactor.of(
             Basis.of(gp.kernel.form, theta, points, Workspace()), rows, layout.near, residual, noise
         )
-        sums = factor.sums()
+        sums = factor.sums_of_each()[0]
         gradients(factor, [sums])
         return sums.log_likelihood(len(x))
 
