@@ -145,9 +145,9 @@ def test_sites_of_a_search_are_found_in_few_steps() -> None:
 
 def test_a_method_that_is_none_is_refused() -> None:
     with pytest.raises(
-        DomainError, match=r"`method` must be 'ep' or 'variational', got 'laplace'; choose one of these"
+        DomainError, match=r"`method` must be 'ep' or 'variational' or 'laplace', got 'moments'; choose one of these"
     ):
-        Bernoulli(method="laplace")  # type: ignore[arg-type]
+        Bernoulli(method="moments")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("lengthscale", "one_class"), [(0.5, False), (1e3, True)])

@@ -293,13 +293,13 @@ class _Builder:
             (part,) = json_list(fields["parts"], f"{path}.parts")
             sites = Sites(rows["targets"], rows["variance"])
             return HeldSites(self.likelihood(part, read, f"{path}.likelihood"), sites, rows.get("excess"))
-        plain = {name: value for name, value in options.items() if name != "rows"}
+        plain = {name: value for name, value in options.items() if name not in ("rows", "method")}
         arguments = self.arguments({**fields, "options": plain}, constructor, path)
         if constructor is likelihoods.Custom:
             given = {key.removeprefix(f"{path}.given."): function for key, function in self.modules.items()}
             arguments |= {name: function for name, function in given.items() if name in _GIVEN}
         built: Likelihood = constructor(**arguments, **rows)
-        return built
+        return built.by_method(options["method"]) if "method" in options else built
 
 
 def rebuild(description: Mapping[str, Any], read: Callable[[str], Tensor], modules: Mapping[str, Any]) -> GP:

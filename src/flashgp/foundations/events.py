@@ -175,6 +175,15 @@ class EventKind(Enum):
         "{steps:n step}, the last of which moved q(f) by {moved:.2g} nats[{limit:if}. Allow more time, or call "
         "gp.condition(x, y), for sites that have settled]."
     )
+    LAPLACE_BENDS = (
+        "{likelihood}: of {rows:n row} log p bends upwards at the mode, and Laplace's method counts it as straight "
+        "there. Its variances and its likelihood are not to be relied on; take method='variational'."
+    )
+    LAPLACE_FAR = (
+        "{likelihood}: log p of a row is {nats:.2g} nats on average from the parabola that Laplace's method takes for "
+        "it, as where the kernel has a large variance. Its probabilities and its likelihood are poor; take another "
+        "method."
+    )
     VARIANCE_LEFT_OUT = (
         "{likelihood}: the variance that the search found times {factor:.3g}, by leaving rows out, whose log density "
         "rose by {gain:.3g} nats a row."

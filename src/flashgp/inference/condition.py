@@ -49,7 +49,7 @@ def condition(
     if asked is not None:
         engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
 
-    refuse_beside_sites(prior, rows, differentiable=settings.differentiable)
+    refuse_beside_sites(prior, rows, approximate=asked is not None, differentiable=settings.differentiable)
     if asked is None and not prior.likelihood.has_sites:
         engine = _by_sites
     state = _shared(prior, rows, settings, asked, engine)

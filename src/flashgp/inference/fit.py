@@ -136,6 +136,7 @@ def fit(
     inducing: int | str | Tensor = "auto",
     neighbours: int | str = "auto",
     exact_posterior: bool = False,
+    method: str | None = None,
     group: Any = None,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
@@ -200,6 +201,10 @@ def fit(
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
             the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
             rows that are held, of which there are too many for exact gradients; of one process.
+        method: by which the sites of a likelihood are found, as `Likelihood.by_method` says; None as it says itself.
+            "variational" is a lower bound on log p(y), "ep", of `Bernoulli`, moments. "laplace" takes slope and
+            curvature at the mode, eq. (M-350), by exact inference, for comparison with others' results: the report
+            warns where it is known to fail.
         group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
@@ -232,6 +237,8 @@ def fit(
         True
     """
     refuse_transformed("fit", "call it for each table, or take gradients of gp.log_marginal_likelihood", x, y)
+    if method is not None:
+        gp = gp.with_likelihood(gp.likelihood.underlying.by_method(method))
     deadline, exact_posterior = Deadline.after(time_limit), check_flag(exact_posterior, "exact_posterior")
     ranks = Group.of(group)
     with shown_progress(False if progress is None and ranks.rank else progress) as callback, ranks.together():
@@ -295,7 +302,7 @@ def fit_as(
             rival = candidates[-1]
     columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
-    refuse_beside_sites(gp, passes, exact_posterior=exact is not None)
+    refuse_beside_sites(gp, passes, approximate=asked is not None, exact_posterior=exact is not None)
     options = options if gp.likelihood.has_sites else options.by_sites()
     if asked is None:
         assert isinstance(rows, Data)

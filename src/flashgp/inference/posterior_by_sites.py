@@ -21,15 +21,17 @@ from flashgp.inference.predict.plan import price_of
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import TimeSettings
-from flashgp.inference.site_methods import Marginals, method_of
+from flashgp.inference.site_methods import METHODS, Marginals, method_of
 from flashgp.inference.sites import (
     LEAST_NOISE,
     Found,
     SiteSettings,
     better_start,
+    doubts,
     first_sites,
     from_prior,
     of_first,
+    prior_mean,
     prior_variance,
     settle_rows,
     steps_event,
@@ -70,7 +72,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
     def under(held: HeldSites) -> Data:
         return Data(prior.with_likelihood(held), x, data.y, data.promoted)
 
-    floor = LEAST_NOISE * prior_variance(prior, x)
+    floor, mean = LEAST_NOISE * prior_variance(prior, x), prior_mean(prior, x)
 
     def evaluate(sites: Sites) -> Found[S]:
         sites = replace(sites, variance=torch.maximum(sites.variance, floor))
@@ -78,10 +80,8 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         posterior = Posterior(state)
         check_solves(state, settings, run.group)
         at = of_first(marginals(posterior, sites), run.group)
-        value = None
-        if state.evidence_known:
-            value = float(posterior.log_marginal_likelihood()) + float(method.excess(likelihood, y, at, sites).sum())
-        return Found(sites, at, value, state)
+        density = float(posterior.log_marginal_likelihood()) if state.evidence_known else None
+        return Found(sites, at, method.aim(likelihood, y, at, sites, mean, density), state)
 
     with torch.no_grad(), one_thread(data.count):
         start = better_start(evaluate(first_sites(prior, x, y, settings)), from_prior(prior, x, y))
@@ -91,6 +91,7 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
         state = condition(under(found.held_next(likelihood, y)))
     tolerance, told = settings.of_rows(settings.posterior, len(y)), state.report.events
     told.append(steps_event(likelihood, steps + 1, moved, tolerance, deadline))
+    told += doubts(likelihood, y, found.at)
     report = state.report
     report.seconds, once = time_of.perf_counter() - began, report.predicted_seconds
     if isinstance(report.plan, Plan) and report.plan.conditionings == 1 and once is not None:
@@ -102,14 +103,21 @@ def condition_by_sites(data: Data, run: Run, time: TimeSettings, condition: Call
 
 
 def refuse_beside_sites(
-    prior: Prior, rows: Data | RowSource, *, differentiable: bool = False, exact_posterior: bool = False
-) -> None:
+    prior: Prior, rows: Data | RowSource, *, approximate: bool, differentiable: bool = False,
+    exact_posterior: bool = False,
+) -> None:  # fmt: skip
     """Raises: DomainError for what iteration of sites does not go with; nothing where they need none.
 
-    Args: rows, those that an engine keeps as Data, or gives out in passes.
+    Args: rows, those that an engine keeps as Data, or gives out in passes; approximate, whether it does.
     """
     if prior.likelihood.has_sites:
         return
+    if approximate and method_of(prior.likelihood).exact:
+        raise DomainError(
+            f"`method` must be {' or '.join(repr(m) for m in prior.likelihood.methods if not METHODS[m].exact)} where "
+            f"inference is approximate, got {prior.likelihood.method!r}; choose one of these, or leave out "
+            "`approximation`"
+        )
     batch = isinstance(rows, Data) and rows.is_batch
     left_out = "leave it out"
     for name, refused, wanted, got, way in (

@@ -1,7 +1,9 @@
-"""How sites of a likelihood follow from q(f) of its rows: variational inference, or expectation propagation.
+"""How sites of a likelihood follow from q(f) of its rows: variational inference, expectation propagation, Laplace's
+method.
 
-Both give a step and what log p(y), or the bound on it, has beside the log density of the targets of sites. At sites
-that have settled that is flat in the sites, so that the gradient by all else is that of regression with them (M-271).
+Each gives a step and what log p(y), or the bound on it, has beside the log density of the targets of sites. At sites
+that have settled that is flat in the sites, so that the gradient by all else is that of regression with them (M-271);
+of Laplace's method it is not, and (M-351) adds what the mode moves.
 """
 
 from abc import ABC, abstractmethod
@@ -11,12 +13,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.likelihoods import Likelihood, Sites
-from flashgp.likelihoods.base import LEAST, with_derivatives
+from flashgp.likelihoods.base import LEAST, bounded_sites, with_derivatives
 from flashgp.likelihoods.quadrature import Unimodal, log_expectation
 
 HALF = 0.5  # of a row: the least weight of which as many rows again are left out
+NATS_BESIDE_PARABOLA = 0.01  # a row, from which on an event says that Laplace's method is far off
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,12 @@ def sums_of_rows(values: Tensor) -> Tensor:
 
 
 class SiteMethod(ABC):
-    """Class attributes: bound, whether its value is one, which steps must not lower."""
+    """Class attributes: bound, whether log p(y) is at least its value; climbs, whether steps must not lower `aim`;
+    exact, whether only exact inference has what it needs."""
 
-    bound: ClassVar[bool]
+    bound: ClassVar[bool] = False
+    climbs: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     @abstractmethod
     def next_sites(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites | None) -> Sites:
@@ -58,6 +65,34 @@ class SiteMethod(ABC):
     def excess(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
         """Terms beside the log density of the targets of sites, of each row, (n,), nats; differentiable in the
         likelihood's parameters."""
+
+    def aim(
+        self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites, mean: Tensor, density: float | None
+    ) -> float | None:
+        """What steps raise, nats. Args: mean, of the prior; density, the log density of the targets of sites, None
+        where the engine does not know it."""
+        return None if density is None else density + float(self.excess(likelihood, y, at, sites).sum())
+
+    def aim_alone(self, likelihood: Likelihood, y: Tensor, at: Marginals, before: Marginals) -> Tensor:
+        """The same of every row by itself under the prior `before`, (n,), nats."""
+        ratio = at.variance / before.variance
+        squares = (at.mean - before.mean).square() / before.variance
+        return likelihood.expected_log_prob(y, at.mean, at.variance) - 0.5 * sums_of_rows(
+            ratio - ratio.log() - 1.0 + squares
+        )
+
+    def by_mode(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor | None:
+        """Targets t, (n,), of (M-351): the slope of the value by the mode, times variances of sites; None where the
+        value is flat."""
+        return None
+
+    def of_mode(self, likelihood: Likelihood, y: Tensor, at: Marginals, moved: Tensor) -> Tensor:
+        """Zero, with the gradient by the likelihood's parameters that (M-351) adds. Args: moved, K w."""
+        raise NotImplementedError("the value is flat in sites")
+
+    def doubts(self, likelihood: Likelihood, y: Tensor, at: Marginals) -> list[Event]:
+        """Events that say where the method is known to fail, at q(f) of sites that have settled."""
+        return []
 
 
 class Variational(SiteMethod):
@@ -84,7 +119,7 @@ class ExpectationPropagation(SiteMethod):
     & Williams (2006), section 3.6.
     """
 
-    bound = False
+    climbs = False
 
     def next_sites(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites | None) -> Sites:
         rows, power = self._rows(likelihood, y)
@@ -134,7 +169,78 @@ class ExpectationPropagation(SiteMethod):
         return Marginals(variance * (at.mean / at.variance - sites.targets * precision), variance)
 
 
-METHODS = {"variational": Variational(), "ep": ExpectationPropagation()}
+class Laplace(SiteMethod):
+    """Slope and curvature of log p at the mode of f, (M-350): steps are Newton's.
+
+    Rows where log p bends upwards at the mode have next to no site. Marginals of all rows are in the gradient through
+    the mode, (M-351), so that few neighbours or inducing points would need one of their own.
+    Source: Rasmussen & Williams (2006), sections 3.4 and 5.5.1; where it fails: Nickisch & Rasmussen (2008).
+    """
+
+    exact = True
+
+    @torch.no_grad()
+    def next_sites(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites | None) -> Sites:
+        _, slope, bend, _ = _derivatives(likelihood, y, at.mean)
+        return bounded_sites(at.mean, at.variance, slope, -bend)
+
+    def excess(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
+        of_site = -0.5 * (LOG_2PI + sites.variance.log() + (sites.targets - at.mean).square() / sites.variance)
+        return likelihood.log_prob_of_rows(y, at.mean) - of_site
+
+    def aim(
+        self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites, mean: Tensor, density: float | None
+    ) -> float | None:
+        """log p(y | f) p(f) but for constants, by f' K^-1 f = f' S^-1 (targets - f) at the mean f of q."""
+        pull = (sites.targets - at.mean) / sites.variance
+        return float((likelihood.log_prob_of_rows(y, at.mean) - 0.5 * (at.mean - mean) * pull).sum())
+
+    def aim_alone(self, likelihood: Likelihood, y: Tensor, at: Marginals, before: Marginals) -> Tensor:
+        squares = (at.mean - before.mean).square() / before.variance
+        return likelihood.log_prob_of_rows(y, at.mean) - 0.5 * squares
+
+    def by_mode(self, likelihood: Likelihood, y: Tensor, at: Marginals, sites: Sites) -> Tensor:
+        _, _, bend, third = _derivatives(likelihood, y, at.mean)
+        return torch.where(-bend * sites.variance < 0.5, 0.0, 0.5 * at.variance * third * sites.variance)
+
+    def of_mode(self, likelihood: Likelihood, y: Tensor, at: Marginals, moved: Tensor) -> Tensor:
+        _, slope, bend, _ = _derivatives(likelihood, y, at.mean)
+        value = (0.5 * at.variance * bend.clamp(max=0.0) + moved * slope).sum()
+        return value - value.detach()
+
+    @torch.no_grad()
+    def doubts(self, likelihood: Likelihood, y: Tensor, at: Marginals) -> list[Event]:
+        """Of rows whose site has no precision, and of what log p has beside its parabola, (M-352)."""
+        value, _, bend, _ = _derivatives(likelihood, y, at.mean)
+        upwards = int((bend > 0.0).sum())
+        beside = likelihood.expected_log_prob(y, at.mean, at.variance) - value - 0.5 * at.variance * bend
+        name, found = likelihood.name, list[Event]()
+        if upwards:
+            found.append(Event(EventKind.LAPLACE_BENDS, likelihood=name, rows=upwards))
+        nats = float(beside.abs().mean()) if len(y) else 0.0
+        if not nats < NATS_BESIDE_PARABOLA:  # NaN too
+            found.append(Event(EventKind.LAPLACE_FAR, likelihood=name, nats=nats))
+        return found
+
+
+def _derivatives(likelihood: Likelihood, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log p of each training row at f and its first three derivatives by f, which keep their graph to the likelihood's
+    parameters where gradients are on."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        found = [likelihood.log_prob_of_rows(y, f)]
+        for _ in range(3):
+            last = found[-1].sum()
+            slope = torch.zeros_like(f)
+            if last.requires_grad:
+                (slope,) = torch.autograd.grad(last, f, create_graph=True, materialize_grads=True)
+            found.append(slope)
+    value, slope, bend, third = found if keep else [t.detach() for t in found]
+    return value, slope, bend, third
+
+
+METHODS = {"variational": Variational(), "ep": ExpectationPropagation(), "laplace": Laplace()}
 
 
 def method_of(likelihood: Likelihood) -> SiteMethod:

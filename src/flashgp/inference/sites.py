@@ -19,7 +19,7 @@ from flashgp.foundations.errors import ConvergenceError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.anderson import Anderson
 from flashgp.inference.prior import Prior
-from flashgp.inference.site_methods import Marginals, method_of, sums_of_rows
+from flashgp.inference.site_methods import METHODS, Marginals, method_of
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
@@ -124,19 +124,33 @@ def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: flo
     return event
 
 
+def doubts(likelihood: Likelihood, y: Tensor, at: Marginals) -> list[Event]:
+    """See `SiteMethod.doubts`; warned of."""
+    found = method_of(likelihood).doubts(likelihood, y, at)
+    for event in found:
+        warn(str(event))
+    return found
+
+
 def prior_variance(prior: Prior, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
     """Variance of f at every row, (n,) or (n, outputs), float64. Args: diagonal, that of K where it is at hand."""
     own = prior.kernel(x).diagonal().detach().double() if diagonal is None else diagonal
     return own if prior.outputs is None else own.unsqueeze(-1).expand(-1, prior.outputs)
 
 
+def prior_mean(prior: Prior, x: Tensor) -> Tensor:
+    """Mean of f at every row, (n,) or (n, outputs)."""
+    mean = prior.mean_at(x).detach().expand(len(x), prior.outputs or 1)
+    return mean if prior.outputs is not None else mean[:, 0]
+
+
 @torch.no_grad()
 def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
     """Sites that say next to nothing, under which q(f) is the prior."""
-    variance = prior_variance(prior, x)
-    mean = prior.mean_at(x).detach().expand(len(x), prior.outputs or 1).reshape(variance.shape)
-    value = float(prior.likelihood.expected_log_prob(y, mean, variance).sum())
-    return Found(Sites(mean, variance / LEAST), Marginals(mean, variance), value, None)
+    variance, mean = prior_variance(prior, x), prior_mean(prior, x)
+    at = Marginals(mean, variance)
+    value = float(method_of(prior.likelihood).aim_alone(prior.likelihood, y, at, at).sum())
+    return Found(Sites(mean, variance / LEAST), at, value, None)
 
 
 @torch.no_grad()
@@ -260,27 +274,22 @@ def local_sites(
 ) -> tuple[Sites, Marginals]:
     """Sites of new rows, each by itself, and q(f) with them, (M-275). Args: before, predictions of f."""
     method = method_of(likelihood)
-    if not method.bound and likelihood.weight_of(y) is None:  # a whole step is exact
+    if not method.climbs and likelihood.weight_of(y) is None:  # a whole step is exact
         sites = method.next_sites(likelihood, y, before, None)
         variance = 1.0 / (1.0 / before.variance + 1.0 / sites.variance)
         return sites, Marginals(variance * (before.mean / before.variance + sites.targets / sites.variance), variance)
+    if not method.climbs:
+        method = METHODS["variational"]
     linear, precision = torch.zeros_like(before.mean), torch.zeros_like(before.mean)
     size = torch.full((len(y), *[1] * (y.dim() - 1)), likelihood.step, dtype=linear.dtype, device=linear.device)
-    at, sites = before, likelihood.sites_at(y, before.mean, before.variance, None)
+    at, sites = before, method.next_sites(likelihood, y, before, None)
     while bool((wild := ~(sites.targets.isfinite() & (sites.variance > 0.0))).any()) and bool(
         (at.variance > 1.0).any()
     ):
         at = Marginals(at.mean, torch.where(wild, 0.25 * at.variance, at.variance))  # expectations that overflow
-        sites = likelihood.sites_at(y, at.mean, at.variance, None)
+        sites = method.next_sites(likelihood, y, at, None)
 
-    def value(one: Marginals) -> Tensor:
-        ratio = one.variance / before.variance
-        squares = (one.mean - before.mean).square() / before.variance
-        return likelihood.expected_log_prob(y, one.mean, one.variance) - 0.5 * sums_of_rows(
-            ratio - ratio.log() + squares
-        )
-
-    best = value(at)
+    best = method.aim_alone(likelihood, y, at, before)
     for _ in range(settings.max_steps):
         other = (
             torch.lerp(linear, sites.targets / sites.variance, size),
@@ -288,14 +297,14 @@ def local_sites(
         )
         variance = 1.0 / (1.0 / before.variance + other[1])
         found = Marginals(variance * (before.mean / before.variance + other[0]), variance)
-        new = value(found)
+        new = method.aim_alone(likelihood, y, found, before)
         better = new >= best - torch.finfo(new.dtype).eps * best.abs()  # not NaN
         moved = torch.where(better, new - best, 0.0).abs().amax() if len(y) else 0.0
         best, good = torch.where(better, new, best), better.reshape(size.shape)
         linear, precision = torch.where(good, other[0], linear), torch.where(good, other[1], precision)
         at = Marginals(torch.where(good, found.mean, at.mean), torch.where(good, found.variance, at.variance))
         size = torch.where(good, (2.0 * size).clamp(max=likelihood.step), 0.5 * size)
-        sites = likelihood.sites_at(y, at.mean, at.variance, None)
+        sites = method.next_sites(likelihood, y, at, None)
         if float(moved) < settings.posterior and bool(good.all()):
             break
     return sites, at
@@ -320,7 +329,7 @@ def settle_rows(
     """
     began: float | None = None
     method, coming = method_of(likelihood), list[tuple[Found[A], Sites]]()
-    foreseen = tolerance is None and not method.bound
+    foreseen = tolerance is None and not method.climbs
     settings = settings if tolerance is None else settings.of_posterior()
     tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, len(y))
     mixing = Anderson(likelihood.step, settings.mixed) if method.bound else None
@@ -362,9 +371,9 @@ def settle_rows(
         moved = one.at.divergence(other.at)
         return moved if mixing is None else max(moved, expected(one))  # a mixed step may be short by chance
 
-    if mixing is not None:  # which ends going to and fro
+    if method.climbs:  # which ends going to and fro
         settings = replace(settings, turning=math.inf)
-    slack = slack if method.bound else max(slack, settings.slack * len(y))
+    slack = slack if method.climbs else max(slack, settings.slack * len(y))
     return settle(likelihood, start, step, divergence, tolerance, settings, slack, expected if foreseen else None)
 
 
@@ -419,19 +428,20 @@ class IteratedSites:
         """
         held, likelihood, rows = self.held, prior.likelihood, len(y)
         method = method_of(likelihood)
-        last_one = tolerance is None and not method.bound  # is held
+        last_one = tolerance is None and not method.climbs  # is held
 
+        mean = prior_mean(prior, x)
         floor = LEAST_NOISE * prior_variance(prior, x)
 
         def found(sites: Sites) -> Found[None]:
             sites = replace(sites, variance=torch.maximum(sites.variance, floor))
             held.hold(sites)
-            value, at = evaluate()
-            return Found(sites, at, value + float(method.excess(likelihood, y, at, sites).sum()), None)
+            density, at = evaluate()
+            return Found(sites, at, method.aim(likelihood, y, at, sites, mean, density), None)
 
-        start = found(Sites(held.targets, held.variance))
+        start = found(self._sites)
         assert start.value is not None
-        if method.bound or math.isnan(start.value):
+        if method.climbs or math.isnan(start.value):
             start = better_start(start, from_prior(prior, x, y))
         try:
             last, steps, self.moved = settle_rows(
@@ -448,6 +458,22 @@ class IteratedSites:
     def beyond(self, prior: Prior, y: Tensor) -> Tensor:
         """The sum of `excess` at the sites held, differentiable in the likelihood's parameters, q(f) and sites held,
         (M-271)."""
+        return method_of(prior.likelihood).excess(prior.likelihood, y, self._at, self._sites).sum()
+
+    @torch.no_grad()
+    def by_mode(self, prior: Prior, y: Tensor) -> Tensor | None:
+        """See `SiteMethod.by_mode`, at the sites held."""
+        return method_of(prior.likelihood).by_mode(prior.likelihood, y, self._at, self._sites)
+
+    def of_mode(self, prior: Prior, y: Tensor, t: Tensor, w: Tensor) -> Tensor:
+        """See `SiteMethod.of_mode`. Args: t, of (M-351), and w, (K + S)^-1 t."""
+        return method_of(prior.likelihood).of_mode(prior.likelihood, y, self._at, t - self.held.variance * w)
+
+    @property
+    def _sites(self) -> Sites:
+        return Sites(self.held.targets, self.held.variance)
+
+    @property
+    def _at(self) -> Marginals:
         assert self.at is not None
-        sites = Sites(self.held.targets, self.held.variance)
-        return method_of(prior.likelihood).excess(prior.likelihood, y, self.at, sites).sum()
+        return self.at

@@ -1,5 +1,6 @@
 """Interface of a likelihood to inference: sites, densities, distributions of new observations."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,17 @@ class LinearNoise:
     parameter: Parameter | None
     scale: Tensor | None
     offset: Tensor | None
+
+
+def bounded_sites(mean: Tensor, variance: Tensor, slope: Tensor, precision: Tensor) -> Sites:
+    """Sites with a slope at the mean and a precision where N(mean, variance) is what is known of f.
+
+    A row that says next to nothing keeps LEAST of the information that it has of f: no variance is infinite. One that
+    pulls without bending log p, or that bends it the other way, has a target FARTHEST away.
+    """
+    least = torch.maximum(LEAST / variance, slope.abs() / (FARTHEST * variance.sqrt()))
+    precision = torch.maximum(precision, least)
+    return Sites(mean + slope / precision, 1.0 / precision)
 
 
 class PredictiveDistribution(ABC):
@@ -94,6 +106,7 @@ class Likelihood(NamedValues, ABC):
     latent_is_y: ClassVar[bool] = False  # whether f is in units of y, where sites are found by iteration
     joins_always: ClassVar[bool] = False  # whether rows are put in the order of their x even where none repeats
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
+    methods: ClassVar[tuple[str, ...]] = ("variational",)  # that there are of it
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
     of_rows: tuple[str, ...] = ()  # tensors with a number for each training row, where it may have such
     one_observation: ClassVar[bool] = False  # whether all `outputs` are functions of one number, which has no axis
@@ -143,6 +156,26 @@ class Likelihood(NamedValues, ABC):
             "gp.condition(x, y)"
         )
 
+    def log_prob_of_rows(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """log p(y | f) of the training rows, with their weights and numbers."""
+        return self.log_prob(y, f)
+
+    def by_method(self, method: str) -> Self:
+        """The likelihood with its sites found by another method; parameters are shared. Raises: DomainError."""
+        if self.has_sites:
+            raise DomainError(
+                f"`method` is of likelihoods whose sites are found by iteration, got {method!r} for {self.name}; "
+                "leave it out"
+            )
+        if method not in self.methods:
+            raise DomainError(
+                f"`method` must be {' or '.join(map(repr, self.methods))} for {self.name}, got {method!r}; choose one "
+                "of these"
+            )
+        same = copy.copy(self)
+        same._modules, same._buffers, same.method = {**self._modules}, {**self._buffers}, method
+        return same
+
     def expectations(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,16 +197,12 @@ class Likelihood(NamedValues, ABC):
     ) -> Sites:
         """Sites of rows whose latent values are N(mean, variance), eq. (M-267); those without iteration do not look.
 
-        A row that says next to nothing keeps LEAST of the information that it has of f: no variance is infinite. One
-        that pulls without bending log p, or that bends it the other way, has a target FARTHEST away.
         Source: Khan & Lin (2017), Conjugate-computation variational inference.
         """
         if self.has_sites:
             return self.sites(y, outputs)
         _, by_mean, by_variance = self.expectations(y, mean, variance)
-        least = torch.maximum(LEAST / variance, by_mean.abs() / (FARTHEST * variance.sqrt()))
-        precision = torch.maximum(-2.0 * by_variance, least)
-        return Sites(mean + by_mean / precision, 1.0 / precision)
+        return bounded_sites(mean, variance, by_mean, -2.0 * by_variance)
 
     def encoded(self, y: Any, name: str) -> Any:
         """Targets as inference takes them, of as many columns as there are `outputs`. Raises: DomainError."""

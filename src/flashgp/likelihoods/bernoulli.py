@@ -14,7 +14,6 @@ from flashgp.likelihoods.non_gaussian import NonGaussian
 from flashgp.likelihoods.quadrature import Analytic, expectation
 
 LINKS = ("probit", "logit")
-METHODS = ("ep", "variational")
 PROBIT = Analytic(2.8)  # log Phi has its singularities at 1.92 +- 2.82 i and beyond
 
 
@@ -27,7 +26,7 @@ class Bernoulli(NonGaussian):
         link: "probit" or "logit".
         row_weight: (n,) of the training rows, 0 or more: log p of a row counts that often. None for 1.
         method: "ep", by moments (M-291): quickest, and closest to log p(y), but no bound on it; "variational" for one.
-            Inducing points are variational whatever it says.
+            Inducing points are variational where it says "ep". Or "laplace", for comparison.
 
     Example:
         >>> x = torch.linspace(0.0, 1.0, 20, dtype=torch.float64)[:, None]
@@ -38,6 +37,7 @@ class Bernoulli(NonGaussian):
     """
 
     latent_variance = 4.0
+    methods = ("ep", "variational", "laplace")
     wanted, advice = "0 or 1", "number the classes 0 and 1, as in y = (labels == labels.max()).double()"
 
     @usual_names_refused
@@ -45,9 +45,9 @@ class Bernoulli(NonGaussian):
         self,
         link: Literal["probit", "logit"] = "probit",
         row_weight: Any = None,
-        method: Literal["ep", "variational"] = "ep",
+        method: Literal["ep", "variational", "laplace"] = "ep",
     ) -> None:
-        for name, value, known in (("link", link, LINKS), ("method", method, METHODS)):
+        for name, value, known in (("link", link, LINKS), ("method", method, self.methods)):
             if value not in known:
                 raise DomainError(
                     f"`{name}` must be {' or '.join(map(repr, known))}, got {value!r}; choose one of these"
@@ -86,4 +86,4 @@ class Bernoulli(NonGaussian):
         return torch.special.log_ndtr(signed / (1.0 + variance).sqrt())
 
     def structure(self) -> dict[str, Any]:
-        return {**super().structure(), "link": self.link, "method": self.method}
+        return {"kind": self.name, "link": self.link, "method": self.method}

@@ -32,6 +32,7 @@ class NonGaussian(RowNumbers):
 
     discrete: bool = False
     log_concave: bool = True
+    methods: ClassVar[tuple[str, ...]] = ("variational", "laplace")
     wanted: ClassVar[str]
     advice: ClassVar[str]
 
@@ -99,6 +100,10 @@ class NonGaussian(RowNumbers):
         return self.predictive(mean, variance, **self.numbers(mean))
 
     # -- of all ----------------------------------------------------------------------------------------------------
+    def log_prob_of_rows(self, y: Float[Tensor, "..."], f: Float[Tensor, "..."]) -> Float64[Tensor, "..."]:
+        value, weight = self.log_prob(y.double(), f.double(), **self.numbers(y)), self._of(y, "row_weight")
+        return value if weight is None else weight * value
+
     def expected_log_prob(
         self, y: Float[Tensor, "..."], mean: Float[Tensor, "..."], variance: Float[Tensor, "..."]
     ) -> Float64[Tensor, "..."]:
@@ -150,7 +155,7 @@ class NonGaussian(RowNumbers):
 
     def structure(self) -> dict[str, Any]:
         """What a file says beside parameters and numbers of rows."""
-        return {"kind": self.name}
+        return {"kind": self.name} | ({} if self.method == type(self).method else {"method": self.method})
 
 
 def special(name: str, *values: Tensor) -> Float64[Tensor, "..."]:

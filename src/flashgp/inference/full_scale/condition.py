@@ -85,7 +85,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
     times = 1 if prior.likelihood.has_sites else SiteSettings().linear_conditionings
     if not prior.likelihood.has_sites:
         rows_prior, inducing, said = found_sites(prior, x, y, sizes, inducing, settings.run)
-        prior, events = rows_prior, [*events, said]
+        prior, events = rows_prior, [*events, *said]
     residual, noise, rows, values = rows_prior.likelihood_inputs(points, targets)
     check_rows(rows, "x")
     check_extent(prior.kernel.form, rows, "x")
@@ -127,15 +127,15 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
 
 def found_sites(
     prior: Prior, x: Tensor, y: Tensor, sizes: Sizes, inducing: Tensor | None, run: Run
-) -> tuple[Prior, Tensor, Event]:
-    """The prior with the sites that iteration finds in the model of these rows, its inducing points, and the event of a
+) -> tuple[Prior, Tensor, list[Event]]:
+    """The prior with the sites that iteration finds in the model of these rows, its inducing points, and events of a
     report. Raises: ConvergenceError."""
     sites = IteratedSites.of(prior, x, y, SiteSettings())
     assert sites is not None
     problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
     layout = layout_of(prior, x, sites.held.variance, sizes.within(len(x)), run.seed, inducing, run.group)
-    found, event = FullScaleLogJoint(problem, layout, run.group, run.seed).with_sites(run.deadline)
-    return found, layout.inducing, event
+    found, told = FullScaleLogJoint(problem, layout, run.group, run.seed).with_sites(run.deadline)
+    return found, layout.inducing, told
 
 
 def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan: Plan) -> AnyFullScale | None:

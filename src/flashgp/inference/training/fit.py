@@ -158,9 +158,9 @@ class EngineFit(ABC, Generic[S]):
             if prior.likelihood.spread_by_leaving_out:
                 expected = self.conditionings * self.plan.seconds * rows / n
                 trained.theta, widened = variance_by_leaving_out(last, trained.theta, self.options.run, expected)
-            found, event = last.with_sites(deadline if rows > few else NO_DEADLINE)
+            found, told = last.with_sites(deadline if rows > few else NO_DEADLINE)
         prior = prior.with_likelihood(found.likelihood)
-        events = [one for one in (widened, event) if one is not None and one.kind is not EventKind.SITES]
+        events = [one for one in (widened, *told) if one is not None and one.kind is not EventKind.SITES]
         if rows == n:
             return prior, Data(prior, data.x, data.y, data.promoted), events
         events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit))

@@ -34,6 +34,7 @@ from flashgp.inference.site_methods import Marginals
 from flashgp.inference.sites import (
     Found,
     IteratedSites,
+    doubts,
     marginals_by_gradient,
     prior_variance,
     steps_event,
@@ -319,8 +320,8 @@ class LogJoint(Objective):
             _, _, rows, theta = self.likelihood_inputs()
         return KeptCovariance(self.problem.direct, self.problem.prior.kernel.form, theta, rows)
 
-    def with_sites(self, deadline: Deadline) -> tuple[Prior, Event]:
-        """The prior with the sites of a posterior, and the event of a report. Raises: ConvergenceError."""
+    def with_sites(self, deadline: Deadline) -> tuple[Prior, list[Event]]:
+        """The prior with the sites of a posterior, and events of a report. Raises: ConvergenceError."""
         problem, sites = self.problem, self.problem.sites
         assert sites is not None
         likelihood, wanted = problem.prior.likelihood, sites.settings.posterior_of(self.rows)
@@ -328,7 +329,8 @@ class LogJoint(Objective):
         assert found is not None
         tolerance = sites.settings.of_rows(wanted, self.rows)
         event = steps_event(likelihood, sites.steps[-1], sites.moved, tolerance, deadline)
-        return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), event
+        told = [event, *doubts(likelihood, problem.y, found.at)]
+        return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), told
 
     @torch.no_grad()
     def marginals(self) -> tuple[float, Marginals]:
@@ -371,8 +373,27 @@ class LogJoint(Objective):
             value, slopes = self.likelihood(rows, [t.detach() for t in inputs], [t.requires_grad for t in inputs])
             problem, sites = self.problem, self.problem.sites
             beyond = [] if sites is None else [sites.beyond(problem.prior, problem.y)]
+            if sites is not None and (t := sites.by_mode(problem.prior, problem.y)) is not None:
+                slopes, w = self._through_mode(rows, inputs, slopes, t)
+                beyond.append(sites.of_mode(problem.prior, problem.y, t, w))
             total, gradient = self.pull(inputs, slopes, beyond)
         return None if value is None else total + value, gradient
+
+    def _through_mode(
+        self, rows: Rows, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None], t: Tensor
+    ) -> tuple[list[Tensor | None], Tensor]:
+        """Slopes with those of -t' (K + S)^-1 (targets - m), and w = (K + S)^-1 t, (M-351): half the difference of the
+        likelihood's at targets to which t is added and from which it is taken."""
+        self._kept = None  # it is done with K
+        residual, *others = (tensor.detach() for tensor in inputs)
+        wanted = [True, *(tensor.requires_grad for tensor in inputs[1:])]
+        (_, above), (_, below) = (
+            self.likelihood(rows, [residual + one, *others], wanted) for one in (t.unsqueeze(-1), -t.unsqueeze(-1))
+        )
+        more = [None if a is None or b is None else 0.5 * (a - b) for a, b in zip(above, below, strict=True)]
+        assert more[0] is not None
+        both = [s if m is None else m if s is None else s + m for s, m in zip(slopes, more, strict=True)]
+        return both, -more[0].reshape(t.shape)
 
     def likelihood_inputs(self) -> tuple[Tensor, Tensor, Rows, list[Tensor]]:
         """(residual, noise, rows, theta): what the likelihood is a function of, each differentiable."""

@@ -101,7 +101,7 @@ def searched(
     """
     settings, search, from_data = options.settings, options.settings.search, options.initial == "data"
     shape = options.stages.for_model(own_modules=objective.has_user_modules)
-    if problem.sites is not None and not method_of(problem.prior.likelihood).bound:  # values are known so well
+    if problem.sites is not None and not method_of(problem.prior.likelihood).climbs:  # values are known so well
         search = dataclasses.replace(search, min_decrease=max(search.min_decrease, problem.sites.settings.search))
     exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
     first = ExactStages(
