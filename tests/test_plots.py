@@ -243,6 +243,14 @@ def test_importance_names_columns_the_most_important_first() -> None:
     rendered(ax)  # "$age^2$" is a name, not mathematics
 
 
+def test_importance_of_classes_is_in_nats() -> None:
+    values = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    found = fgp.Importance(("a", "b"), values.flip(0), values, values, values, 10, 20, 1, by="log_density")
+    ax = plots.importance(found, unit="MPa")
+    assert [round(patch.get_width(), 6) for patch in ax.patches] == [0.5, 2.0]
+    assert "log loss grows by, nats a row; 95% intervals" in texts(ax)
+
+
 # -- training -----------------------------------------------------------------------------------------------------
 def history(starts: int, length: int) -> list[SimpleNamespace]:
     return [

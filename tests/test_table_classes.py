@@ -170,6 +170,10 @@ def test_the_command_line_fits_and_predicts_classes(tmp_path: Path) -> None:
     assert told["classes"] == [*LABELS]
     assert 0.5 < told["leave_one_out"]["auc"] <= 1.0
     assert "CLASSES_FOUND" in {event["kind"] for event in told["events"]}
+    by = [entry["log_density"] for entry in told["importance"]]
+    assert by == sorted(by, reverse=True)
+    assert {entry["by"] for entry in told["importance"]} == {"log_density"}
+    assert "inputs by importance: log loss grows by" in run("fit", rows, "-t", "quality", "--starts", "1").output
     said = run("predict", model, rows, "--out", out, "--keep", "x").output
     assert "log loss" in said
     found = pd.read_csv(out)

@@ -166,9 +166,6 @@ class FittedTable:
         found = importance(self.posterior.state.training_table, groups, settings, self._mean_of)
         events = [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
         interrupted = self.fit is not None and self.fit.interrupted
-        if found.rmse.dim() > 1 and isinstance(self.scalings[0].target, Classes):  # of all classes alike
-            each = ("rmse", "rmse_error", "log_density", "log_density_error")
-            found = replace(found, **{name: getattr(found, name).mean(-1) for name in each})
         return replace(found, unfinished=why_unfinished(events, interrupted=interrupted))
 
     def _mean_of(self, mean: Tensor, std: Tensor) -> Tensor:

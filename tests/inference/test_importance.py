@@ -66,6 +66,31 @@ def test_equals_a_plain_reference_that_leaves_rows_out() -> None:
     assert (found.rows, found.others, found.permutations) == (n, n - 1, n - 1)
 
 
+@pytest.mark.parametrize("name", ["labels", "classes", "levels", "counts", "numbers", "log noise"])
+def test_classes_and_counts_are_ordered_by_their_log_loss(name: str) -> None:
+    """(M-151), and one number for each column, however many latent functions there are."""
+    kinds, x = fgp.likelihoods, points(60)
+    likelihood, y = {
+        "labels": (kinds.Bernoulli(), (x[:, 0] > 0.5).double()),
+        "classes": (kinds.Categorical(3), (3.0 * x[:, 0]).floor()),
+        "levels": (kinds.Ordinal(3), (3.0 * x[:, 0]).floor()),
+        "counts": (kinds.Poisson(), (9.0 * x[:, 0]).floor()),
+        "numbers": (kinds.StudentT(), x[:, 0]),
+        "log noise": (kinds.HeteroscedasticGaussian(), x[:, 0]),
+    }[name]
+    kernel = 3.0 * fgp.kernels.RBF(torch.tensor([0.5, 2.0, 2.0]))
+    found = fgp.GP(kernel, likelihood=likelihood).condition(x, y).importance(permutations=2)
+    by, measure = ("rmse", "RMSE") if name in ("numbers", "log noise") else ("log_density", "log loss")
+    assert (found.by, found.measure) == (by, measure)
+    assert found.rmse.shape == found.log_density.shape == (3,)
+    assert found.order == getattr(found, by).argsort(descending=True).tolist()
+    assert found.growth is getattr(found, by)
+    error = found.rmse_error if by == "rmse" else found.log_density_error
+    torch.testing.assert_close(found.growth_interval()[1] - found.growth, 1.959964 * error, rtol=1e-6, atol=0.0)
+    assert f"{measure} grows by" in repr(found)
+    assert repr(found).splitlines()[2].split()[:2] == ["x1", f"{float(found.growth[0]):.4g}"]
+
+
 def test_standard_errors_are_the_spread_over_rows_and_permutations() -> None:
     """Eq. (M-153): other rows held out, other permutations; the spread of the importance is its standard error."""
     post = posterior(400)

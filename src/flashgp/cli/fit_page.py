@@ -103,7 +103,6 @@ def _labelled(column: InputColumn) -> str:
 
 def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
     found, encoding = outcome.importance, outcome.prepared.encoding
-    target, levels = encoding.target, encoding.target_levels
     if found is None:
         return []
     how = (
@@ -111,7 +110,7 @@ def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
         f"{found.others:,} others with the same parameters. Inputs that say the same stand in for each other."
     )
     picture = Figure.of(
-        plots.importance(found, unit="of probabilities" if levels else f"in units of {target}"),
+        plots.importance(found, unit=f"in units of {encoding.target}"),
         "Importance: how much worse rows are predicted without what an input says, with 95 % intervals.",
     )
     return [Notes([how]), picture]

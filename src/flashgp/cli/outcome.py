@@ -153,7 +153,7 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         whose = "" if unfinished is None else f", {unfinished.heading}"
         growth = "" if verbose else f" {_importance_line(outcome.importance)}"
         console.say(
-            f"inputs by importance{whose}: RMSE grows by{growth} where one is permuted among "
+            f"inputs by importance{whose}: {outcome.importance.measure} grows by{growth} where one is permuted among "
             f"{outcome.importance.rows} rows"
         )
         if verbose:
@@ -231,21 +231,22 @@ def _importance_line(found: Importance) -> str:
     """The most important inputs, each with what it adds."""
     shown = found.order[:_MAX_NAMED]
     more = len(found.names) - len(shown)
-    named = ", ".join(f"{found.names[j]} {float(found.rmse[j]):.3g}" for j in shown)
+    named = ", ".join(f"{found.names[j]} {float(found.growth[j]):.3g}" for j in shown)
     return f"{named}{f' and less for {more:,} more' * bool(more)}"
 
 
 def importance_table(found: Importance) -> tuple[Sequence[str], list[Sequence[str]], Sequence[int]]:
     """Head, cells, and which columns are numbers; the most important inputs first."""
-    low, high = (end.tolist() for end in found.interval())
-    rmse, nats = found.rmse.tolist(), found.log_density.tolist()
+    low, high = (end.tolist() for end in found.growth_interval())
+    other = found.log_density if found.by == "rmse" else found.rmse
+    growth, beside = found.growth.tolist(), other.tolist()
     cells: list[Sequence[str]] = [
-        (found.names[j], f"{rmse[j]:.3g}", f"{low[j]:.3g} to {high[j]:.3g}", f"{nats[j]:.3g}")
+        (found.names[j], f"{growth[j]:.3g}", f"{low[j]:.3g} to {high[j]:.3g}", f"{beside[j]:.3g}")
         for j in found.order[:_MAX_INPUTS]
     ]
     if len(cells) < len(found.names):
         cells.append((f"and {len(found.names) - len(cells):,} more", "", "", ""))
-    return ("input", "RMSE", "95 % interval", "nats a row"), cells, (1, 2, 3)
+    return ("input", found.measure, "95 % interval", "nats a row" if found.by == "rmse" else "RMSE"), cells, (1, 2, 3)
 
 
 def _importance_json(found: Importance | None) -> list[dict[str, Any]] | None:
@@ -256,7 +257,7 @@ def _importance_json(found: Importance | None) -> list[dict[str, Any]] | None:
         {
             "input": found.names[j], "rmse": float(found.rmse[j]), "rmse_95": [float(low[j]), float(high[j])],
             "log_density": float(found.log_density[j]),
-            "log_density_95": [float(low_density[j]), float(high_density[j])],
+            "log_density_95": [float(low_density[j]), float(high_density[j])], "by": found.by,
         }
         for j in found.order
     ]  # fmt: skip

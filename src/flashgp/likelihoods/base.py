@@ -108,6 +108,7 @@ class Likelihood(NamedValues, ABC):
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     methods: ClassVar[tuple[str, ...]] = ("variational",)  # that there are of it
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
+    discrete: bool = False  # whether observations are classes, levels or counts
     of_rows: tuple[str, ...] = ()  # tensors with a number for each training row, where it may have such
     one_observation: ClassVar[bool] = False  # whether all `outputs` are functions of one number, which has no axis
     outputs: int | None = None  # how many outputs have noise of their own; None where one noise serves all of them

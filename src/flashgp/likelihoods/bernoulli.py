@@ -37,6 +37,7 @@ class Bernoulli(NonGaussian):
     """
 
     latent_variance = 4.0
+    discrete = True
     methods = ("ep", "variational", "laplace")
     wanted, advice = "0 or 1", "number the classes 0 and 1, as in y = (labels == labels.max()).double()"
 

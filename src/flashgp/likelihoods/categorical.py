@@ -33,6 +33,7 @@ class Categorical(RowNumbers):
         tensor([0, 1, 2])
     """
 
+    discrete = True
     spread_by_leaving_out = True
     step = 0.8  # whole ones of all classes together go to and fro between two that are confused
 

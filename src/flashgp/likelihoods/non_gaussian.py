@@ -26,11 +26,10 @@ class NonGaussian(RowNumbers):
     those of a new observation.
 
     Class attributes:
-        discrete: whether observations are whole numbers from 0; log_concave: whether log p is concave in f for every y.
+        log_concave: whether log p is concave in f for every y.
         wanted: targets, in words; advice, what to do about others.
     """
 
-    discrete: bool = False
     log_concave: bool = True
     methods: ClassVar[tuple[str, ...]] = ("variational", "laplace")
     wanted: ClassVar[str]

@@ -35,6 +35,7 @@ class Ordinal(NonGaussian):
         tensor([[0.2689, 0.4621, 0.2689]], dtype=torch.float64)
     """
 
+    discrete = True
     roles = {"lowest": "threshold", "gaps": "gap"}
     advice = "number the levels from 0 in their order"
 

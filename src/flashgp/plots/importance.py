@@ -17,11 +17,12 @@ MAX_ROWS = 25
 
 
 def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: "Axes | None" = None) -> "Axes":
-    """The permutation importance of every column in RMSE, eq. (M-152), the most important first, with intervals.
+    """The permutation importance of every column, the most important first, with intervals: how much RMSE grows, eq.
+    (M-152), of classes and counts log loss, eq. (M-151).
 
     Args:
         found: what `importance()` of a posterior, a TableModel or a GPRegressor with one output gave.
-        unit: of the target, for the axis.
+        unit: of RMSE, that of the target, for the axis.
         level: probability of the intervals.
         ax: axes to draw on; a new figure's by default.
 
@@ -44,11 +45,12 @@ def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: 
             "of each output, post.by_output[j].importance()"
         )
     shown = found.order[:MAX_ROWS][::-1]
-    low, high = (end.numpy()[shown] for end in found.interval(level))
-    values = found.rmse.numpy()[shown]
+    low, high = (end.numpy()[shown] for end in found.growth_interval(level))
+    values = found.growth.numpy()[shown]
     ax = new_axes(ax, (5.4, max(2.2, 1.1 + 0.3 * len(shown))))
     whose = "" if found.unfinished is None else found.unfinished.heading
-    style(ax, f"RMSE grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", whose, grid="x")
+    unit = unit if found.by == "rmse" else "nats a row"
+    style(ax, f"{found.measure} grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", whose, grid="x")
     heights = np.arange(len(shown))
     ax.barh(heights, values, height=0.66, color=BLUE, alpha=0.85)
     ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)

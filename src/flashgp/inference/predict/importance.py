@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64
@@ -88,13 +88,15 @@ class Importance:
 
     Attributes:
         names: of the g columns, or groups of columns.
-        rmse: increase of the root mean squared error, in units of y, (g,) or (g, outputs).
+        rmse: increase of the root mean squared error, in units of y, (g,) or (g, outputs); of classes that of their
+            probabilities.
         log_density: decrease of the mean log density of a held-out observation, nats a row, the same shape.
         rmse_error: standard errors of `rmse`, over rows and permutations.
         log_density_error: standard errors of `log_density`.
         rows: held out.
         others: rows that each was predicted from.
         permutations: of each column.
+        by: what columns are ordered and shown by: "rmse", or "log_density" of classes, levels and counts.
         unfinished: reason that the model is not final, where one is known; the intervals are of rows and permutations,
             not of the fit.
 
@@ -118,6 +120,7 @@ class Importance:
     others: int
     permutations: int
     unfinished: Unfinished | None = None
+    by: Literal["rmse", "log_density"] = "rmse"
 
     def __repr__(self) -> str:
         """A table, the most important first, with 95 % intervals."""
@@ -126,26 +129,42 @@ class Importance:
             f"Importance: {self.rows:,} held-out rows predicted from {self.others:,} others, {self.permutations} "
             f"permutation{'s' * (self.permutations > 1)} of each column",
             *([] if self.unfinished is None else [self.unfinished.heading]),
-            "".join((f"{'':<20}", f"{'RMSE grows by':>14}", f"{'95 % interval':>24}", f"{'nats a row':>14}",
-                     f"{'95 % interval':>24}")),
+            "".join((f"{'':<20}", f"{f'{self.measure} grows by':>17}", f"{'95 % interval':>24}",
+                     f"{'nats a row' if self.by == 'rmse' else 'RMSE':>14}", f"{'95 % interval':>24}")),
         ]  # fmt: skip
+        pairs = [(self.rmse, low, high), (self.log_density, low_density, high_density)]
+        first, second = pairs if self.by == "rmse" else reversed(pairs)
         for j in self.order:
             for output in range(self.rmse[j].numel()):
-                each = (self.rmse, low, high, self.log_density, low_density, high_density)
-                rmse, a, b, nats, c, d = (float(value.reshape(len(self.names), -1)[j, output]) for value in each)
+                each = (*first, *second)
+                value, a, b, other, c, d = (float(one.reshape(len(self.names), -1)[j, output]) for one in each)
                 name = self.names[j] + (f", output {output + 1}" if self.rmse.dim() > 1 else "")
                 lines.append(
-                    f"{name:<20}{rmse:>14.4g}{f'{a:.4g} to {b:.4g}':>24}{nats:>14.4g}{f'{c:.4g} to {d:.4g}':>24}"
+                    f"{name:<20}{value:>17.4g}{f'{a:.4g} to {b:.4g}':>24}{other:>14.4g}{f'{c:.4g} to {d:.4g}':>24}"
                 )
         return "\n".join(lines)
 
+    @property
+    def measure(self) -> str:
+        """Name of what grows."""
+        return "RMSE" if self.by == "rmse" else "log loss"
+
+    @property
+    def growth(self) -> Float64[Tensor, "*groups"]:
+        """How much it grows: of RMSE in units of y, of log loss in nats a row."""
+        return self.rmse if self.by == "rmse" else self.log_density
+
+    def growth_interval(self, level: float = 0.95) -> tuple[Float64[Tensor, "*groups"], Float64[Tensor, "*groups"]]:
+        """Interval of `growth`, as `interval`."""
+        return self.interval(level) if self.by == "rmse" else self.log_density_interval(level)
+
     @cached_property
     def order(self) -> list[int]:
-        """Positions in `names`, the most important first: by `rmse`, of several outputs by the sum of its squares.
+        """Positions in `names`, the most important first, by `growth`; of several outputs by the sum of its squares.
 
-        Not by `log_density`, in which a few rows with small variances outweigh all others.
+        Of numbers not by `log_density`, in which a few rows with small variances outweigh all others.
         """
-        sizes = self.rmse.reshape(len(self.names), -1)
+        sizes = self.growth.reshape(len(self.names), -1)
         total = (sizes.sign() * sizes.square()).sum(-1).nan_to_num(nan=-math.inf)
         return sorted(range(len(self.names)), key=lambda j: -float(total[j]))
 
@@ -225,13 +244,14 @@ def importance(
     beside = squares.mean(1) * (slope_moved - slope).unsqueeze(1)  # (g, m, p), eq. (M-153)
     _, rmse_error = _mean_and_error(slope_moved[:, None, None] * grown, split.shifts, beside)
     outputs = state.prior.outputs
-    found = (root_moved - root, rmse_error, fall, fall_error)
-    rmse, rmse_error, log_density, log_density_error = (
-        (value if outputs is not None else value.squeeze(-1)).cpu() for value in found
-    )
+    found, likelihood = [root_moved - root, rmse_error, fall, fall_error], state.prior.likelihood.underlying
+    if outputs is None or not (likelihood.has_sites or likelihood.outputs is None):  # of functions of one observation
+        found = [value.mean(-1) for value in found]
+    rmse, rmse_error, log_density, log_density_error = (value.cpu() for value in found)
     return Importance(
-        tuple(names), rmse, rmse_error, log_density, log_density_error, len(split.held), split.others, len(split.shifts)
-    )
+        tuple(names), rmse, rmse_error, log_density, log_density_error, len(split.held), split.others,
+        len(split.shifts), by="log_density" if likelihood.discrete else "rmse",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
