@@ -57,6 +57,7 @@ class SiteSettings:
             (M-340), and nats a row that the last one moves f of each row by at most then.
         rounds: choices of points and neighbours for all rows in a fit by full scale, where regression may have three.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
+        left_out_rows: at most, of which the variance of several classes is that under which left out ones are likely.
     """
 
     search: float = 1e-2
@@ -75,6 +76,7 @@ class SiteSettings:
     start_variance: float = 10.0
     rounds: int = 2
     start_rows: int = 250
+    left_out_rows: int = 500
     mixed: int = 4
     mix_below: float = 0.1
     stage_ratio: float = 4.0

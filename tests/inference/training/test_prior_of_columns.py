@@ -71,10 +71,18 @@ def test_lengthscales_share_a_scale_and_differ_little_from_it(n: int, sd: float)
     numpy.testing.assert_allclose(root @ inverse, numpy.eye(parameters.size), atol=1e-14)
 
 
-def test_regression_and_fits_without_weak_priors_keep_to_single_entries() -> None:
-    regression = LogJoint(problem(40, 4, Gaussian(0.1)))
-    assert regression.parameters.joint() is None
-    assert regression.problem.roles[regression.problem.prior.mean.value].prior is None
+@pytest.mark.parametrize(("d", "own"), [(4, 1 / 6), (32, 1 / 6), (96, 1 / 2), (192, 1.0), (300, 1.0)])
+def test_columns_of_regression_share_less_of_their_scale_the_more_there_are(d: int, own: float) -> None:
+    """(M-44): each by itself has the variance 3, of which a share is common; all are by themselves from 192 on."""
+    found = problem(40, d, Gaussian(0.1))
+    prior = found.roles[found.prior.kernel.kernel.lengthscale].prior
+    assert prior is not None
+    assert prior.sd**2 == pytest.approx(3.0 * own)
+    assert prior.common**2 == pytest.approx(3.0 * (1.0 - own), abs=1e-14)
+    assert found.roles[found.prior.mean.value].prior is None
+
+
+def test_fits_without_weak_priors_have_none() -> None:
     given = LogJoint(problem(40, 4, Bernoulli("logit", method="variational"), priors="given"))
     assert given.priors.value_and_gradient(given.parameters.values())[0] == 0.0
 

@@ -153,11 +153,14 @@ class EngineFit(ABC, Generic[S]):
             return prior, data, []
         few = self.options.settings.time.min_rows
         rows = n if deadline.limit is None or n <= few else self.rows_on_time()
-        last, widened = objective(rows), None
+        widened = None
+        if prior.likelihood.spread_by_leaving_out:
+            part = objective(min(rows, self.options.settings.sites.left_out_rows))
+            expected = self.conditionings * self.plan.seconds * part.rows / n
+            with one_thread(part.rows):
+                trained.theta, widened = variance_by_leaving_out(part, trained.theta, self.options.run, expected)
+        last = objective(rows)
         with one_thread(rows):
-            if prior.likelihood.spread_by_leaving_out:
-                expected = self.conditionings * self.plan.seconds * rows / n
-                trained.theta, widened = variance_by_leaving_out(last, trained.theta, self.options.run, expected)
             found, told = last.with_sites(deadline if rows > few else NO_DEADLINE)
         prior = prior.with_likelihood(found.likelihood)
         events = [one for one in (widened, *told) if one is not None and one.kind is not EventKind.SITES]

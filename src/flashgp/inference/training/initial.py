@@ -14,15 +14,16 @@ Of several outputs v is the mean of their variances, but for the noise that is o
 output's.
 
 The lengthscale prior grows with sqrt(d) so that its correlation at typical distances does not vanish in high
-dimension (Hvarfner, Hellsten & Nardi, 2024). Nothing here is attached to the model: `fit` adds it to its objective.
+dimension (Hvarfner, Hellsten & Nardi, 2024). Columns of one kernel have most of its variance in common, the fewer they
+are. Nothing here is attached to the model: `fit` adds it to its objective.
 
 Terms of a sum are there to differ in scale, by orders of magnitude where a series has a trend and a quick part. Of r
 terms with lengthscales of the same columns the one that its user gave the j-th longest starts at n^(-j / (r d)) of the
 above, j = 0 to r - 1: from the spread of the rows to near their distance, and their priors are r times as wide. Priors
 of variances and slopes are as many times as wide as there are terms.
 
-Where f is latent, found by sites, labels say little of each column: lengthscales share a scale that is free, and
-columns differ little from it; the mean and the variance of f have priors too (M-290).
+Where f is latent, found by sites, labels say little of each column: columns differ less from their common scale; the
+mean and the variance of f have priors too (M-290).
 """
 
 import dataclasses
@@ -44,6 +45,7 @@ LENGTHSCALE_PRIOR = (math.sqrt(2.0), math.sqrt(3.0))
 VARIANCE_PRIOR_SD = 2.0
 LATENT_VARIANCE_PRIOR_SD = 1.5
 MANY_ROWS = 1000
+LEAST_OWN, OWN_OF_COLUMN = 1 / 6, 1 / 192  # share of the variance of log lengthscales that is a column's own; of each
 COLUMN_SDS = (0.25, 0.5)  # of columns around their common scale where f is latent; from MANY_ROWS on
 LATENT_START = 0.6  # of the usual start: a search that begins with short ones takes a fifth fewer evaluations
 NOISE_PRIOR = (-4.0, 2.0)
@@ -170,7 +172,7 @@ class RoleStart:
             changes).
         turn: of a period, the length of x over which one full turn of phase is a step of size 1.
         input_scale: True if a long one makes columns of x not count, which no prior keeps from it.
-        output_scale: True of a variance of the covariance function.
+        output_scale: True of a variance of the covariance function, or of its slopes.
     """
 
     start: Tensor
@@ -277,9 +279,9 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             start = whole * max(2, facts.rows) ** (-place.rung / (place.rivals * d))
             if facts.latent:
                 start = LATENT_START * start
-                if parameter.event_dim and shape[-1] > 1:
-                    prior = WeakPrior(prior.mean, COLUMN_SDS[facts.rows >= MANY_ROWS], prior.sd)
-            return dataclasses.replace(_bounded(start, prior), input_scale=not prior.common)
+            if parameter.event_dim and shape[-1] > 1:
+                prior = _of_columns(prior, facts)
+            return dataclasses.replace(_bounded(start, prior), input_scale=not (facts.latent and prior.common))
         case "period" if spread is not None:
             start = parameter.value.detach().cpu().clone()
             d = spread.shape[-1]
@@ -301,7 +303,7 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             if type(owner).__name__ == "Polynomial":  # a weight of columns inside a power, not of y
                 return _bounded(ones * _slope_variance(1.0, scale) / d, None)
             start = ones * _slope_variance(v, scale) / (d * place.terms)
-            return _bounded(start, WeakPrior(start.log(), width))
+            return dataclasses.replace(_bounded(start, WeakPrior(start.log(), width)), output_scale=True)
         case "noise_variance":
             shift, sd = NOISE_PRIOR
             if parameter.event_dim:  # one of each output
@@ -337,6 +339,16 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             unit = ones * math.sqrt(v) / spread if shape[-1] == spread.shape[-1] else ones
             return RoleStart(parameter.value.detach().cpu().clone(), None, -math.inf, math.inf, power_of_two(unit))
     return None
+
+
+def _of_columns(prior: WeakPrior, facts: DataFacts) -> WeakPrior:
+    """The prior of columns that have a scale in common: of each by itself as before, but where f is latent, (M-290)."""
+    if facts.latent:
+        return WeakPrior(prior.mean, COLUMN_SDS[facts.rows >= MANY_ROWS], prior.sd)
+    share = max(LEAST_OWN, OWN_OF_COLUMN * prior.mean.shape[-1])
+    if share >= 1.0:
+        return prior
+    return WeakPrior(prior.mean, prior.sd * math.sqrt(share), prior.sd * math.sqrt(1.0 - share))
 
 
 def _slope_variance(v: float, scale: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from flashgp.processes.agreement import late
 Array = numpy.ndarray
 
 STEP = 1.5  # in logarithms
-MOST_STEPS = 3
+MOST_STEPS = 6
 LEAST_SEARCHES = 4  # for sites that there must be time for: two, and that of the posterior
 LEAST_GAIN = 4e-3  # nats a row, of a step
 
