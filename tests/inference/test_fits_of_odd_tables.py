@@ -131,7 +131,7 @@ class Place:
 
 @pytest.mark.parametrize("posterior", [False, True])
 def test_steps_that_do_not_settle_end_a_point_of_a_search_and_not_a_posterior(posterior: bool) -> None:
-    settings = SiteSettings(max_steps=5)
+    settings = SiteSettings(search_steps=5)
     settings = settings.of_posterior() if posterior else settings
     refused = contextlib.nullcontext() if posterior else pytest.raises(ConvergenceError, match="did not settle")
     with refused:
@@ -149,7 +149,7 @@ def test_a_point_that_does_not_settle_leaves_sites_and_information_as_they_were(
     theta = objective.parameters.values()
     objective(theta)
     before = sites.held.targets.clone(), sites.held.variance.clone()
-    sites.settings = SiteSettings(max_steps=1, search=1e-12, unsettled=1.0)
+    sites.settings = SiteSettings(search_steps=1, search=1e-12, unsettled=1.0)
     far = theta + 0.5
     with pytest.raises(ConvergenceError):
         objective(far)

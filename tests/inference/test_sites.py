@@ -178,7 +178,7 @@ def test_steps_that_nearly_settle_are_an_answer_and_others_are_not(moved: float)
         value: float | None = None
 
     def settled() -> float:
-        step, settings = (lambda kept, size: Place()), SiteSettings(max_steps=5)
+        step, settings = (lambda kept, size: Place()), SiteSettings(search_steps=5)
         return settle(Bernoulli(), Place(), step, lambda one, other: moved, 1e-4, settings)[2]
 
     if moved > 1.0:

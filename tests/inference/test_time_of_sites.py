@@ -3,19 +3,26 @@
 import contextlib
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import Deadline, TimeUp
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.events import EventKind
 from flashgp.inference.approximation import approximation_of
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.fit import fit_as
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.inference.training.options import FitOptions
 from flashgp.likelihoods import Bernoulli, Poisson
+from flashgp.pairwise.torch.tiles import TorchTiles
 from inference.iterated import labels, model, table
 
 SPARSE = {"approximation": "sparse", "inducing": 20}
@@ -67,3 +74,21 @@ def test_a_fit_without_time_has_sites_of_few_rows(options: dict[str, Any]) -> No
     right = (fit.posterior.predict(x).quantile(0.5) == y).double().mean()
     assert options == SPARSE or float(right) > 0.6  # of 400 rows
     assert torch.isfinite(fit.posterior.log_marginal_likelihood())
+
+
+def test_sites_of_few_rows_ask_the_time_too() -> None:
+    """An evaluation of a search ends with it, and steps of the posterior, which may pass the limit by the grace alone
+    and keep where they begin, however few rows there are."""
+    x, y, _ = table()
+    looks = Ticking()
+    options = FitOptions(initial="given", run=Run(deadline=Deadline.after(9.0, looks)))
+    with pytest.warns(FlashGPWarning, match="ended the steps of sites"):
+        fit = fit_as(model(Poisson()), Data.of(model(Poisson()), x, y), options)
+    kinds = [event.kind for event in fit.report.events]
+    assert EventKind.SITES_CUT in kinds
+    assert EventKind.FIT_TIME_UP in kinds
+    assert looks.now < 24.0
+    gp = model(Poisson())
+    sites = IteratedSites.of(gp, x, y, SiteSettings(search=1e-12), Deadline.after(3.0, Ticking()))
+    with pytest.raises(TimeUp):
+        LogJoint(Problem(gp, x, y, DirectSettings(TorchTiles()), sites=sites)).at(numpy.zeros(3))

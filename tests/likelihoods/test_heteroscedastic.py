@@ -10,6 +10,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import EventKind
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.training.objective import LogJoint, Problem
@@ -32,7 +33,7 @@ def model() -> fgp.GP:
 
 
 def test_expectations_are_those_of_fine_grids() -> None:
-    likelihood, t = lik.HeteroscedasticGaussian(0.3, -1.0, 0.7), torch.linspace(-9.0, 9.0, 1201, dtype=F64)
+    likelihood, t = lik.HeteroscedasticGaussian(0.3, -1.0, 0.7), torch.linspace(-9.0, 9.0, 301, dtype=F64)
     weight = torch.softmax(-0.5 * t.square(), 0)
     for mean, variance, y in (((0.4, -2.0), (0.3, 4.0), 1.5), ((-300.0, 5.0), (9.0, 0.01), 0.0)):
         f = torch.stack(torch.broadcast_tensors(
@@ -43,6 +44,30 @@ def test_expectations_are_those_of_fine_grids() -> None:
         assert float(likelihood.expected_log_prob(*one)) == pytest.approx(float(weight @ each @ weight), rel=1e-9)
 
 
+def test_no_row_has_less_than_a_hundredth_of_the_deviation() -> None:
+    """However far g falls; and far above it says nothing."""
+    likelihood = lik.HeteroscedasticGaussian(0.0, -1.0, 1.0)
+    f = torch.tensor([[0.0, -50.0], [0.0, -1e3], [0.0, 9.0]], dtype=F64)
+    deviation = torch.tensor([math.exp(-1.0) * 1e-4, math.exp(-1.0) * 1e-4, math.exp(8.0) + 1e-4 / math.e]).sqrt()
+    right = torch.distributions.Normal(0.0, deviation.double()).log_prob(torch.full((3,), 0.01, dtype=F64))
+    torch.testing.assert_close(likelihood.log_prob(torch.full((3, 2), 0.01, dtype=F64), f), right, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("wave", [True, False])
+def test_targets_without_noise_end_in_normal_time(wave: bool) -> None:
+    x, _ = table()
+    y = torch.sin(2.0 * x[:, 0]) if wave else torch.ones(len(x), dtype=F64)
+    fit = fgp.fit(model(), x, y, starts=1)
+    (event,) = (event for event in fit.report.events if event.kind is EventKind.FIT_SITES)
+    assert event.fields["steps"] <= 1500
+    assert event.fields["evaluations"] <= 40
+    least = math.log(1e-3 * (float(y.var(correction=0)) or 1.0))
+    assert float(fit.gp.likelihood.offset) > least - 1.5  # of the central two thirds
+    post = fit.posterior.predict(x)
+    assert bool((post.observation_mean - y).abs().max() < 0.02)
+    assert bool(post.observation_variance.isfinite().all())
+
+
 @pytest.mark.parametrize(("centre", "of_log"), [(0.0, 1e-6), (-3.0, 0.7), (1.0, 9.0)])
 def test_predictive_distributions_are_whole(centre: float, of_log: float) -> None:
     """Density, distribution function, moments and quantiles against fine grids of the log noise."""
@@ -51,7 +76,7 @@ def test_predictive_distributions_are_whole(centre: float, of_log: float) -> Non
     )
     h = centre + math.sqrt(of_log) * torch.linspace(-20.0, 20.0, 80_001, dtype=F64)
     weight = torch.softmax(-0.5 * ((h - centre) / math.sqrt(of_log)).square(), 0)
-    variance = 0.1 + h.exp()
+    variance = 0.1 + h.exp() + 1e-4
     for y in (2.5, 2.6, 7.0, -30.0):
         density = torch.exp(-0.5 * (y - 2.5) ** 2 / variance) / (2.0 * math.pi * variance).sqrt()
         below = torch.special.ndtr((y - 2.5) / variance.sqrt())
@@ -59,7 +84,7 @@ def test_predictive_distributions_are_whole(centre: float, of_log: float) -> Non
         assert float(p.log_prob(at).detach()) == pytest.approx(float((weight @ density).log()), rel=1e-8, abs=1e-8)
         assert float(p.cdf(at)) == pytest.approx(float(weight @ below), abs=1e-8)
     assert float(p.mean.detach()) == pytest.approx(2.5)
-    assert float(p.variance.detach()) == pytest.approx(0.1 + math.exp(centre + 0.5 * of_log))
+    assert float(p.variance.detach()) == pytest.approx(0.1001 + math.exp(centre + 0.5 * of_log))
     assert float(p.cdf(p.quantile(0.9).detach())) == pytest.approx(0.9, abs=1e-8)
 
 

@@ -62,8 +62,12 @@ class TimeSettings:
 
         Negligible work asks too: ranks of a group, each with seconds of its own, ask at the same places.
         """
-        grace = 0.0 if deadline.limit is None else self.grace_share * deadline.limit + self.grace_seconds
-        return deadline.passed(seconds - grace if seconds > self.negligible_seconds else -math.inf)
+        deadline = self.with_grace(deadline)
+        return deadline.passed(seconds if seconds > self.negligible_seconds else -math.inf)
+
+    def with_grace(self, deadline: Deadline) -> Deadline:
+        """The deadline of work that is worth passing it a little."""
+        return deadline.before(-self.grace_share * (deadline.limit or 0.0) - self.grace_seconds)
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,13 @@ class SiteSettings:
         rows: of those tolerances.
         slack: nats a row by which a step may lower a value that is no bound: whole steps of all rows from the prior go
             far beyond where many of them say the same.
-        max_steps: from the prior; smallest_step, of halved ones, below which no step raises the bound.
+        max_steps: of a posterior; search_steps, of an evaluation of a fit; smallest_step, of halved ones, below which
+            none raises the bound.
         turning: steps are halved where whole ones move by more than this share of the last but one, since they
             go to and fro, and doubled again where they end as much as such a share of a whole one would, unless
             those have gone to and fro twice.
         near: nats by which the last step moved q(f) from where on a step that is halved counts as one to and fro.
+        first_shares: of the prior variance, within which first steps are tried where f is in units of y.
         unsettled: times the tolerance that the last of all steps may move q(f) by in a search; in a posterior any
             number of nats, which an event and a warning say.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
@@ -65,8 +67,10 @@ class SiteSettings:
     rows: int = 1000
     slack: float = 0.1
     max_steps: int = 200
+    search_steps: int = 60
     smallest_step: float = 2.0**-30
     near: float = 10.0
+    first_shares: tuple[float, ...] = (1.0, 1e-2, 1e-4)
     unsettled: float = 1000.0
     turning: float = 0.9
     likelihoods: float = 4.5
@@ -86,6 +90,10 @@ class SiteSettings:
         """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` again in proportion, to a
         hundred times as much, which is a hundredth of a deviation of f."""
         return self.posterior * min(max(1.0, rows / self.rows), 100.0)
+
+    @property
+    def most_steps(self) -> int:
+        return self.max_steps if math.isinf(self.unsettled) else self.search_steps
 
     def of_posterior(self) -> "SiteSettings":
         """Settings of the last steps of all, which are worth having wherever they end."""
@@ -158,12 +166,23 @@ def from_prior(prior: Prior, x: Tensor, y: Tensor) -> Found[None]:
 @torch.no_grad()
 def first_sites(prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> Sites:
     """Sites to begin with: those of each row by itself, (M-275), where whole steps from the prior may go far beyond;
-    where f is in units of y, of the first such step, since an outlier by itself is as right as any row."""
+    where f is in units of y, of the first such step, since an outlier by itself is as right as any row, from the share
+    of the prior variance that is best of each row by itself: a log noise has expectations that explode in all of it."""
     likelihood, before = prior.likelihood, from_prior(prior, x, y).at
     if likelihood.latent_is_y:
-        sites = method_of(likelihood).next_sites(likelihood, y, before, None)
-        if bool((sites.variance >= LEAST_NOISE * before.variance).all()):  # else expectations overflow
-            return sites
+        method, best, found = method_of(likelihood), -math.inf, None
+        for share in settings.first_shares:
+            near = Marginals(before.mean, share * before.variance)
+            sites = method.next_sites(likelihood, y, near, None)
+            precision = 1.0 / before.variance + 1.0 / sites.variance
+            at = Marginals(
+                (before.mean / before.variance + sites.targets / sites.variance) / precision, 1.0 / precision
+            )
+            value = float(method.aim_alone(likelihood, y, at, before).sum())
+            if value > best and bool((sites.variance >= LEAST_NOISE * before.variance).all()):  # else they overflow
+                best, found = value, sites
+        if found is not None:
+            return found
     return local_sites(likelihood, y, before, replace(settings, posterior=settings.search))[0]
 
 
@@ -221,6 +240,7 @@ def settle(
     Raises: ConvergenceError where no step raises the bound, or steps do not settle; TimeUp without time for one.
     """
     size = longest = most = likelihood.step
+    refused = math.inf  # the size of the last one that was, until a step of half of it
     moved, kept, turned = [math.inf, math.inf], start, set[float]()
 
     def shorten() -> None:
@@ -230,7 +250,7 @@ def settle(
         turned.add(longest)
         longest *= 0.5
 
-    for steps in range(1, settings.max_steps + 1):
+    for steps in range(1, settings.most_steps + 1):
         if ahead is not None and (expected := ahead(kept)) < tolerance:
             return kept, steps - 1, expected
         try:
@@ -242,6 +262,7 @@ def settle(
         if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
             if size == longest and moved[-1] < settings.near:  # else whole ones are tried again and again
                 shorten()
+            refused = size
             size *= 0.5
             if size < settings.smallest_step:
                 break
@@ -254,7 +275,7 @@ def settle(
             shorten()
         elif moved[-1] < (1.0 - 0.5 * size) ** 2 * moved[-2]:  # as far as a share goes where a whole step ends all
             longest = min(most, 2.0 * longest)
-        size = min(longest, 2.0 * size)
+        size, refused = (size if refused <= 2.0 * size else min(longest, 2.0 * size)), math.inf
     if moved[-1] < settings.unsettled * tolerance:
         return kept, steps, moved[-1]
     raise ConvergenceError(
@@ -328,8 +349,10 @@ def settle_rows(
     Args: evaluate, what an engine answers for sites; tolerance, None for that of a search, in which, without a bound, a
         step is not taken that is expected to move q(f) by less, as it would move each row alone; deadline, which a step
         is not expected to pass that takes as long as the last one; the first one does not ask it.
+    Raises: ConvergenceError as `settle`; TimeUp in a search, where a value is that of sites that have settled.
     """
     began: float | None = None
+    late, keeps = False, tolerance is not None
     method, coming = method_of(likelihood), list[tuple[Found[A], Sites]]()
     foreseen = tolerance is None and not method.climbs
     settings = settings if tolerance is None else settings.of_posterior()
@@ -363,9 +386,10 @@ def settle_rows(
         return timed(plain)
 
     def timed(sites: Sites) -> Found[A]:
-        nonlocal began
+        nonlocal began, late
         before, began = began, deadline.clock()
         if before is not None and deadline.passed(began - before):
+            late = True
             raise TimeUp
         return evaluate(sites)
 
@@ -376,7 +400,16 @@ def settle_rows(
     if method.climbs:  # which ends going to and fro
         settings = replace(settings, turning=math.inf)
     slack = slack if method.climbs else max(slack, settings.slack * len(y))
-    return settle(likelihood, start, step, divergence, tolerance, settings, slack, expected if foreseen else None)
+    ahead = expected if foreseen else None
+    try:
+        found = settle(likelihood, start, step, divergence, tolerance, settings, slack, ahead)
+    except TimeUp:
+        if not keeps:
+            raise
+        return start, 0, math.inf
+    if late and not keeps:
+        raise TimeUp
+    return found
 
 
 def _between(one: Sites, other: Sites, share: float) -> Sites:
@@ -392,27 +425,30 @@ def _between(one: Sites, other: Sites, share: float) -> Sites:
 class IteratedSites:
     """Sites of a problem's rows, which an evaluation leaves to the next one.
 
-    Fields: held; settings; steps that each evaluation took, of all numbers of rows; at, q(f) of the last one, and
-    moved, nats by which a whole step would move it.
+    Fields: held; settings; deadline, of the evaluations of a search; steps that each evaluation took, of all numbers of
+    rows; at, q(f) of the last one, and moved, nats by which a whole step would move it.
     """
 
     held: HeldSites
     settings: SiteSettings
+    deadline: Deadline = NO_DEADLINE
     steps: list[int] = field(default_factory=list)
     at: Marginals | None = None
     moved: float = math.inf
 
     @classmethod
-    def of(cls, prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings) -> "IteratedSites | None":
+    def of(
+        cls, prior: Prior, x: Tensor, y: Tensor, settings: SiteSettings, deadline: Deadline = NO_DEADLINE
+    ) -> "IteratedSites | None":
         """Sites of the first step from the prior; None for a likelihood whose sites need no iteration."""
         likelihood = prior.likelihood
         if likelihood.has_sites:
             return None
-        return cls(HeldSites(likelihood, first_sites(prior, x, y, settings)), settings)
+        return cls(HeldSites(likelihood, first_sites(prior, x, y, settings)), settings, deadline)
 
     def rows(self, index: Tensor) -> "IteratedSites":
         """Sites of some of the rows."""
-        return IteratedSites(self.held.rows(index), self.settings, self.steps)
+        return IteratedSites(self.held.rows(index), self.settings, self.deadline, self.steps)
 
     @torch.no_grad()
     def settle(
@@ -425,8 +461,8 @@ class IteratedSites:
         without one those that q(f) is of, which no step followed to measure how far it went.
 
         Args: evaluate, log N(targets; m, K + S) at the sites held, nats, and q(f) under them; tolerance, None for that
-            of a search; slack, as of `settle`, nats a row.
-        Raises: ConvergenceError where no step raises the bound.
+            of a search; slack, as of `settle`, nats a row; deadline, of steps that are not of a search.
+        Raises: as `settle_rows`.
         """
         held, likelihood, rows = self.held, prior.likelihood, len(y)
         method = method_of(likelihood)
@@ -445,11 +481,12 @@ class IteratedSites:
         assert start.value is not None
         if method.climbs or math.isnan(start.value):
             start = better_start(start, from_prior(prior, x, y))
+        deadline = self.deadline if tolerance is None else deadline
         try:
             last, steps, self.moved = settle_rows(
                 likelihood, y, start, found, tolerance, self.settings, slack * rows, deadline
             )
-        except ConvergenceError:
+        except (ConvergenceError, TimeUp):
             held.hold(start.sites)  # for the next evaluation
             raise
         held.hold(last.sites if last_one else method.next_sites(likelihood, y, last.at, last.sites))

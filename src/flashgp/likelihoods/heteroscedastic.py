@@ -13,14 +13,18 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.parameters import POSITIVE, Domain, Parameter, as_parameter
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.likelihoods.base import Likelihood
+from flashgp.likelihoods.logistic import expected_log_sigmoid, log_expected_sigmoid
 from flashgp.likelihoods.mixture import Mixture
+
+LEAST_SHARE = 1e-4  # of the noise variance where g is 0, that every row has: a hundredth of its deviation
 
 
 class HeteroscedasticGaussian(Likelihood):
-    """y = level + f(x) + e with e ~ N(0, exp(offset + scale g(x))), eq. (M-320).
+    """y = level + f(x) + e with e ~ N(0, exp(offset) (exp(scale g(x)) + 1e-4)), eq. (M-320).
 
     The latent functions f and g, in this order, are independent a priori, with one covariance function and mean zero:
-    both vary over the same lengthscales. f is in units of y, and so is g, which `scale` makes a logarithm.
+    both vary over the same lengthscales. f is in units of y, and so is g, which `scale` makes a logarithm. The noise
+    that all rows have keeps targets that are free of noise from asking for ever less of it.
 
     Args:
         level: of y, number or Parameter.
@@ -70,8 +74,13 @@ class HeteroscedasticGaussian(Likelihood):
                 f"row {first + row if rows is None else int(rows[row])}; fit a GP for each column"
             )
 
+    @property
+    def _log_least(self) -> Tensor:
+        """The log of the noise variance that every row has."""
+        return self.offset.value + math.log(LEAST_SHARE)
+
     def _log_noise(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Moments of the log of the noise variance."""
+        """Moments of the log of the noise variance beside that."""
         scale = self.scale.value
         return self.offset.value + scale * mean, scale.square() * variance
 
@@ -81,13 +90,16 @@ class HeteroscedasticGaussian(Likelihood):
     def expected_log_prob(
         self, y: Float[Tensor, "*n two"], mean: Float[Tensor, "*n two"], variance: Float[Tensor, "*n two"]
     ) -> Float[Tensor, "*n"]:
-        noise, of_noise = self._log_noise(mean[..., 1], variance[..., 1])
+        noise, of_noise = self._log_noise(mean[..., 1].double(), variance[..., 1].double())
         squares = (y[..., 0] - self.level.value - mean[..., 0]).square() + variance[..., 0]
-        return -0.5 * (LOG_2PI + noise + squares * (0.5 * of_noise - noise).exp())
+        least = self._log_least
+        log_noise = least - expected_log_sigmoid(least - noise, of_noise)
+        return -0.5 * (LOG_2PI + log_noise + squares * (log_expected_sigmoid(least - noise, of_noise) - least).exp())
 
     def predictive(self, mean: Float[Tensor, "two *n"], variance: Float[Tensor, "two *n"]) -> "NormalOfLogNoise":
         noise, of_noise = self._log_noise(mean[1].double(), variance[1].double())
-        return NormalOfLogNoise(self.level.value + mean[0].double(), variance[0].double(), noise, of_noise)
+        spread = variance[0].double() + self._log_least.exp()
+        return NormalOfLogNoise(self.level.value + mean[0].double(), spread, noise, of_noise)
 
     def structure(self) -> dict[str, Any]:
         return {"kind": "HeteroscedasticGaussian"}

@@ -161,7 +161,7 @@ class EngineFit(ABC, Generic[S]):
                 trained.theta, widened = variance_by_leaving_out(part, trained.theta, self.options.run, expected)
         last = objective(rows)
         with one_thread(rows):
-            found, told = last.with_sites(deadline if rows > few else NO_DEADLINE)
+            found, told = last.with_sites(deadline if rows > few else self.options.settings.time.with_grace(deadline))
         prior = prior.with_likelihood(found.likelihood)
         events = [one for one in (widened, *told) if one is not None and one.kind is not EventKind.SITES]
         if rows == n:
@@ -297,7 +297,8 @@ def problem_of(
         x, y = (t.detach().to(target) for t in own)
     group = data.group if joined else None
     facts = DataFacts.of(x, y, prior.outputs, prior.likelihood.counts)
-    sites = IteratedSites.of(prior, x, y, options.settings.sites)
+    deadline = options.run.deadline if options.run.group.size == 1 else NO_DEADLINE  # of ranks, the search's alone
+    sites = IteratedSites.of(prior, x, y, options.settings.sites, deadline)
     if sites is not None:
         likelihood = prior.likelihood
         if likelihood.latent_is_y:

@@ -51,6 +51,8 @@ LATENT_START = 0.6  # of the usual start: a search that begins with short ones t
 NOISE_PRIOR = (-4.0, 2.0)
 DISPERSION, CONCENTRATION, OWN_PRIOR_SD = 0.1, 5.0, 1.5  # of a likelihood's own parameters, weak
 RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of the variance of y
+LEAST_LOG_NOISE = 1e-3  # of the variance of y, a noise variance that varies, where its latent function is 0
+MOST_SPREAD = 5.0  # of a log noise variance, where its latent function has the variance of y
 SMALLEST, LARGEST = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
 # Of variances, with room for bounds.
 SMALLEST_VARIANCE, LARGEST_VARIANCE = SMALLEST * RANGE_FACTOR, LARGEST / RANGE_FACTOR
@@ -317,11 +319,12 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             return _bounded(ones * math.sqrt(0.1 * v), WeakPrior(ones * 0.5 * (math.log(v) + shift), 0.5 * sd))
         case "log_noise_variance":
             shift, sd = NOISE_PRIOR
-            start = ones * math.log(0.1 * v)
-            return RoleStart(start, WeakPrior(ones * (math.log(v) + shift), sd), -math.inf, math.inf, ones)
+            start, low, high = ones * math.log(0.1 * v), math.log(LEAST_LOG_NOISE * v), math.log(1e4 * v)
+            return RoleStart(start, WeakPrior(ones * (math.log(v) + shift), sd), low, high, ones)
         case "inverse_deviation":
             start = ones / math.sqrt(v)
-            return _bounded(start, WeakPrior(start.log(), OWN_PRIOR_SD))
+            bounded = _bounded(start, WeakPrior(start.log(), OWN_PRIOR_SD))
+            return dataclasses.replace(bounded, upper=MOST_SPREAD / math.sqrt(v))
         case "dispersion" | "concentration" | "gap":  # numbers without a unit: from where the user begins
             middle = {"dispersion": DISPERSION, "concentration": CONCENTRATION}.get(role)
             start = parameter.value.detach().cpu().clone()

@@ -52,6 +52,8 @@ class Slot:
 
     def bounds(self) -> tuple[float, float]:
         """Bounds by the data; without them, the range of a logarithm in float64, infinite for others."""
+        if self.owner is not None and self.owner.domain.kind == "real" and self.role is not None:
+            return self.role.lower, self.role.upper
         if self.owner is None or not self.positive:
             return -math.inf, math.inf
         if self.role is None:
