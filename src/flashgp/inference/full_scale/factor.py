@@ -14,9 +14,12 @@ Vecchia-inducing-points full-scale approximations, arXiv 2507.05064, row by row;
 (2020) for blocks.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -26,10 +29,11 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.full_scale.layout import Share
-from flashgp.inference.threads import in_task
+from flashgp.inference.threads import in_task, side_by_side
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.backend import Backend, PairGradient
 from flashgp.pairwise.cpu.backend import CpuTiles
+from flashgp.pairwise.cpu.pool import workers
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.group import ALONE, Group
@@ -43,6 +47,19 @@ F64 = torch.float64
 EPS = torch.finfo(F64).eps
 PAIRS = 2**18  # of the small matrices taken together: a tile of the portable backend
 FLOOR = 1e-8  # of K_zz, relative to its mean diagonal: as if inducing values were seen with so much noise
+
+
+def solve_rows_(lower: Tensor, rows: Tensor, *, transposed: bool = False) -> None:
+    """rows <- rows L^-T, or rows L^-1 where `transposed`, of a Cholesky factor L.
+
+    Within a task by SciPy's BLAS, which is quicker on one thread (decision 30). Elsewhere torch's threads would spin
+    where those of another library want to run.
+    """
+    if in_task():
+        solve_triangle_(lower, rows, transposed=transposed)
+    elif rows.numel():
+        lower = lower if transposed else lower.mT
+        torch.linalg.solve_triangular(lower, rows, upper=not transposed, left=False, out=rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +102,7 @@ class Basis:
         """A of some rows, (count, m). Cost: count m evaluations, count m^2 flops."""
         problem = PairProblem(self.form, self.theta, rows, self.points)
         cross = self.pairs.block(problem, dtype=F64, workspace=self.workspace)
-        self._solve_(cross, transposed=False)
+        solve_rows_(self.lower, cross)
         return cross
 
     def taped(self, rows: Rows) -> Tensor:
@@ -95,18 +112,6 @@ class Basis:
         cross = CovarianceOperator(PairProblem(self.form, self.theta, rows, self.points), F64).to_dense()
         return torch.linalg.solve_triangular(self.lower.mT, cross, upper=True, left=False)
 
-    def _solve_(self, rows: Tensor, *, transposed: bool) -> None:
-        """rows <- rows L_zz^-T, or rows L_zz^-1 where `transposed`.
-
-        Within a task by SciPy's BLAS, which is quicker on one thread (decision 30). Elsewhere torch's threads would
-        spin where those of another library want to run.
-        """
-        if in_task():
-            solve_triangle_(self.lower, rows, transposed=transposed)
-        elif rows.numel():
-            lower = self.lower if transposed else self.lower.mT
-            torch.linalg.solve_triangular(lower, rows, upper=not transposed, left=False, out=rows)
-
     def pull(self, rows: Rows, basis: Tensor, slope: Tensor) -> tuple[PairGradient, PairGradient]:
         """From a gradient by A, overwritten, of a function of A A^T: by K_nz's rows, points and theta, and by those of
         K_zz, eq. (M-150). Cost: as A, twice."""
@@ -115,7 +120,7 @@ class Basis:
 
     def pull_across(self, rows: Rows, slope: Tensor) -> PairGradient:
         """The part of `pull` by K_nz, of some of the rows: from their gradient by A, which is overwritten."""
-        self._solve_(slope, transposed=True)
+        solve_rows_(self.lower, slope, transposed=True)
         cross = PairProblem(self.form, self.theta, rows, self.points)
         return self.pairs.block_gradient(cross, slope, workspace=self.workspace)
 
@@ -181,8 +186,15 @@ class Sums:
 
     @classmethod
     def none(cls, m: int, p: int, device: torch.device) -> "Sums":
-        """Sums of no blocks."""
-        return cls(torch.eye(m, dtype=F64, device=device), torch.zeros(m, p, dtype=F64, device=device))
+        """Sums of no blocks, without the I of M."""
+        return cls(torch.zeros(m, m, dtype=F64, device=device), torch.zeros(m, p, dtype=F64, device=device))
+
+    def added(self, other: "Sums") -> "Sums":
+        """The sums of both; `inner` is overwritten."""
+        return Sums(
+            self.inner.add_(other.inner), self.projected + other.projected,
+            self.log_determinant + other.log_determinant, self.squares + other.squares, self.reduced + other.reduced,
+        )  # fmt: skip
 
     def with_block(self, basis: Tensor, part: Part) -> "Sums":
         """The sums with those of some blocks; M stays. Args: basis, their B, (rows, m)."""
@@ -298,21 +310,27 @@ class FullScaleFactor:
 
     def sums_of_each(self) -> list[Sums]:
         """The first pass, of every matrix. Raises: NotPositiveDefiniteError."""
+        first = self.share is None or not self.share.group.rank  # I is counted once
+        found = side_by_side([partial(self._sums_of, chunks) for chunks in self._shares()], self.residual.device)
+        each = [functools.reduce(Sums.added, own) for own in zip(*found, strict=True)]
+        for one in each if first else ():
+            one.inner.diagonal().add_(1.0)
+        if self.share is not None:
+            own = [t for one in each for t in (one.inner, one.projected, one.numbers)]
+            summed = self.share.summed(own)
+            each = [Sums.of(*summed[k : k + 3]) for k in range(0, len(summed), 3)]
+        return [one.factorised() for one in each]
+
+    def _sums_of(self, chunks: Sequence[Tensor]) -> list[Sums]:
+        """Sums of some blocks, with B^T B in place of M."""
         rank, device = self.function.rank, self.residual.device
         each = [Sums.none(rank, residual.shape[1], device) for _, residual in self.matrices]
-        if self.share is not None and self.share.group.rank:
-            for one in each:
-                one.inner.zero_()  # I is counted once
-        for parts, _ in self.parts(taped=False):
-            for j, part in enumerate(parts):
+        for sets in chunks:
+            for j, part in enumerate(self._of_sets(sets, taped=False)[0]):
                 here = (part.weights @ part.basis).flatten(0, 1)
                 each[j].inner.addmm_(here.mT, here)
                 each[j] = each[j].with_block(here, part)
-        if self.share is not None:
-            own = [t for one in each for t in (one.inner, one.projected, one.numbers)]
-            found = self.share.summed(own)
-            each = [Sums.of(*found[k : k + 3]) for k in range(0, len(found), 3)]
-        return [one.factorised() for one in each]
+        return each
 
     def sums_after(self, before: Sums, *, compiled: bool) -> Sums:
         """Sums of earlier blocks with those of these ones, eq. (M-176). Args: compiled, as `update_triangle`.
@@ -342,8 +360,9 @@ class FullScaleFactor:
         """
         matrices = self.matrices
         below, variance = ([torch.zeros_like(noise) for noise, _ in matrices] for _ in range(2))
-        for parts, _ in self.parts(taped=False):
-            for j, part in enumerate(parts):
+
+        def of_sets(sets: Tensor) -> None:  # rows of a block are in no other
+            for j, part in enumerate(self._of_sets(sets, taped=False)[0]):
                 sums, g, block = each[j], part.weights, part.weights.shape[1]
                 own, inside = g[..., -block:], part.white.known[:, -block:]
                 rows = part.index[:, -block:][inside]
@@ -353,6 +372,8 @@ class FullScaleFactor:
                 spread = torch.linalg.solve_triangular(sums.inner.mT, among, upper=True, left=False).square().sum(-1)
                 below[j][rows] = noise * error.squeeze(-1)[inside]
                 variance[j][rows] = noise * (1.0 - noise * own.square().sum(1)[inside]) + spread
+
+        side_by_side([partial(of_sets, sets) for sets in self._chunks()], self.residual.device)
         found = below[0], variance[0]
         if self.noise.dim() > 1:
             found = torch.stack(below, -1), torch.stack(variance, -1)
@@ -364,22 +385,31 @@ class FullScaleFactor:
     def parts(self, *, taped: bool) -> Iterator[tuple[Iterator[Part], Callable[[Tensor], PairGradient] | None]]:
         """The blocks, so many at a time, under every matrix; with `taped` also what pulls a gradient by the covariances
         of the sets."""
-        near, backend, index = self.near, TorchTiles(), self.near.index
-        width = index.shape[1]
-        step = max(1, PAIRS // max(1, width * width))
-        for start in range(0, len(index), step):
-            sets = index[start : start + step]
-            known, block = sets >= 0, near.block
-            if not bool((used := known.any(0)).all()):  # slots that none of these blocks has a row in
-                sets, known, block = sets[:, used], known[:, used], int(used[-block:].sum()) if block else 0
-            sets = sets.clamp(min=0)
-            problem = PairProblem(self.form, self.theta, self.rows.sets(sets))
-            matrix, pull = _block(backend, problem, taped, self.workspace)
-            basis = self.basis[sets]
-            matrix = (
-                matrix.baddbmm(basis, basis.mT, alpha=-1.0) if taped else matrix.baddbmm_(basis, basis.mT, alpha=-1.0)
-            )
-            yield self._with_noise(matrix, sets, known, block, basis), pull
+        for sets in self._chunks():
+            yield self._of_sets(sets, taped=taped)
+
+    def _chunks(self) -> list[Tensor]:
+        """The blocks with their neighbours, as many at a time as a thread takes together."""
+        index, cpu = self.near.index, self.residual.device.type == "cpu"
+        return list(index.split(max(1, PAIRS // max(1, (workers() if cpu else 1) * index.shape[1] ** 2))))
+
+    def _shares(self) -> list[list[Tensor]]:
+        """`_chunks` of each thread."""
+        chunks = self._chunks()
+        count = max(1, min(len(chunks), workers() if self.residual.device.type == "cpu" else 1))
+        return [chunks[k::count] for k in range(count)]
+
+    def _of_sets(self, sets: Tensor, *, taped: bool) -> tuple[Iterator[Part], Callable[[Tensor], PairGradient] | None]:
+        """See `parts`."""
+        known, block = sets >= 0, self.near.block
+        if not bool((used := known.any(0)).all()):  # slots that none of these blocks has a row in
+            sets, known, block = sets[:, used], known[:, used], int(used[-block:].sum()) if block else 0
+        sets = sets.clamp(min=0)
+        problem = PairProblem(self.form, self.theta, self.rows.sets(sets))
+        matrix, pull = _block(TorchTiles(), problem, taped, self.workspace)
+        basis = self.basis[sets]
+        matrix = matrix.baddbmm(basis, basis.mT, alpha=-1.0) if taped else matrix.baddbmm_(basis, basis.mT, alpha=-1.0)
+        return self._with_noise(matrix, sets, known, block, basis), pull
 
     def _with_noise(self, matrix: Tensor, sets: Tensor, known: Tensor, block: int, basis: Tensor) -> Iterator[Part]:
         """Blocks from what A leaves of their covariances, overwritten, under one matrix after the other."""
@@ -443,25 +473,34 @@ def gradients(factor: FullScaleFactor, each: Sequence[Sums]) -> Gradients:
     by_noise = [factor.residual.new_zeros(n) for _ in each]
     weights = [sums.weights for sums in each]
     total = _Total(rows, factor.function.points, len(factor.theta))
-    for parts, pull in factor.parts(taped=True):
+
+    def of_sets(sets: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]], PairGradient]:
+        parts, pull = factor._of_sets(sets, taped=True)
         assert pull is not None
-        slope, where = torch.zeros(()), torch.empty(0)
+        slope, where, found = torch.zeros(()), torch.empty(0), list[tuple[Tensor, ...]]()
         for j, part in enumerate(parts):
             own, by_set, by_row = _of_part(part, weights[j], each[j].inner)
-            where = part.index
-            by_basis.index_add_(0, where.view(-1), by_set.flatten(0, 1))
-            by_residual[j].index_add_(0, where.view(-1), by_row.flatten(0, 1))
-            by_noise[j].index_add_(0, where.view(-1), own.diagonal(dim1=-2, dim2=-1).flatten())
-            slope = slope + own if j else own
-        total.add_sets(where, pull(slope))
+            where, slope = part.index, slope + own if j else own
+            found.append((by_set.flatten(0, 1), by_row.flatten(0, 1), own.diagonal(dim1=-2, dim2=-1).flatten()))
+        return where, found, pull(slope)
+
+    for chunks in zip_longest(*factor._shares()):
+        tasks = [partial(of_sets, sets) for sets in chunks if sets is not None]
+        for where, found, pulled in side_by_side(tasks, factor.residual.device):
+            place = where.view(-1)
+            for j, (by_set, by_row, of_noise) in enumerate(found):
+                by_basis.index_add_(0, place, by_set)
+                by_residual[j].index_add_(0, place, by_row)
+                by_noise[j].index_add_(0, place, of_noise)
+            total.add_sets(where, pulled)
     if n or factor.share is None:  # a rank may have no blocks
         across, among = factor.function.pull(rows, factor.basis, by_basis)
         total.add(across.rows, across.cols, across.theta)
         total.add([None] * len(across.rows), among.rows, among.theta)
-    of_noise = by_noise[0] if factor.noise.dim() == 1 else torch.stack(by_noise, -1)
-    of_noise = of_noise.masked_fill(factor.clamped, 0.0)
-    found = Gradients(torch.cat(by_residual, -1), of_noise, total.rows, total.points, total.theta)
-    return found if factor.share is None else _of_all_ranks(found, factor, factor.share)
+    noise = by_noise[0] if factor.noise.dim() == 1 else torch.stack(by_noise, -1)
+    noise = noise.masked_fill(factor.clamped, 0.0)
+    gradient = Gradients(torch.cat(by_residual, -1), noise, total.rows, total.points, total.theta)
+    return gradient if factor.share is None else _of_all_ranks(gradient, factor, factor.share)
 
 
 def _of_part(part: Part, weights: Tensor, inner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
