@@ -52,12 +52,16 @@ class SiteSettings:
             number of nats, which an event and a warning say.
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
+        exact_seconds: that a plan of exact inference may take where approximation="auto" is to choose.
         solving_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
         mixed, mix_below: steps before the last one that the next sites are taken from, where a bound judges them,
             (M-340), and nats a row that the last one moves f of each row by at most then.
-        rounds: choices of points and neighbours for all rows in a fit by full scale, where regression may have three.
+        rounds: choices of points and neighbours for all rows in a fit by full scale, where regression may have three;
+            with inducing points alone one fewer, as none is coarse.
+        coarse_gradients, gradients: evaluations of all rows at most, by coarse sizes and by those asked for, after a
+            search on a part of them, which is as good as some thousandths of a nat a row.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
         left_out_rows: at most, of which the variance of several classes is that under which left out ones are likely.
     """
@@ -76,9 +80,12 @@ class SiteSettings:
     likelihoods: float = 4.5
     conditionings: int = 25
     linear_conditionings: int = 12
+    exact_seconds: float = 60.0
     solving_seconds: float = 600.0
     start_variance: float = 10.0
     rounds: int = 2
+    coarse_gradients: int = 4
+    gradients: int = 2
     start_rows: int = 250
     left_out_rows: int = 500
     mixed: int = 4

@@ -1,6 +1,7 @@
 """Sites that passes over rows make anew from q(u): bound, gradient, fits, rows that are read, (M-273) and (M-274)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy
@@ -15,13 +16,14 @@ from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.streamed.bound import StreamedBound
-from flashgp.inference.streamed.objective import StreamedLogJoint
+from flashgp.inference.streamed.objective import StreamedLogJoint, first_values
 from flashgp.inference.streamed.rows import inputs_of
-from flashgp.inference.streamed.steps import InducingValues
+from flashgp.inference.streamed.steps import InducingValues, Pass, settled_pass
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.objective import Problem
 from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block, surveyed
 from inference.full_scale.test_factor import differences
@@ -52,7 +54,7 @@ def test_a_pass_has_the_bound_at_a_q_of_inducing_values() -> None:
         prior_of_values = InducingValues.of_prior(bound.basis, bound.floor)
         q = prior_of_values.towards(sums_at(prior_of_values), 0.3)
         found = sums_at(q).lower_at(q.sums)
-        sites, at = q.sites(prior, x, y, prior.kernel.rows(x))
+        sites, at, _ = q.sites(prior, x, y, prior.kernel.rows(x))
         a = bound.basis(prior.kernel.rows(x))
         left = prior.kernel(x).diagonal() - a.square().sum(-1)
         own = at.variance - (a @ q.sums.covariance * a).sum(-1)
@@ -66,6 +68,28 @@ def test_a_pass_has_the_bound_at_a_q_of_inducing_values() -> None:
         expected = prior.likelihood.expected_log_prob(y, at.mean, at.variance).sum()
     assert found == pytest.approx(float(expected - beside_points - divergence), rel=1e-11)
     assert q.divergence(prior_of_values) == pytest.approx(float(divergence), rel=1e-10)
+
+
+def test_passes_begin_where_the_sample_ends_if_most_rows_are_not_in_it() -> None:
+    """(M-360): nearer by orders of magnitude, and to the same q(u)."""
+    x, y, _ = table(3000)
+    prior, points, settings = model(Poisson()), x[:6], SiteSettings(search=1e-6)
+    bound = StreamedBound(prior, prior.kernel.rows(points), len(x), Workspace())
+
+    def settled(start: InducingValues) -> Pass:
+        def sums_at(values: InducingValues) -> Any:
+            return bound.sums(inputs_of(prior, [Block(x, y)], x.device, values=values))
+
+        return settled_pass(prior.likelihood, start, sums_at, -math.inf, 1e-6, settings, ALONE)
+
+    with torch.no_grad():
+        of_prior = InducingValues.of_prior(bound.basis, bound.floor)
+        begun, whole = (first_values(bound, surveyed(Held(x, y), None, k, 0), points, settings) for k in (600, 2000))
+        one, other = settled(of_prior), settled(begun)
+    assert begun.divergence(one.before) < 0.01 * of_prior.divergence(one.before)
+    assert other.before.divergence(one.before) < 1e-4
+    assert other.steps < one.steps
+    assert whole.sums.count == 0
 
 
 def test_more_points_raise_the_bound_to_the_exact_one() -> None:

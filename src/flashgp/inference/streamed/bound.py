@@ -48,34 +48,47 @@ STRIP = 64  # columns of a tile of one, at least
 
 
 class BlockInputs(NamedTuple):
-    """Inputs of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), and the
-    log factor that the likelihood adds to their density, None for zero."""
+    """Inputs of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), the log
+    factor that the likelihood adds to their density, None for zero, and `block` of the rows where it is known, which
+    a pass may overwrite."""
 
     residual: Tensor
     rows: Rows
     noise: Tensor
     log_scale: Tensor | None = None
+    known: tuple[Tensor, Tensor] | None = None
 
     def detached(self) -> "BlockInputs":
         scale = None if self.log_scale is None else self.log_scale.detach()
-        return BlockInputs(self.residual.detach(), self.rows.detach(), self.noise.detach(), scale)
+        return self._replace(
+            residual=self.residual.detach(), rows=self.rows.detach(), noise=self.noise.detach(), log_scale=scale
+        )
 
     def parts(self, inducing: int) -> "list[BlockInputs]":
         """Parts of the rows, as many as a thread takes at a time, without `log_scale`; all of them on an
         accelerator."""
-        n, threads = self.rows.count, workers()
         if self.rows.device.type != "cpu":
             return [self]
-        most = max(PART_ROWS, PART_NUMBERS // max(1, inducing))
-        count = min(2 * threads * -(-n // (2 * threads * most)), n // PART_ROWS)  # two each: some take longer
-        size = -(-n // max(1, count))
         return [
             BlockInputs(
-                self.residual[i : i + size], self.rows.part(i, i + size),
-                self.noise if len(self.noise) == 1 else self.noise[i : i + size],
+                self.residual[part], self.rows.part(part.start, part.stop),
+                self.noise if len(self.noise) == 1 else self.noise[part],
+                None, None if self.known is None else (self.known[0][part], self.known[1][part]),
             )
-            for i in range(0, max(1, n), max(1, size))
+            for part in parts_of(self.rows.count, inducing)
         ]  # fmt: skip
+
+    def block(self, basis: Basis) -> tuple[Tensor, Tensor]:
+        """As `block` of the rows, to be overwritten."""
+        return block(basis, self.rows) if self.known is None else self.known
+
+
+def parts_of(rows: int, inducing: int) -> list[slice]:
+    """Parts of the rows of a block, as many as a thread takes at a time; one of no rows."""
+    threads, most = workers(), max(PART_ROWS, PART_NUMBERS // max(1, inducing))
+    count = min(2 * threads * -(-rows // (2 * threads * most)), rows // PART_ROWS)  # two each: some take longer
+    size = max(1, -(-rows // max(1, count)))
+    return [slice(start, min(rows, start + size)) for start in range(0, max(1, rows), size)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +267,7 @@ class StreamedBound:
     def _pulled(self, part: BlockInputs, weights: Tensor, inverse: Tensor) -> "_Pulled":
         """Terms of some rows of a block. Args: weights, w; inverse, M^-1."""
         p, times = weights.shape[1], self.times
-        a, left = block(self.basis, part.rows)
+        a, left = part.block(self.basis)
         noise = part.noise.clamp_min(self.floor)
         h, share = part.residual.addmm(a, weights, alpha=-1.0).div_(noise.unsqueeze(-1)), 1.0 / (noise + left)
         a.div_(noise.unsqueeze(-1))
@@ -335,7 +348,7 @@ class _WhiteBlock:
 
 def _white(basis: Basis, part: BlockInputs, floor: float) -> _WhiteBlock:
     """White part of a block, of rows divided by the root of their noise."""
-    a, left = block(basis, part.rows)
+    a, left = part.block(basis)
     noise = part.noise.clamp_min(floor)
     root = noise.rsqrt().unsqueeze(-1)
     return _WhiteBlock(a.mul_(root), part.residual * root, noise, left)

@@ -26,7 +26,7 @@ from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import SiteSettings, steps_event
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
-from flashgp.inference.streamed.objective import blocks_of
+from flashgp.inference.streamed.objective import blocks_of, first_values
 from flashgp.inference.streamed.rows import (
     inputs_of,
     move_row_variances_to_data,
@@ -127,11 +127,10 @@ def _state(
 
     likelihood, site_settings = prior.likelihood, SiteSettings().of_posterior()
     if sums is None and not likelihood.has_sites:
-        start = InducingValues.of_prior(bound.basis, bound.floor)
-        found = settled_pass(
-            likelihood, start, sums_at, -math.inf, site_settings.posterior, site_settings, group
-        )  # fmt: skip
-        tolerance = site_settings.of_rows(site_settings.posterior, survey.count)
+        start = first_values(bound, survey, points, site_settings)
+        enough = site_settings.posterior_of(survey.count)
+        found = settled_pass(likelihood, start, sums_at, -math.inf, enough, site_settings, group)
+        tolerance = site_settings.of_rows(enough, survey.count)
         events.append(steps_event(likelihood, found.steps, found.moved, tolerance, settings.run.deadline))
         sums = found.sums
     sums = sums_at(None) if sums is None else sums

@@ -48,7 +48,7 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
 def _part(state: StreamedState, rows: Block, inputs: BlockInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and log density of the sites' targets of some rows, (b, p) each."""
     function = state.function
-    residual, features, noise, _ = inputs
+    residual, features, noise, *_ = inputs
     y = residual + state.prior.mean_at(rows.x.to(residual.device))
     a = function(features)
     diagonal = CovarianceOperator(PairProblem(function.form, function.theta, features), F64).diagonal()

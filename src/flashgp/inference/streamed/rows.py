@@ -57,16 +57,16 @@ def inputs_of(
             index = torch.arange(first, first + len(rows.x), device=device)
             of_rows = prior.with_likelihood(prior.likelihood.rows(index))
         first += len(rows.x)
-        features, likelihood = prior.kernel.rows(rows.x), of_rows.likelihood
+        features, likelihood, known = prior.kernel.rows(rows.x), of_rows.likelihood, None
         if likelihood.has_sites:
             sites = of_rows.sites(rows.y)
         else:
             assert values is not None
             y = rows.y.double()
             likelihood.check_targets(y, first - len(y))
-            sites, at = values.sites(of_rows, rows.x, y, features.detach())
+            sites, at, known = values.sites(of_rows, rows.x, y, features.detach())
             sites = replace(sites, log_scale=Variational().excess(likelihood, y, at, sites).sum())
-        yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale)
+        yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale, known)
 
 
 def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:

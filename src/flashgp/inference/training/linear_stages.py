@@ -121,10 +121,9 @@ class LinearStages:
         recorder.require_information(first.rows)
         curvature = log_joint_curvature(first, theta, n, settings, options.run.seed)
         trend, free = Trend(theta, first.rows, settings), numpy.full_like(theta, numpy.inf)
-        limits = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
-        most = ROUNDS if self.problem.sites is None else min(ROUNDS, options.settings.sites.rounds)
+        by_sites, tuning, parts = self.problem.sites is not None, options.settings.sites, list(self.parts(first.rows))
+        most = tuning.rounds - (self.coarse is None) if by_sites else ROUNDS
         rounds = 0 if self.weighted else most if n > first.rows else 1
-        parts = list(self.parts(first.rows))
         sizes = [*parts, *[n] * rounds]
         begun = 0 if self.coarse is None else len(parts) + (rounds > 1)  # stages with the coarse form
         gained = numpy.inf
@@ -137,7 +136,10 @@ class LinearStages:
             run = SearchRun(Stage.APPROXIMATE, number) if size == n else SearchRun(part, size)
             coarse = self.coarse is not None and number < begun
             objective = self._tried[run] = self._made(size, trend.theta, coarse=coarse)
-            search = GradientSearch(objective, run, recorder, limits, (-free, free))
+            limit = min(settings.scoring.max_gradients, options.max_iterations)
+            if by_sites and parts and size == n:
+                limit = min(limit, tuning.coarse_gradients if coarse else tuning.gradients)
+            search = GradientSearch(objective, run, recorder, settings.limited(limit), (-free, free))
             try:
                 descent = search.run(trend.theta, curvature) if last else search.follow(trend, curvature)
                 if not last:
