@@ -300,3 +300,11 @@ def test_a_refusal_offers_what_has_room_for_the_same_call() -> None:
     for offer in of_condition.value.offers:
         model().condition(x, y, memory="12MiB", approximation=offer.approximation)
     assert of_condition.value.offers
+
+
+def test_labels_of_more_rows_than_a_minute_is_enough_for_are_approximate() -> None:
+    kernel = fgp.kernels.Matern(nu=1.5)
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Bernoulli())
+    assert fgp.plan(gp, 10**4, 8, approximation="auto").approximation == "full_scale"
+    assert not fgp.plan(fgp.GP(kernel), 10**4, 8, approximation="auto").approximation
+    assert not fgp.plan(gp, 1000, 8, approximation="auto").approximation

@@ -12,6 +12,7 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.approximation import DEFAULT, LADDER, Approximation
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
+from flashgp.inference.sites import SiteSettings
 from flashgp.planner.approximate import (
     ApproximatePrice,
     ApproximateWork,
@@ -254,7 +255,8 @@ def decided(
     *,
     training: bool = True,
 ) -> Decision:
-    """Exact inference where its plan keeps to the limits; else full scale, else inducing points alone.
+    """Exact inference where its plan keeps to the limits, and where sites are found by iteration takes little time;
+    else full scale, else inducing points alone.
 
     Args:
         asked: of kind "auto", with sizes where they were asked for.
@@ -288,7 +290,9 @@ def decided(
     def on_time(plan: Plan) -> bool:
         return time_limit is None or took(plan) <= time_limit
 
-    if exact is not None and on_time(exact):
+    late = exact is None or not on_time(exact)
+    long = exact is not None and not prior.likelihood.has_sites and took(exact) > SiteSettings().exact_seconds
+    if exact is not None and not (late or long):
         return None, exact, event(None, ApproximationReason.FITS, exact, ())
     plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
     quick = [plan for plan in plans if on_time(plan)]
@@ -299,7 +303,8 @@ def decided(
         chosen = plans[0]
     if chosen is not None:
         taken = next(one for one in asked.candidates if one.kind == chosen.approximation).resolved(chosen.sizes)
-        reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME
+        reason = ApproximationReason.TIME if late else ApproximationReason.SITES
+        reason = ApproximationReason.MEMORY if exact is None else reason
         return taken, chosen, event(taken.kind, reason, exact, plans)
     if exact is None:
         raise [*refusals, *others][0]

@@ -189,10 +189,10 @@ def fit(
             of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs;
             "sparse" for inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower
             and an upper bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory,
-            else full scale, else inducing points alone; under a time_limit that full scale of all rows would pass,
-            full scale of some, or points where these lose less on rows held out, eq. (M-245), if the first rows leave
-            time to try; the report says which and why. Rows that are read are fitted by inducing points, whether
-            "sparse", "auto" or nothing is asked for.
+            and to a minute where sites are found by iteration, else full scale, else inducing points alone; under a
+            time_limit that full scale of all rows would pass, full scale of some, or points where these lose less on
+            rows held out, eq. (M-245), if the first rows leave time to try; the report says which and why. Rows that
+            are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
