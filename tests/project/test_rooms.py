@@ -16,6 +16,7 @@ FACADES = (
     "answers",
     "posterior",
     "condition",
+    "row_marginals",
     "posterior_by_sites",
     "fit",
     "stream",

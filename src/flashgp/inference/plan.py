@@ -50,7 +50,7 @@ from flashgp.processes.shares import too_many_ranks
 RESULTS = 12
 # Of an exact fit, from which its plan also says what approximations would take.
 OFFER_SECONDS = 180.0
-SOLVED = "without a factor a step takes a solve for the variance of every row too, which is not in these seconds"
+SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 TRIED = (
     "full scale of all rows would pass the time limit: the fit tries it on the rows that there is time for, beside "
     "inducing points, and takes what loses less"

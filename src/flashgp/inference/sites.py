@@ -53,7 +53,10 @@ class SiteSettings:
         likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
         exact_seconds: that a plan of exact inference may take where approximation="auto" is to choose.
-        solving_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates.
+        solved_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates, by a
+            solve for the variance of every row; beyond it these are sampled.
+        solving_seconds: the same for kernels that have no samples; beyond it they are refused.
+        errors: standard errors of an estimated bound by which a step may lower it.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
         mixed, mix_below: steps before the last one that the next sites are taken from, where a bound judges them,
@@ -81,7 +84,9 @@ class SiteSettings:
     conditionings: int = 25
     linear_conditionings: int = 12
     exact_seconds: float = 60.0
+    solved_seconds: float = 60.0
     solving_seconds: float = 600.0
+    errors: float = 6.0
     start_variance: float = 10.0
     rounds: int = 2
     coarse_gradients: int = 4
@@ -131,11 +136,13 @@ class Found(Generic[A]):
         return HeldSites(likelihood, sites, method.excess(likelihood, y, self.at, sites).detach())
 
 
-def steps_event(likelihood: Likelihood, steps: int, moved: float, tolerance: float, deadline: Deadline) -> Event:
+def steps_event(
+    likelihood: Likelihood, steps: int, moved: float, tolerance: float, deadline: Deadline, solves: int = 0
+) -> Event:
     """Event of a report on steps, which the time limit ended, or their number, if the last one moved q(f) by more than
-    the tolerance."""
+    the tolerance. Args: solves, that they took, where there was no factor."""
     if moved < tolerance:
-        return Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved)
+        return Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved, solves=solves or None)
     event = Event(EventKind.SITES_CUT, likelihood=likelihood.name, steps=steps, moved=moved, limit=deadline.limit)
     warn(str(event))
     return event
@@ -364,7 +371,7 @@ def settle_rows(
     foreseen = tolerance is None and not method.climbs
     settings = settings if tolerance is None else settings.of_posterior()
     tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, len(y))
-    mixing = Anderson(likelihood.step, settings.mixed) if method.bound else None
+    mixing = Anderson(likelihood.step, settings.mixed) if method.bound and start.value is not None else None
 
     def next_of(kept: Found[A]) -> Sites:
         if not coming or coming[0][0] is not kept:

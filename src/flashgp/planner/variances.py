@@ -30,7 +30,7 @@ CORRECTION_PASSES = 4  # in float64, of one corrected block
 SAMPLES, FEATURES = 64, 1024  # of the probes that samples are made with
 BLOCK_VECTORS = 13  # n x points in float64: the covariances, what a solver holds (nine), z, A z and a product of two
 POINT_WORK = 8  # evaluations that take as long as one of K_sx and finding near rows by it
-SYSTEMS = 4  # (rank + neighbours)^2 numbers per point of a strip of samples
+SYSTEMS = 4  # neighbours (neighbours + rank) numbers per point of a strip of samples
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _from_samples(priced: VarianceProblem, route: str, passes: int, instead: flo
 def _with_probes(priced: VarianceProblem, route: str, passes: int, sizes: ProbeSizes) -> VariancePrice:
     """One block of solves, the low-rank factor, and what each point takes then, eq. (M-107)."""
     n, n_test, rates = priced.n, priced.n_test, priced.rates
-    samples, rank, width = sizes.samples, sizes.rank, sizes.rank + sizes.neighbours
+    samples, rank, near = sizes.samples, sizes.rank, sizes.neighbours
     block, solving = (0, 2 * n * n * samples / rates.gemm_float64)
     least = solving
     if route != "direct":
@@ -222,11 +222,12 @@ def _with_probes(priced: VarianceProblem, route: str, passes: int, sizes: ProbeS
     if rank:
         low_rank += _product(priced, "recomputed", torch.float64, rank, 1).seconds
     drawing = n * samples * priced.settings.features / rates.block_pairs
-    evaluations = samples * priced.settings.features + POINT_WORK * n + sizes.neighbours**2
+    evaluations = samples * priced.settings.features + POINT_WORK * n + near**2
     after = n_test * evaluations / rates.block_pairs
-    after += n_test * (2 * n * (samples + rank) / rates.gemm_float64 + width**3 / 3 / rates.cholesky_float64)
+    gemms = n * (samples + rank) + near**2 * rank
+    after += n_test * (2 * gemms / rates.gemm_float64 + near**3 / 3 / rates.cholesky_float64)
     kept = 8 * n * 2 * (samples + rank)
-    strip = 8 * min(n_test, max(1, STRIP_BYTES // (8 * max(1, n)))) * (n + SYSTEMS * width**2)
+    strip = 8 * min(n_test, max(1, STRIP_BYTES // (8 * max(1, n)))) * (n + SYSTEMS * near * (near + rank))
     peak = kept + max(block, 3 * 8 * n * rank, 3 * strip) + 2 * STRIP_BYTES
     beside = low_rank + drawing + after
     note = f"variance from {samples} samples, with a standard error"

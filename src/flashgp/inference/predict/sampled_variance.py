@@ -9,6 +9,7 @@ where c.(C y) is the best predictor of f(x*) from few numbers C y (a low-rank fa
 error v_C >= v is known exactly. Two independent estimates of one v: the one that is certain wins, point by point.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -63,64 +64,97 @@ class SampledVariance:
 class VarianceProbes:
     """Samples that the variance at any point is estimated from; made by `variance_probes`, called on points.
 
-    Fields: state; draws, one prior function per sample; noisy, y_s, (n, S); solutions, K^-1 y_s, (n, S); residuals,
-    theirs, (n, S), where the solves ended before their goal; actions, C, (k, n), with orthonormal rows; images,
-    K C', (n, k); neighbours, how many near rows join C; seconds, which the solves were given.
+    Fields: state; draws, one prior function per sample; drawn, their values at the rows, and errors, standard normal,
+    (n, S) each, with which y_s = f_s + e_s is noisy, (n, S); solutions, K^-1 y_s, (n, S); residuals, theirs, (n, S),
+    where the solves ended before their goal; actions, C, (k, n), with orthonormal rows; across, K C' without noise,
+    (n, k); neighbours, how many near rows join C; seconds, which the solves were given.
     """
 
     state: State
     draws: list[FeatureDraws]
-    noisy: Tensor
+    drawn: Tensor
+    errors: Tensor
     solutions: Tensor
     residuals: Tensor | None
     actions: Tensor
-    images: Tensor
+    across: Tensor
     neighbours: int
     seconds: float = math.inf
+
+    @functools.cached_property
+    def noisy(self) -> Tensor:
+        """y_s, (n, S)."""
+        return noisy_draws(self.state, self.drawn, self.errors)
+
+    @functools.cached_property
+    def _white(self) -> tuple[Tensor, Tensor, Tensor]:
+        """C' T with T' C A C' T near the identity, (n, k), its image by A, (n, k), and C A C' so, (k, k)."""
+        noise = self.state.noise.expand(self.state.distinct)
+        images = self.across + noise.unsqueeze(-1) * self.actions.mT
+        lower, root = _scaled_factor(self.actions @ images)
+        back = torch.linalg.solve_triangular(lower, root.diag(), upper=False).mT
+        few, images = self.actions.mT @ back, images @ back
+        return few, images, few.mT @ images
+
+    @entered(lambda self: self.state.run.deterministic)
+    @torch.no_grad()
+    def of_rows(self) -> SampledVariance:
+        """The variances at the distinct rows of the state, (n,), where the draws are known."""
+        return self._at(self.state.points, self.drawn)
 
     @entered(lambda self, _: self.state.run.deterministic)
     @torch.no_grad()
     def __call__(self, x_test: Tensor) -> SampledVariance:
         """The variances at x_test, (n_test, d). Cost: n (d + S + k) flops per point, (k + neighbours)^3 / 3 more."""
-        state = self.state
-        x_test = contiguous_copy(check_points(x_test, "x_test", like=state.x))
+        x_test = contiguous_copy(check_points(x_test, "x_test", like=self.state.x))
         if x_test.dim() != 2:
             raise ShapeError(f"`x_test` must have shape (n_test, d), got {tuple(x_test.shape)}; pass one table")
-        size = self.actions.shape[0] + self.neighbours
-        step = max(1, STRIP_BYTES // (8 * (state.distinct + 3 * size * size)))
+        return self._at(x_test)
+
+    def _at(self, x: Tensor, drawn: Tensor | None = None) -> SampledVariance:
+        size = self.neighbours * (self.neighbours + self.actions.shape[0])
+        step = max(1, STRIP_BYTES // (8 * (self.state.distinct + 3 * size)))
         moments, bounds, lacks = [], [], []
-        for start in range(0, max(1, x_test.shape[0]), step):
-            d, h, bound, lack = self._deviations(x_test[start : start + step])
+        for start in range(0, max(1, x.shape[0]), step):
+            some = slice(start, start + step)
+            d, h, bound, lack = self._deviations(x[some], None if drawn is None else drawn[some])
             moments.append(deviation_moments(d, h, bound))
             bounds.append(bound)
             lacks.append(lack)
         every, bound = torch.cat(moments, dim=-1), torch.cat(bounds)
-        found = deviation_interval(every, self.noisy.shape[1], bound)
+        found = deviation_interval(every, self.drawn.shape[1], bound)
         return found if self.residuals is None else widened(found, torch.cat(lacks, dim=-1), every[1] * bound)
 
-    def _deviations(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _deviations(self, x: Tensor, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(d, h, v_C, (k - v_C, q1)) at a strip of points: (b, S), (b, S), (b,), (2, b), eqs. (M-96), (M-263)."""
         state = self.state
         rows = state.prior.kernel.rows(x)
         cross = state.covariance_to(rows, torch.float64).to_dense()
         prior = state.prior_covariance(rows).diagonal()
-        drawn = torch.cat([draw(x) for draw in self.draws], dim=-1)
+        drawn = torch.cat([draw(x) for draw in self.draws], dim=-1) if drawn is None else drawn
         predicted = cross @ self.solutions
         near = self._nearest(cross)
-        system, right = self._system(cross, near)
-        c = _solved(system, right)
+        few, images, among = self._white
+        by_few, covariance, across = cross @ few, self._near_covariance(near), images[near]
+        right = cross.gather(-1, near)
+        # Of the best predictor's system G c = b the part of C is the identity, but for rounding.
+        c_near = _solved(covariance - across @ across.mT, right - _times(across, by_few))
+        c_few = by_few - _times(across.mT, c_near)
         # For whatever c this is the variance of its error, so that rounding in c does no harm.
-        bound = prior - 2.0 * (c * right).sum(-1) + (c * (system @ c.unsqueeze(-1)).squeeze(-1)).sum(-1)
-        best, lack = self._from_few(c, near, self.noisy), torch.stack([prior - bound, torch.zeros_like(bound)])
+        bound = prior - 2.0 * ((c_few * by_few).sum(-1) + (c_near * right).sum(-1))
+        bound = bound + (c_few * (c_few @ among)).sum(-1)
+        bound = bound + (c_near * (2.0 * _times(across, c_few) + _times(covariance, c_near))).sum(-1)
+        best = self._from_few((c_few, c_near), near, self.noisy)
+        lack = torch.stack([prior - bound, torch.zeros_like(bound)])
         if self.residuals is not None:
-            left = self._from_few(c, near, self.residuals)
+            left = self._from_few((c_few, c_near), near, self.residuals)
             predicted, lack[1] = predicted + left, left.square().mean(-1)
         return drawn - predicted, predicted - best, bound.clamp_min(0.0), lack
 
-    def _from_few(self, c: Tensor, near: Tensor, values: Tensor) -> Tensor:
+    def _from_few(self, c: tuple[Tensor, Tensor], near: Tensor, values: Tensor) -> Tensor:
         """c.C w for columns w of the rows, (b, S)."""
-        k = self.actions.shape[0]
-        return c[:, :k] @ (self.actions @ values) + (c[:, k:].unsqueeze(-1) * values[near]).sum(-2)
+        few, _, _ = self._white
+        return c[0] @ (few.mT @ values) + (c[1].unsqueeze(-2) @ values[near]).squeeze(-2)
 
     def _nearest(self, cross: Tensor) -> Tensor:
         """The rows of largest correlation with each point, (b, neighbours)."""
@@ -129,29 +163,33 @@ class VarianceProbes:
         deviation = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
         return (cross.abs() / deviation).topk(self.neighbours, dim=-1).indices
 
-    def _system(self, cross: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-        """(G, b) of the best predictor G c = b from C y and the near rows of y, (b, k + m, k + m) and (b, k + m)."""
+    def _near_covariance(self, near: Tensor) -> Tensor:
+        """A of the near rows of each point, (b, m, m)."""
         state, (count, m) = self.state, near.shape
-        k = self.actions.shape[0]
         rows = Rows(
             tuple(f[near] for f in state.rows.features), tuple(a[near] for a in state.rows.scalars), m,
             torch.Size([count]), state.rows.place,
         )  # fmt: skip
-        system = cross.new_empty(count, k + m, k + m)
-        system[:, :k, :k] = self.actions @ self.images
-        system[:, k:, :k] = self.images[near]
-        system[:, :k, k:] = system[:, k:, :k].mT
-        noise = state.noise.expand(state.distinct)
-        system[:, k:, k:] = state.prior_covariance(rows).to_dense() + torch.diag_embed(noise[near])
-        return system, torch.cat([cross @ self.actions.mT, cross.gather(-1, near)], dim=-1)
+        covariance = state.prior_covariance(rows).to_dense()
+        covariance.diagonal(dim1=-2, dim2=-1).add_(state.noise.expand(state.distinct)[near])
+        return covariance
 
 
-def _solved(system: Tensor, right: Tensor) -> Tensor:
-    """c with G c = b for matrices that are singular where actions coincide: scaled, and a jitter of rounding."""
+def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    return (matrices @ vectors.unsqueeze(-1)).squeeze(-1)
+
+
+def _scaled_factor(system: Tensor) -> tuple[Tensor, Tensor]:
+    """L and d with L L' = d G d, of matrices that are singular where actions coincide: with a jitter of rounding."""
     root = system.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(system.dtype).tiny).rsqrt()
     scaled = root.unsqueeze(-1) * system * root.unsqueeze(-2)
     scaled.diagonal(dim1=-2, dim2=-1).add_(10 * system.shape[-1] * torch.finfo(system.dtype).eps)
-    lower = linalg.cholesky(scaled, device=linalg.own_device(scaled))
+    return linalg.cholesky(scaled, device=linalg.own_device(scaled)), root
+
+
+def _solved(system: Tensor, right: Tensor) -> Tensor:
+    """c near that with G c = b."""
+    lower, root = _scaled_factor(system)
     return root * torch.cholesky_solve((root * right).unsqueeze(-1), lower).squeeze(-1)
 
 
@@ -173,16 +211,18 @@ def widened(found: SampledVariance, seen: Tensor, control: Tensor) -> SampledVar
     )  # fmt: skip
 
 
-def probes_of(state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIMITS) -> VarianceProbes:
+def probes_of(
+    state: State, sizes: ProbeSizes = LARGEST, limits: Limits = NO_LIMITS, before: VarianceProbes | None = None
+) -> VarianceProbes:
     """Samples of the variances of a state, from a stream of its own beside that of the solves: made once, and again
     where more samples are wanted. Solves that the time ended go on where there is more time than they had.
 
-    Args: sizes, of those that are made; limits, of their solves.
+    Args: sizes, of those that are made; limits, of their solves; before, as `variance_probes`.
     Raises: ShapeError, DomainError as `variance_probes`.
     """
     made: VarianceProbes | None = state.cache.variance_probes
-    if made is None or made.noisy.shape[1] < sizes.samples:
-        made = variance_probes(state, sizes, limits=limits, seed=state.run.seed + SAMPLED_SEED)
+    if made is None or made.drawn.shape[1] < sizes.samples:
+        made = variance_probes(state, sizes, limits=limits, seed=state.run.seed + SAMPLED_SEED, before=before)
     elif made.residuals is not None and limits.deadline.left > MORE_TIME * made.seconds:
         seconds = made.seconds + limits.deadline.left
         solutions, residuals = _solved_draws(state, made.noisy, limits, made.solutions)
@@ -201,6 +241,7 @@ def variance_probes(
     features: int = FEATURES,
     limits: Limits = NO_LIMITS,
     seed: int | None = None,
+    before: VarianceProbes | None = None,
 ) -> VarianceProbes:
     """Draws and solves from which the variance is estimated at any point, eq. (M-96): `variance_probes(state)(x_test)`.
 
@@ -212,6 +253,7 @@ def variance_probes(
             however few they are.
         limits: of the solves; what they lack where these end them is in the errors, eq. (M-263).
         seed: as `Posterior.paths`.
+        before: of the same rows and sizes under other noise: draws and C are its own, solves begin at its solutions.
     Raises: ShapeError for a batch of models; DomainError without data, or for a kernel without random features.
     Cost: S solves, one product with k columns, n F S flops for the draws.
     Source: the pathwise view of Wilson et al. (2020), with the best predictor from few numbers of Wenger et al. (2022),
@@ -226,17 +268,21 @@ def variance_probes(
         raise DomainError(
             "`posterior` must have data and a kernel with random features; use predict(x_test).variance, which is exact"
         )
-    generator, seconds = torch.Generator().manual_seed(draw_seed(seed)), limits.deadline.left
+    seconds = limits.deadline.left
+    if before is not None:
+        noisy = noisy_draws(state, before.drawn, before.errors)
+        solutions, residuals = _solved_draws(state, noisy, limits, before.solutions)
+        return replace(before, state=state, solutions=solutions, residuals=residuals, seconds=seconds)
+    generator = torch.Generator().manual_seed(draw_seed(seed))
     draws = [_draw(state, features, generator) for _ in range(samples)]
     noise = state.noise.expand(state.distinct)
     errors = torch.randn(state.distinct, samples, generator=generator, dtype=torch.float64).to(state.x.device)
     parts = state.points.split(DRAWN_ROWS)
-    noisy = torch.cat([torch.cat([draw(part) for part in parts]) for draw in draws], dim=-1)
-    noisy += noise.sqrt().unsqueeze(-1) * errors
-    solutions, residuals = _solved_draws(state, noisy, limits)
+    drawn = torch.cat([torch.cat([draw(part) for part in parts]) for draw in draws], dim=-1)
+    solutions, residuals = _solved_draws(state, noisy_draws(state, drawn, errors), limits)
     if factor is None:
         rank = min(sizes.rank, state.distinct)
-        factor = pivots_of(state.prior, state.points, rank, generator)[1] if rank else noisy[:, :0]
+        factor = pivots_of(state.prior, state.points, rank, generator)[1] if rank else drawn[:, :0]
     elif factor.dim() != 2 or factor.shape[0] != state.distinct:
         raise ShapeError(
             f"`factor` must have shape ({state.distinct}, k), got {tuple(factor.shape)}; one row per row of x"
@@ -245,11 +291,16 @@ def variance_probes(
     weighted = factor.double() / weight.unsqueeze(-1)
     basis, _ = linalg.qr(weighted, device=linalg.own_device(weighted))
     actions = basis[:, : state.distinct].mT.contiguous()
-    images = noise.unsqueeze(-1) * actions.mT
+    across = torch.zeros_like(actions.mT)
     if len(actions):  # a pass over the pairs
-        images = images + state.prior_covariance(state.rows) @ actions.mT
+        across = state.prior_covariance(state.rows) @ actions.mT
     near = max(0, min(sizes.neighbours, state.distinct - actions.shape[0]))
-    return VarianceProbes(state, draws, noisy, solutions, residuals, actions, images, near, seconds)
+    return VarianceProbes(state, draws, drawn, errors, solutions, residuals, actions, across, near, seconds)
+
+
+def noisy_draws(state: State, drawn: Tensor, errors: Tensor) -> Tensor:
+    """y_s, (n, S)."""
+    return drawn + state.noise.expand(state.distinct).sqrt().unsqueeze(-1) * errors
 
 
 def _solved_draws(
