@@ -72,3 +72,19 @@ def test_numbers_that_are_missing_or_unknown_are_refused() -> None:
     trials = prior(likelihoods.Binomial(exposure[:20])).condition(x[:20], y[:20])
     with pytest.raises(DomainError, match="must be a whole number from 0 to trials"):
         trials.append(x[20:21], exposure[20:21] + 1.0, trials=exposure[20:21])
+
+
+def test_a_number_of_trials_for_all_rows_is_not_that_of_new_observations() -> None:
+    x, y, _ = rows()
+    post = prior(likelihoods.Binomial(9)).condition(x, y)
+    p, others = post.predict(x[:2]), torch.tensor([1.0, 36.0], dtype=F64)
+    found = p.given(trials=others)
+    torch.testing.assert_close(found.observation_mean, p.observation_mean * others / 9.0)
+    each = prior(likelihoods.Binomial(torch.full((30,), 9.0))).condition(x, y).predict(x[:2]).given(trials=others)
+    torch.testing.assert_close(found.log_prob(others), each.log_prob(others))
+    assert torch.equal(found.quantile(0.9), each.quantile(0.9))
+    torch.testing.assert_close(post.predict(x[:2]).observation_mean, p.observation_mean)  # it stays 9
+    with pytest.raises(DomainError, match=r"`trials` must be whole numbers, got 1.5 at row 0"):
+        p.given(trials=[1.5, 2.0])
+    with pytest.raises(DomainError, match="`trials` is no number of rows of Binomial"):
+        post.append(x[:1], y[:1], trials=[12])

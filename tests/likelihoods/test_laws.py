@@ -1,10 +1,14 @@
 """Laws of inference by every likelihood, on 36 rows by exact inference."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.errors import DomainError
 from flashgp.likelihoods.non_gaussian import NonGaussian
 from likelihoods.cases import CASES
 
@@ -97,3 +101,26 @@ def test_predictions_are_given_the_numbers_of_their_points() -> None:
         p.given(exposure=hours[:2])
     with pytest.raises(fgp.DomainError, match="`trials` must be whole numbers"):
         trials.given(trials=torch.full((len(AT),), 2.5))
+
+
+@pytest.mark.parametrize("engine", [{}, {"approximation": "full_scale", "inducing": 9, "neighbours": 18}])
+def test_leaving_out_refuses_moments_alone_that_a_likelihood_does_not_say(engine: dict[str, Any]) -> None:
+    def log_prob(y: Tensor, f: Tensor) -> Tensor:
+        return -0.5 * ((y - f) / 0.3).square() - 0.5 * math.log(2.0 * math.pi * 0.09)
+
+    y = torch.sin(6.0 * X[:, 0])
+    whole = fgp.likelihoods.Custom(log_prob, mean=lambda f: f, variance=lambda f: torch.full_like(f, 0.09))
+    right, found = (
+        model(one).condition(X, y, **engine).leave_one_out() for one in (whole, fgp.likelihoods.Custom(log_prob))
+    )
+    assert torch.equal(found.log_prob, right.log_prob)
+    assert "mean log density" in repr(found)
+    with pytest.raises(DomainError, match="`mean` of Custom must be given for this"):
+        found.mean  # noqa: B018
+    with pytest.raises(DomainError, match="`mean` of Custom must be given for this"):
+        found.variance  # noqa: B018
+    gaussian = model(fgp.likelihoods.Gaussian(0.09)).condition(X, y).leave_one_out()  # type: ignore[arg-type]
+    if not engine:
+        torch.testing.assert_close(right.mean, gaussian.mean, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(right.variance, gaussian.variance, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.log_prob, gaussian.log_prob, rtol=1e-6, atol=1e-6)

@@ -1,6 +1,8 @@
 """Likelihoods of counts: Poisson, negative binomial, binomial, with closed forms where there are any, eq. (M-280)."""
 
+import copy
 import numbers
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -162,10 +164,18 @@ class Binomial(NonGaussian):
             self._check_whole()
 
     def with_numbers(self, **numbers: Any) -> Self:
-        found = super().with_numbers(**numbers)
+        known = self
+        if "trials" in numbers and isinstance(self.trials, int):  # of new observations, in place of that of all
+            known = copy.copy(self)
+            known.of_rows = type(self).of_rows
+        found = super(Binomial, known).with_numbers(**numbers)
         if numbers:
             found._check_whole()
         return found
+
+    def of_new_rows(self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]) -> Self:
+        self.refuse_unknown({name: value for name, value in numbers.items() if value is not None})
+        return super().of_new_rows(n, more, row_variance, row_weight, numbers)
 
     def _check_whole(self) -> None:
         wrong = (self.trials != self.trials.floor()).nonzero()

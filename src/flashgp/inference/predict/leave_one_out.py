@@ -4,6 +4,7 @@ The diagonal of K^-1 comes from the factor. That of a float32 factor is correcte
 compared with them at some rows elsewhere: beside large covariances its rounding may exceed the noise.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -59,6 +60,35 @@ class LeaveOneOut:
         )
 
 
+class LeftOutObservations(LeaveOneOut):
+    """Those of observations that are not normal, whose moments are computed when they are asked for: a likelihood that
+    does not say them refuses them alone.
+
+    Args: distribution; log_prob; shaped, what makes its moments those of rows.
+    """
+
+    def __init__(
+        self, distribution: PredictiveDistribution, log_prob: Tensor, shaped: Callable[[Tensor], Tensor]
+    ) -> None:
+        for name, value in (("distribution", distribution), ("log_prob", log_prob), ("_shaped", shaped)):
+            object.__setattr__(self, name, value)
+
+    _shaped: Callable[[Tensor], Tensor]
+
+    @property
+    def mean(self) -> Float[Tensor, "*shape"]:
+        return self._shaped(self._distribution.mean)
+
+    @property
+    def variance(self) -> Float[Tensor, "*shape"]:
+        return self._shaped(self._distribution.variance)
+
+    @property
+    def _distribution(self) -> PredictiveDistribution:
+        assert self.distribution is not None
+        return self.distribution
+
+
 def of_observations(
     likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor, dtype: torch.dtype
 ) -> LeaveOneOut:
@@ -69,9 +99,12 @@ def of_observations(
     if likelihood.outputs is not None:
         mean, variance, y = (t.movedim(-1, 0) for t in (mean, variance, y))
     found = likelihood.predictive_of_rows(mean, variance)
-    each = (t.to(dtype) for t in (found.mean, found.variance, found.log_prob(y)))
-    each = each if likelihood.outputs is None else (t.movedim(0, -1) for t in each)
-    return LeaveOneOut(*each, distribution=found)
+
+    def shaped(values: Tensor) -> Tensor:
+        values = values.to(dtype)
+        return values if likelihood.outputs is None else values.movedim(0, -1)
+
+    return LeftOutObservations(found, shaped(found.log_prob(y)), shaped)
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)
