@@ -70,6 +70,17 @@ def test_rows_do_not_depend_on_others() -> None:
             torch.testing.assert_close(value[row], other[0], rtol=0.0, atol=1e-8)
 
 
+@pytest.mark.parametrize("variance", [1.0, 1e2, 1e4, 1e6])
+def test_classes_that_are_all_but_impossible_have_probabilities_with_logarithms(variance: float) -> None:
+    """Integrals of 0 end at -1e-16 by rounding."""
+    generator = torch.Generator().manual_seed(0)
+    mean = 20.0 * variance**0.5 * torch.randn(10, 50, generator=generator, dtype=F64)
+    found = fgp.likelihoods.Categorical(10).predictive(mean, torch.full_like(mean, variance))
+    assert bool((found.probability > 0.0).all())
+    torch.testing.assert_close(found.probability.sum(-1), torch.ones(50, dtype=F64), rtol=0.0, atol=1e-14)
+    assert bool(found.log_prob(1.0 - torch.nn.functional.one_hot(mean.argmax(0), 10).T.double()).lt(-100.0).all())
+
+
 def test_a_shift_of_all_functions_changes_the_sum_alone() -> None:
     mean, variance = (
         torch.randn(6, 4, dtype=F64, generator=torch.Generator().manual_seed(0)),

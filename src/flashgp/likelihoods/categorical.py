@@ -13,6 +13,8 @@ from flashgp.likelihoods.base import LEAST, PredictiveDistribution, Sites
 from flashgp.likelihoods.row_numbers import RowNumbers
 from flashgp.likelihoods.softmax import softmax_expectations
 
+SMALLEST = 1e-9  # error of the integrals: a probability below it may end below 0, which has no logarithm
+
 
 class Categorical(RowNumbers):
     """y_i is one of some classes, class c with probability exp f_c / sum_j exp f_j, of f = f(x_i), eq. (M-306).
@@ -103,6 +105,7 @@ class Categorical(RowNumbers):
         _, probability, _ = softmax_expectations(
             *(t.movedim(0, -1).reshape(-1, self.classes) for t in (mean, variance))
         )
+        probability = probability.clamp_min(SMALLEST)
         probability = probability / probability.sum(-1, keepdim=True)
         return Classes(probability.reshape(*mean.shape[1:], self.classes))
 
