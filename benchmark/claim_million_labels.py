@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from cells import Cell, Claim, Entry, Speaker, beside_plan, main_of, options_of
+from cells import Cell, Claim, Entry, Speaker, main_of, options_of
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.quantities import readable_seconds
+from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 D, LENGTHSCALE, VARIANCE, FEATURES = 8, 1.0, 4.0, 1024
 POINTS, FILES, SEED = 10_000, 4, 0
@@ -34,7 +34,6 @@ SECONDS, PEAK, BEHIND = 1500.0, 6 * 2**30, 0.01  # of a million rows: time, memo
 COLUMNS = [
     {"key": "work", "title": "rows"},
     {"key": "fit_seconds", "title": "fit"},
-    {"key": "predicted_seconds", "title": "planned"},
     {"key": "predict_seconds", "title": "10,000 predictions"},
     {"key": "peak_bytes", "title": "peak"},
     {"key": "nlpd", "title": "negative log density", "format": "fixed4"},
@@ -84,14 +83,13 @@ def run_cell(cell: Cell) -> Entry:
     found = model.predict({key: values for key, values in table_of(x, yes).items() if key != "label"})
     probability = found.probability[:, found.labels.index("yes")]
     ended = time.perf_counter()
-    report = model.report
     return {
-        "fit_seconds": fitted - began, "predict_seconds": ended - fitted, "predicted_seconds": report.predicted_seconds,
-        "peak_bytes": meter.peak_bytes, "peak_method": meter.method, "predicted_bytes": report.predicted_bytes,
+        "fit_seconds": fitted - began, "predict_seconds": ended - fitted,
+        "peak_bytes": meter.peak_bytes, "peak_method": meter.method,
         "nlpd": -float(numpy.log(numpy.where(yes, probability, 1.0 - probability)).mean()),
         "truth": -float(log_ndtr(numpy.where(yes, f, -f)).mean()),
         "accuracy": float(((probability > 0.5) == yes).mean()), "accuracy_of_truth": float(((f > 0.0) == yes).mean()),
-        "events": [str(event) for event in report.events],
+        "events": [str(event) for event in model.report.events],
     }  # fmt: skip
 
 
@@ -111,7 +109,7 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
 
 
 def line(entry: Entry) -> str:
-    memory = beside_plan(entry["peak_bytes"], entry["predicted_bytes"] or 0)
+    memory = readable_bytes(entry["peak_bytes"])
     return (
         f"negative log density {entry['nlpd']:.4f}, of the truth {entry['truth']:.4f}, "
         f"{readable_seconds(entry['fit_seconds'])}, {memory}"

@@ -177,3 +177,17 @@ def test_labels_choose_points_and_neighbours_for_all_rows_twice() -> None:
         fit = fgp.fit(gp, x, y, approximation="full_scale", inducing=8, neighbours=8, progress=False, settings=settings)
         rounds[most] = {entry.run for entry in fit.history if entry.run.stage is Stage.APPROXIMATE}
     assert [len({run.number for run in rounds[most]}) for most in (2, 3)] == [2, 3]
+
+
+def test_evaluations_of_all_rows_are_limited_after_a_part_of_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(700, 2, generator=generator, dtype=torch.float64)
+    y = (torch.sin(9.0 * x[:, 0]) + 0.3 * torch.randn(700, generator=generator, dtype=torch.float64) > 0.0).double()
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Bernoulli())
+    sites = SiteSettings(coarse_gradients=2, gradients=1, negligible_gain=0.0)
+    settings = FitSettings(stochastic=StochasticSettings(first_rows=150), sites=sites)
+    fit = fgp.fit(gp, x, y, approximation="full_scale", inducing=8, neighbours=8, progress=False, settings=settings)
+    runs = [entry.run for entry in fit.history]
+    assert any(run.stage is Stage.PART and run.number == 175 for run in runs)
+    counts = [sum(run.stage is Stage.APPROXIMATE and run.number == k for run in runs) for k in (1, 2)]
+    assert counts == [2, 1]

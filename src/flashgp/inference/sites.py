@@ -64,7 +64,7 @@ class SiteSettings:
         rounds: choices of points and neighbours for all rows in a fit by full scale, where regression may have three;
             with inducing points alone one fewer, as none is coarse.
         coarse_gradients, gradients: evaluations of all rows at most, by coarse sizes and by those asked for, after a
-            search on a part of them, which is as good as some thousandths of a nat a row.
+            search on a part of them; negligible_gain, nats a row, of a step of theirs that is the last.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
         left_out_rows: at most, of which the variance of several classes is that under which left out ones are likely.
     """
@@ -90,7 +90,8 @@ class SiteSettings:
     start_variance: float = 10.0
     rounds: int = 2
     coarse_gradients: int = 4
-    gradients: int = 2
+    gradients: int = 8
+    negligible_gain: float = 5e-4
     start_rows: int = 250
     left_out_rows: int = 500
     mixed: int = 4

@@ -136,10 +136,14 @@ class LinearStages:
             run = SearchRun(Stage.APPROXIMATE, number) if size == n else SearchRun(part, size)
             coarse = self.coarse is not None and number < begun
             objective = self._tried[run] = self._made(size, trend.theta, coarse=coarse)
-            limit = min(settings.scoring.max_gradients, options.max_iterations)
+            limited = settings.limited(min(settings.scoring.max_gradients, options.max_iterations))
             if by_sites and parts and size == n:
-                limit = min(limit, tuning.coarse_gradients if coarse else tuning.gradients)
-            search = GradientSearch(objective, run, recorder, settings.limited(limit), (-free, free))
+                most = tuning.coarse_gradients if coarse else tuning.gradients
+                limited = dataclasses.replace(
+                    settings.limited(min(most, limited.scoring.max_gradients)),
+                    negligible_gain_by_values=tuning.negligible_gain,
+                )
+            search = GradientSearch(objective, run, recorder, limited, (-free, free))
             try:
                 descent = search.run(trend.theta, curvature) if last else search.follow(trend, curvature)
                 if not last:
