@@ -1,5 +1,6 @@
 """Plans price the conditionings that find sites by iteration."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -7,6 +8,14 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.errors import FlashGPWarning
+from flashgp.foundations.events import EventKind
+from flashgp.inference.condition import condition
+from flashgp.inference.data import Data
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import SiteSettings
 
 F64 = torch.float64
 
@@ -22,7 +31,8 @@ def test_a_plan_has_as_many_conditionings_as_it_says(options: dict[str, Any]) ->
         for one in (fgp.likelihoods.Bernoulli(), fgp.likelihoods.Gaussian(0.1))
     )
     assert once.conditionings == 1
-    assert plan.conditionings > 5
+    settings = SiteSettings()
+    assert plan.conditionings == (settings.linear_conditionings if options else settings.conditionings)
     assert plan.seconds == pytest.approx(plan.conditionings * once.seconds)
     assert plan.peak_bytes == once.peak_bytes
     assert once.fit_step_seconds < plan.fit_step_seconds < 5.0 * once.fit_step_seconds
@@ -39,6 +49,28 @@ def test_sites_of_few_rows_without_a_factor_are_those_of_one() -> None:
     found, wanted = (gp.condition(x, y, solver=solver, tolerance=1e-6).predict(x[:5]) for solver in ("cg", None))
     torch.testing.assert_close(found.mean, wanted.mean, rtol=0.0, atol=1e-3)
     assert any("takes solves for the variances" in note for note in fgp.plan(gp, n=80, d=3, solver="cg").notes)
+
+
+def test_a_time_limit_counts_all_conditionings() -> None:
+    """Of a clock that stands: time for some of all rows is no time for their sites, and for many more it is."""
+    x = torch.rand(600, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    y, gp, settings = (x[:, 0] > 0.5).double(), model(fgp.likelihoods.Bernoulli()), SiteSettings()
+    data = Data.of(gp, x, y)
+    once = fgp.plan(gp, n=600, d=3).seconds / settings.conditionings
+    for times, whole in ((0.5 * settings.conditionings, False), (2.0 * settings.conditionings, True)):
+        run = Run(deadline=Deadline(times * once, times * once, lambda: 0.0))
+        with contextlib.nullcontext() if whole else pytest.warns(FlashGPWarning):
+            state = condition(gp, data, ConditionSettings(run))
+        kinds = [event.kind for event in state.report.events]
+        assert (EventKind.POSTERIOR_OF_PART in kinds) == (state.count < 600) == (not whole)
+
+
+def test_full_scale_predicts_the_seconds_of_all_its_conditionings() -> None:
+    x = torch.rand(300, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    sizes: dict[str, Any] = {"approximation": "full_scale", "inducing": 20, "neighbours": 20}
+    gp = model(fgp.likelihoods.Bernoulli())
+    report = gp.condition(x, (x[:, 0] > 0.5).double(), **sizes).report
+    assert report.predicted_seconds == pytest.approx(fgp.plan(gp, n=300, d=3, **sizes).seconds, rel=0.2)
 
 
 def test_predicted_seconds_are_near_measured_ones() -> None:
