@@ -171,6 +171,9 @@ class EventKind(Enum):
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )
     SITES = "{likelihood}: sites after {steps:n step}[ and {solves:n solve}], where one moves q(f) by {moved:.2g} nats."
+    SITES_AGAIN = (
+        "{likelihood}: sites of {rows:n row} were found anew, after new rows had moved q(f) by {moved:.2g} nats."
+    )
     SITES_CUT = (
         "{likelihood}: [the time limit of {limit:g} s ended the steps of sites after|sites have not settled in] "
         "{steps:n step}, the last of which moved q(f) by {moved:.2g} nats[{limit:if}. Allow more time, or call "

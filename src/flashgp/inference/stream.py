@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -20,10 +20,14 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
+from flashgp.inference.condition import condition
+from flashgp.inference.data import Data
 from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.settings import ConditionSettings
 from flashgp.solvers.direct.strided import load_routines
 
 LATENCIES = 10_000  # steps that the quantiles of the latency are of: a stream has no end
@@ -96,6 +100,10 @@ class Stream:
         refine_every: learned rows after which the hyperparameters take `refine_steps` steps (`Posterior.refine`); None
             leaves them as they are, as those of an approximate posterior stay.
         refine_steps: see `refine_every`.
+        settle_nats: for each row of the posterior, by which new rows may have moved q(f) since sites that are found by
+            iteration settled, eq. (M-275); beyond it those of all rows are found anew, with an event in the report of
+            the posterior, which is then that of conditioning on these rows. None leaves them; an approximate posterior
+            does.
 
     Attributes:
         posterior: as of now.
@@ -116,8 +124,9 @@ class Stream:
     """
 
     def __init__(
-        self, posterior: Posterior, *, window: int | None = None, refine_every: int | None = None, refine_steps: int = 5
-    ) -> None:
+        self, posterior: Posterior, *, window: int | None = None, refine_every: int | None = None,
+        refine_steps: int = 5, settle_nats: float | None = 0.05,
+    ) -> None:  # fmt: skip
         if not isinstance(posterior, Posterior):
             raise DomainError(
                 f"`posterior` must be a Posterior, got {type(posterior).__name__}; use gp.condition(x, y), or "
@@ -134,7 +143,10 @@ class Stream:
         for name, given, question in asked:
             if given is not None and (reason := posterior.can(question)) is not None:
                 raise DomainError(f"`{name}` of a stream must be one with which {question}() answers, but {reason}")
+        if settle_nats is not None and not settle_nats > 0.0:
+            raise DomainError(f"`settle_nats` must be positive, got {settle_nats!r}; None leaves sites as they are")
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
+        self.settle_nats = settle_nats
         surplus = 0 if window is None else posterior.count - window
         self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
         self._unrefined = 0  # rows learned since the last refinement
@@ -190,6 +202,8 @@ class Stream:
             self.posterior, self._unrefined = after, self._unrefined + len(x)
             if self.refine_every is not None and self._unrefined >= self.refine_every:
                 refining = self._refine()
+            elif self._moved > (self.settle_nats or math.inf) * self.posterior.count:
+                refining = self._settle()
         self._steps += 1
         self._latencies.append(seconds)
         return StreamStep(mean, variance, f, y, self.posterior.count, seconds, refining)
@@ -248,6 +262,9 @@ class Stream:
         if y is None:
             return x, None
         y = in_dtype_of(y, "y", like[1]).detach()
+        y = y.unsqueeze(0) if not y.dim() else y
+        if y.shape == (len(x),):
+            y = self.posterior.state.prior.likelihood.encoded(y, "y")
         if len(x) == 1 and y.dim() == like[1].dim() - 1:
             y = y.unsqueeze(0)
         return x, check_targets(
@@ -296,6 +313,26 @@ class Stream:
             normal = 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
         self._nll += normal if log_prob is None else -float(log_prob.sum())
         self._inside += float((squares <= QUANTILE_975**2 * spread).sum()) / outputs
+
+    @property
+    def _moved(self) -> float:
+        """Nats by which rows moved q(f) since sites settled; 0 of an approximate posterior, which leaves them."""
+        state = self.posterior.state
+        return state.parts[0].online.moved if state.exact and state.count else 0.0
+
+    def _settle(self) -> float:
+        """Seconds that finding all sites anew took."""
+        began, moved, state = time.perf_counter(), self._moved, self.posterior.state
+        run = replace(state.run, dtype=torch.float64 if state.parts[0].float64_factor is not None else None)
+        prior = state.prior.without_held_sites()
+        found = condition(prior, Data.of(prior, state.x, state.y), ConditionSettings(run))
+        found.report.events.append(
+            Event(EventKind.SITES_AGAIN, likelihood=prior.likelihood.name, rows=found.count, moved=moved)
+        )
+        self.posterior = Posterior(found)
+        seconds = time.perf_counter() - began
+        self._refining_seconds += seconds
+        return seconds
 
     def _refine(self) -> float:
         """Seconds that it took. Hyperparameters that cannot be refined go on as they are: the rows are learned."""
