@@ -1,5 +1,6 @@
 """Sites by Laplace's method, (M-350): its mode and likelihood, the gradient through the mode, where it warns."""
 
+import pickle
 from pathlib import Path
 
 import numpy
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import EventKind
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.training.objective import LogJoint, Problem
@@ -181,6 +182,14 @@ def test_a_file_keeps_it(tmp_path: Path) -> None:
     torch.testing.assert_close(again.predict(at).mean, gp.condition(x, y).predict(at).mean, rtol=0.0, atol=1e-9)
 
 
+def test_rows_left_out_go_to_another_process() -> None:
+    x, y, _ = table()
+    left = model(Poisson()).condition(x, y).leave_one_out()
+    again = pickle.loads(pickle.dumps(left))
+    for name in ("mean", "variance", "log_prob"):
+        assert torch.equal(getattr(again, name), getattr(left, name))
+
+
 def test_a_row_that_joins_has_the_site_at_its_own_mode() -> None:
     x, y, at = table()
     gp = model(Poisson().by_method("laplace"))
@@ -193,6 +202,11 @@ def test_what_it_does_not_go_with_is_refused() -> None:
     for approximation in ("full_scale", "sparse"):
         with pytest.raises(DomainError, match=r"`method` must be 'variational' where inference is approximate, got"):
             fgp.fit(model(Poisson()), x, y, method="laplace", approximation=approximation)
+    found = fgp.fit(
+        model(Poisson()), x, y, method="laplace", approximation="auto", time_limit=1e-3, starts=1, max_iterations=1
+    )  # there is no other
+    (event,) = of_kind(found.report.events, EventKind.APPROXIMATION_CHOSEN)
+    assert event.fields["chosen"] == "exact"
     with pytest.raises(DomainError, match=r"`method` must be 'variational' for Categorical, got 'laplace'"):
         fgp.fit(fgp.GP(fgp.kernels.RBF(), likelihood=Categorical(3)), x, y.clamp(max=2.0), method="laplace")
     with pytest.raises(DomainError, match=r"`method` is of likelihoods whose sites are found by iteration, got"):

@@ -12,6 +12,7 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.approximation import DEFAULT, LADDER, Approximation
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
+from flashgp.inference.site_methods import method_of
 from flashgp.inference.sites import SiteSettings
 from flashgp.planner.approximate import (
     ApproximatePrice,
@@ -198,6 +199,7 @@ def _fitting(
     plans: list[Plan] = []
     refusals: list[MemoryBudgetError] = []
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
+    kinds = () if method_of(prior.likelihood).exact else kinds
     for one in kinds:
         if rows.n and not obstacle(prior, one.kind, batch=batch):
             try:

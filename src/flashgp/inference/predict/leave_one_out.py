@@ -4,7 +4,6 @@ The diagonal of K^-1 comes from the factor. That of a float32 factor is correcte
 compared with them at some rows elsewhere: beside large covariances its rounding may exceed the noise.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -64,16 +63,14 @@ class LeftOutObservations(LeaveOneOut):
     """Those of observations that are not normal, whose moments are computed when they are asked for: a likelihood that
     does not say them refuses them alone.
 
-    Args: distribution; log_prob; shaped, what makes its moments those of rows.
+    Args: distribution; log_prob; by_output, whether its first dimension is that of outputs, which rows have last.
     """
 
-    def __init__(
-        self, distribution: PredictiveDistribution, log_prob: Tensor, shaped: Callable[[Tensor], Tensor]
-    ) -> None:
-        for name, value in (("distribution", distribution), ("log_prob", log_prob), ("_shaped", shaped)):
+    def __init__(self, distribution: PredictiveDistribution, log_prob: Tensor, by_output: bool) -> None:
+        for name, value in (("distribution", distribution), ("log_prob", log_prob), ("_by_output", by_output)):
             object.__setattr__(self, name, value)
 
-    _shaped: Callable[[Tensor], Tensor]
+    _by_output: bool
 
     @property
     def mean(self) -> Float[Tensor, "*shape"]:
@@ -82,6 +79,9 @@ class LeftOutObservations(LeaveOneOut):
     @property
     def variance(self) -> Float[Tensor, "*shape"]:
         return self._shaped(self._distribution.variance)
+
+    def _shaped(self, values: Tensor) -> Tensor:
+        return _of_rows(values, self.log_prob.dtype, self._by_output)
 
     @property
     def _distribution(self) -> PredictiveDistribution:
@@ -99,12 +99,14 @@ def of_observations(
     if likelihood.outputs is not None:
         mean, variance, y = (t.movedim(-1, 0) for t in (mean, variance, y))
     found = likelihood.predictive_of_rows(mean, variance)
+    by_output = likelihood.outputs is not None
+    return LeftOutObservations(found, _of_rows(found.log_prob(y), dtype, by_output), by_output)
 
-    def shaped(values: Tensor) -> Tensor:
-        values = values.to(dtype)
-        return values if likelihood.outputs is None else values.movedim(0, -1)
 
-    return LeftOutObservations(found, shaped(found.log_prob(y)), shaped)
+def _of_rows(values: Tensor, dtype: torch.dtype, by_output: bool) -> Tensor:
+    """Numbers of observations, of which rows have that of outputs, the first dimension, last."""
+    values = values.to(dtype)
+    return values.movedim(0, -1) if by_output else values
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)
