@@ -1,10 +1,12 @@
 """Streams of labels and classes: each row's own site, and all of them anew where rows have moved q(f), (M-275)."""
 
+import warnings
+
 import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, FlashGPWarning
 from flashgp.foundations.events import EventKind, of_kind
 
 F64 = torch.float64
@@ -51,3 +53,38 @@ def test_sites_are_left_until_rows_have_moved_them() -> None:
     assert 0 < sum(settled) < 10
     with pytest.raises(DomainError, match="`settle_nats` must be positive, got -1; None leaves"):
         fgp.Stream(stream.posterior, settle_nats=-1)
+
+
+class Broken(fgp.likelihoods.Bernoulli):
+    """Labels whose expectations over several rows are none once it is broken."""
+
+    broken = False
+
+    def expected_log_prob(self, y: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        value = super().expected_log_prob(y, mean, variance)
+        return value + torch.nan if Broken.broken and len(y) > 1 else value
+
+
+def test_sites_that_are_not_found_anew_go_on() -> None:
+    x, y = table()
+    y = y.clamp(max=1).double()
+    gp = fgp.GP(4.0 * fgp.kernels.Matern(lengthscale=0.5), likelihood=Broken(method="variational"))
+    stream = fgp.Stream(gp.condition(x[:40], y[:40]), settle_nats=1e-9)
+    Broken.broken = True
+    try:
+        with pytest.warns(FlashGPWarning, match="the sites of 41 rows could not be found anew, they go on"):
+            stream.step(x[40], y[40])
+        wanted = stream.posterior.predict(x).mean
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            stream.step(x[40], y[40])  # of which less is learned
+        assert not told
+    finally:
+        Broken.broken = False
+    assert stream.metrics.steps == 2
+    assert float((stream.posterior.predict(x).mean - wanted).abs().max()) < 0.5
+    settled = [stream.step(x[i], y[i]).refining_seconds > 0.0 for i in range(41, 60)]
+    assert any(settled)
+    for wrong in ("often", True):
+        with pytest.raises(DomainError, match="`settle_nats` must be positive, got"):
+            fgp.Stream(stream.posterior, settle_nats=wrong)  # type: ignore[arg-type]

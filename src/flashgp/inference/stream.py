@@ -6,6 +6,7 @@ posterior is a value; a stream is what replaces it, row by row, within a window 
 
 import collections
 import math
+import numbers
 import os
 import threading
 import time
@@ -19,7 +20,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flashgp.foundations.checks import check_count, check_points, check_targets
-from flashgp.foundations.errors import DomainError, MemoryBudgetError, NotPositiveDefiniteError, ShapeError, warn
+from flashgp.foundations.errors import (
+    ConvergenceError,
+    DomainError,
+    MemoryBudgetError,
+    NotPositiveDefiniteError,
+    ShapeError,
+    warn,
+)
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
@@ -102,8 +110,8 @@ class Stream:
         refine_steps: see `refine_every`.
         settle_nats: for each row of the posterior, by which new rows may have moved q(f) since sites that are found by
             iteration settled, eq. (M-275); beyond it those of all rows are found anew, with an event in the report of
-            the posterior, which is then that of conditioning on these rows. None leaves them; an approximate posterior
-            does.
+            the posterior, which is then that of conditioning on these rows. Where none are found, a warning says so and
+            they go on. None leaves them; an approximate posterior does.
 
     Attributes:
         posterior: as of now.
@@ -143,13 +151,15 @@ class Stream:
         for name, given, question in asked:
             if given is not None and (reason := posterior.can(question)) is not None:
                 raise DomainError(f"`{name}` of a stream must be one with which {question}() answers, but {reason}")
-        if settle_nats is not None and not settle_nats > 0.0:
+        nats: Any = settle_nats
+        if nats is not None and (isinstance(nats, bool) or not isinstance(nats, numbers.Real) or not float(nats) > 0.0):
             raise DomainError(f"`settle_nats` must be positive, got {settle_nats!r}; None leaves sites as they are")
         self.window, self.refine_every, self.refine_steps = window, refine_every, refine_steps
         self.settle_nats = settle_nats
         surplus = 0 if window is None else posterior.count - window
         self.posterior = posterior.drop(range(surplus)) if surplus > 0 else posterior
         self._unrefined = 0  # rows learned since the last refinement
+        self._unsettled = 0.0  # nats, where sites were last looked for in vain
         self._rows, self._squares, self._nll, self._inside = 0, 0.0, 0.0, 0.0
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
@@ -202,7 +212,7 @@ class Stream:
             self.posterior, self._unrefined = after, self._unrefined + len(x)
             if self.refine_every is not None and self._unrefined >= self.refine_every:
                 refining = self._refine()
-            elif self._moved > (self.settle_nats or math.inf) * self.posterior.count:
+            elif self._moved > max((self.settle_nats or math.inf) * self.posterior.count, 2.0 * self._unsettled):
                 refining = self._settle()
         self._steps += 1
         self._latencies.append(seconds)
@@ -321,15 +331,20 @@ class Stream:
         return state.parts[0].online.moved if state.exact and state.count else 0.0
 
     def _settle(self) -> float:
-        """Seconds that finding all sites anew took."""
+        """Seconds that finding all sites anew took. Where none are found those of now go on, until twice as far from
+        where they settled."""
         began, moved, state = time.perf_counter(), self._moved, self.posterior.state
         run = replace(state.run, dtype=torch.float64 if state.parts[0].float64_factor is not None else None)
         prior = state.prior.without_held_sites()
-        found = condition(prior, Data.of(prior, state.x, state.y), ConditionSettings(run))
-        found.report.events.append(
-            Event(EventKind.SITES_AGAIN, likelihood=prior.likelihood.name, rows=found.count, moved=moved)
-        )
-        self.posterior = Posterior(found)
+        try:
+            found = condition(prior, Data.of(prior, state.x, state.y), ConditionSettings(run))
+            self.posterior, self._unsettled = Posterior(found), 0.0
+            found.report.events.append(
+                Event(EventKind.SITES_AGAIN, likelihood=prior.likelihood.name, rows=found.count, moved=moved)
+            )
+        except (ConvergenceError, NotPositiveDefiniteError, MemoryBudgetError) as error:
+            self._unsettled = moved
+            warn(f"the sites of {self.posterior.count:,} rows could not be found anew, they go on: {error}")
         seconds = time.perf_counter() - began
         self._refining_seconds += seconds
         return seconds
