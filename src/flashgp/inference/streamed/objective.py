@@ -73,11 +73,13 @@ def first_values(bound: StreamedBound, survey: Survey, points: Tensor, settings:
         blocks = blocks_of(sample, len(points), NO_DEADLINE)
         return few.sums(inputs_of(prior, blocks, points.device, values=values))
 
+    found = start.sums
     with contextlib.suppress(ConvergenceError, NotPositiveDefiniteError):
         found = settled_pass(prior.likelihood, start, sums_at, -math.inf, settings.search, settings, ALONE).sums
-        gram, projected = (survey.group.from_first(t) for t in (found.gram, found.projected))
-        return dataclasses.replace(start, sums=dataclasses.replace(found, gram=gram, projected=projected))
-    return start
+    # Another rank may have ended otherwise.
+    count = int(survey.group.number_of_first(found.count))
+    gram, projected = (survey.group.from_first(t) for t in (found.gram, found.projected))
+    return dataclasses.replace(start, sums=dataclasses.replace(found, count=count, gram=gram, projected=projected))
 
 
 class StreamedLogJoint(LogJoint):
