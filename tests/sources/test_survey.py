@@ -57,6 +57,8 @@ def test_the_sample_is_uniform_and_independent_of_the_batches() -> None:
             other.add(part, part[:, 0])
         assert torch.equal(one.rows[0], other.rows[0])
         assert torch.equal(one.rows[0][:, 0], one.rows[1])
+        assert torch.equal(one.places.double(), one.rows[1])
+        assert torch.equal(other.places, one.places)
         counts[one.rows[0][:, 0].long()] += 1
     # Each row is in a quarter of the samples: binomial, standard deviation 8.7.
     assert bool(((counts - 100).abs() < 4.0 * 8.7).all())

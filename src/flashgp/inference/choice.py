@@ -89,7 +89,8 @@ def approximate_plan(
     # What is free now is asked for once: all steps compare with the same number.
     settings = replace(settings, memory=max(1, settings.available()[str(device)]))
     # A minibatch has one noise variance, and one process.
-    stepping = training and settings.ranks == 1 and rows.alike and prior.likelihood.rows_alike
+    alike = rows.alike and (prior.likelihood.rows_alike or not prior.likelihood.has_sites)
+    stepping = training and settings.ranks == 1 and alike
 
     def with_sizes(one: Approximation, sizes: Sizes) -> Plan:
         common = problem, settings.rates, device, sizes.within(problem.u), work
@@ -144,10 +145,10 @@ def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
     )
 
 
-def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
+def obstacle(prior: Prior, kind: str, *, batch: bool, ranks: int = 1) -> str:
     """Reason that a model has no approximation of a kind, and what to do; empty if it has one.
 
-    Args: batch, whether it is of several tables or models.
+    Args: batch, whether it is of several tables or models; ranks, over which its rows are spread.
     """
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
@@ -163,17 +164,20 @@ def obstacle(prior: Prior, kind: str, *, batch: bool) -> str:
             'own; pass Gaussian(shared=True), or approximation="full_scale"'
         )
     likelihood = prior.likelihood
-    if kind == "sparse" and not likelihood.rows_alike and likelihood.known_variances is None:
+    counted = likelihood.rows_alike or likelihood.known_variances is not None
+    if kind == "sparse" and not counted and (likelihood.has_sites or ranks > 1):
+        where = "" if likelihood.has_sites else " over ranks"
         return (
-            "by inducing points alone needs a likelihood that treats all rows alike but for known variances, got "
-            'row_weight; leave it out, or pass approximation="full_scale" with neighbours'
+            f"by inducing points alone{where} needs a likelihood that treats all rows alike but for known variances, "
+            'got row_weight or others of single rows; leave them out, or pass approximation="full_scale" with '
+            "neighbours"
         )
     return ""
 
 
-def refuse_unfit(prior: Prior, kind: str, *, batch: bool) -> None:
+def refuse_unfit(prior: Prior, kind: str, *, batch: bool, ranks: int = 1) -> None:
     """DomainError for models that the approximation is not made for."""
-    if why := obstacle(prior, kind, batch=batch):
+    if why := obstacle(prior, kind, batch=batch, ranks=ranks):
         raise DomainError(f"`approximation` {why}")
 
 
@@ -201,7 +205,7 @@ def _fitting(
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
     kinds = () if method_of(prior.likelihood).exact else kinds
     for one in kinds:
-        if rows.n and not obstacle(prior, one.kind, batch=batch):
+        if rows.n and not obstacle(prior, one.kind, batch=batch, ranks=settings.ranks):
             try:
                 plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
             except MemoryBudgetError as error:

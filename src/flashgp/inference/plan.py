@@ -245,7 +245,8 @@ def _approximately(
         _, plan, event = decided(prior, rows, asked, settings, time_limit)
         late = cut_short(prior, settings) and full_scale_is_late(plan, event, time_limit)
         return replace(plan, notes=(*plan.notes, TRIED)) if late else plan
-    refuse_unfit(prior, asked.kind, batch=rows.batch * prior.kernel.batch_shape.numel() > 1)
+    batch = rows.batch * prior.kernel.batch_shape.numel() > 1
+    refuse_unfit(prior, asked.kind, batch=batch, ranks=settings.ranks)
     return approximate_plan(prior, rows, asked, settings, time_limit)
 
 

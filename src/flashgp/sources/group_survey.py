@@ -68,7 +68,7 @@ def surveyed_over(
         for name, width in (("x_moments", like.width), ("y_moments", outputs or 1))
     )
     return GroupSurvey(
-        source, outputs, found.total, like.width, like.dtype, like.device, checksum, x_moments, y_moments, kept,
+        source, outputs, found.total, like.width, like.dtype, like.device, checksum, x_moments, y_moments, *kept,
         any(cut), group, own,
     )  # fmt: skip
 
@@ -106,14 +106,14 @@ def _of_each(group: Group, number: int) -> list[int]:
     return numbers
 
 
-def _gathered(group: Group, keys: Tensor, places: Tensor, rows: list[Tensor], size: int) -> Block:
-    """The rows with the smallest keys on all ranks, in the order of their places."""
+def _gathered(group: Group, keys: Tensor, places: Tensor, rows: list[Tensor], size: int) -> tuple[Block, Tensor]:
+    """The rows with the smallest keys on all ranks, in the order of their places, and these."""
     shares = Shares(tuple(_of_each(group, len(keys))))
     keys, places = group.gather_rows(keys, shares), group.gather_rows(places, shares)
     rows = [group.gather_rows(column, shares) for column in rows]
     kept = keys.topk(min(size, len(keys)), largest=False).indices
     kept = kept[places[kept].argsort()]
-    return Block(*(column[kept.to(column.device)] for column in rows))
+    return Block(*(column[kept.to(column.device)] for column in rows)), places[kept]
 
 
 def _moments(group: Group, found: Shares, own: Moments | None, width: int, device: torch.device) -> Moments:

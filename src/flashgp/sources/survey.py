@@ -101,6 +101,11 @@ class Sampler:
         assert self._rows is not None
         return _taken(self._rows, self._places.argsort())
 
+    @property
+    def places(self) -> Tensor:
+        """Numbers of the rows of the sample among all, in the same order."""
+        return self._places.sort().values
+
 
 def _taken(columns: list[Tensor], index: Tensor) -> list[Tensor]:
     return [column[index.to(column.device)] for column in columns]
@@ -165,8 +170,8 @@ class Survey:
     """Result of the first pass over rows.
 
     Fields: source; outputs, columns of y, None for one without an axis; count of rows; width, columns of x; dtype and
-    device of x; checksum; x_moments and y_moments, of the columns; sample, some of the rows; cut, whether time ended
-    the pass before its end.
+    device of x; checksum; x_moments and y_moments, of the columns; sample, some of the rows; places, (size,), their
+    numbers among all; cut, whether time ended the pass before its end.
     """
 
     source: RowSource
@@ -179,6 +184,7 @@ class Survey:
     x_moments: Moments
     y_moments: Moments
     sample: Block
+    places: Tensor
     cut: bool = False
     group: ClassVar[Group] = ALONE  # whose ranks have read rows of their own
 
@@ -284,7 +290,8 @@ def read_once(source: RowSource, outputs: int | None, sampler: Sampler, deadline
         sampler.add(*block.tensors)
     if moments is None or width is None:
         return None
-    return Survey(source, outputs, count, width, dtype, device, total, *moments, Block(*sampler.rows), cut)
+    sample = Block(*sampler.rows)
+    return Survey(source, outputs, count, width, dtype, device, total, *moments, sample, sampler.places, cut)
 
 
 def checked(

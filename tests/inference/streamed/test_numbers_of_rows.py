@@ -1,12 +1,63 @@
 """Inducing points of rows with exposures or weights: of all rows exact, and weights are repeated rows, (M-273)."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import flashgp as fgp
 from flashgp import likelihoods as L
+from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import refuse_unfit
+from flashgp.inference.fit import Fit
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import SiteSettings
+from flashgp.inference.streamed.bound import StreamedBound
+from flashgp.inference.streamed.condition import condition
+from flashgp.inference.streamed.objective import first_values
+from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.streamed.steps import InducingValues, settled_pass
+from flashgp.inference.training.history import Stage
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import SampleSettings, StochasticSettings
+from flashgp.processes.group import ALONE
+from flashgp.sources.source import Held
+from flashgp.sources.survey import Block, surveyed
 
 F64 = torch.float64
+FEW = FitSettings(stochastic=StochasticSettings(first_rows=100))  # of which the sample is
+ALONE_OF_ALL = SampleSettings(min_evaluations=1e12)  # passes over all rows would be too many
+
+
+def hours_of(x: Tensor) -> Tensor:
+    return 0.2 + 9.0 * x[:, 1].square()
+
+
+def counts(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x, counts with the exposures of `hours_of`, and weights."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, 2, generator=generator, dtype=F64)
+    y = torch.poisson(hours_of(x) * (1.0 + torch.sin(5.0 * x[:, 0])).exp(), generator)
+    return x, y, 1.0 + torch.arange(n, dtype=F64) % 3
+
+
+def model(likelihood: Any) -> fgp.GP:
+    return fgp.GP(2.0 * fgp.kernels.Matern(nu=2.5, lengthscale=0.5), likelihood=likelihood)
+
+
+def fitted(likelihood: Any, x: Tensor, y: Tensor, **options: Any) -> Fit:
+    how = {"approximation": "sparse", "starts": 1, "priors": "given", **options}
+    return fgp.fit(model(likelihood), x, y, **how)
+
+
+def evidence(found: Any) -> float:
+    return float(found.log_marginal_likelihood())
 
 
 @pytest.mark.parametrize("approximation", [None, "sparse"])
@@ -27,3 +78,102 @@ def test_weights_are_repeated_rows(approximation: str | None) -> None:
         assert float(weighted.log_marginal_likelihood()) == pytest.approx(
             float(other.log_marginal_likelihood()), abs=5e-3
         )
+
+
+def test_a_fit_is_the_exact_one_where_all_rows_are_points_and_that_of_repeated_rows() -> None:
+    x, y, weight = counts(40)
+    again = torch.arange(40).repeat_interleave(weight.long())
+    of_rows = L.Poisson(exposure=hours_of(x), row_weight=weight)
+    found = fitted(of_rows, x, y, inducing=x)
+    exact = fitted(of_rows, x, y, approximation=None)
+    repeated = fitted(L.Poisson(exposure=hours_of(x)[again]), x[again], y[again], inducing=x)
+    for other in (exact, repeated):
+        assert evidence(found.posterior) == pytest.approx(evidence(other.posterior), abs=5e-3)
+        torch.testing.assert_close(
+            found.posterior.predict(x).mean, other.posterior.predict(x).mean, rtol=0.0, atol=5e-3
+        )
+
+
+@pytest.mark.parametrize("limit", [None, 1e5])
+def test_the_order_of_rows_with_their_numbers_changes_little(limit: float | None) -> None:
+    """Of passes over all rows and, under a limit, of a sample that stands for them: a sixth of them."""
+    x, y, weight = counts(600)
+    settings = FEW if limit is None else FitSettings(stochastic=FEW.stochastic, sample=ALONE_OF_ALL)
+    points, more = x[:30], {"settings": settings, "time_limit": limit}
+    best = evidence(fitted(L.Poisson(exposure=hours_of(x), row_weight=weight), x, y, approximation=None).posterior)
+    values = []
+    for order in (torch.arange(600), torch.arange(600).flip(0)):
+        rows = x[order], y[order]
+        found = fitted(L.Poisson(exposure=hours_of(rows[0]), row_weight=weight[order]), *rows, inducing=points, **more)
+        assert found.history[-1].run.stage is (Stage.APPROXIMATE if limit is None else Stage.WEIGHTED)
+        again = found.gp.condition(*rows, approximation="sparse", inducing=points)
+        assert evidence(found.posterior) == pytest.approx(evidence(again), abs=0.05)
+        assert evidence(found.gp.condition(*rows)) == pytest.approx(best, abs=5.0 if limit is None else 8.0)
+        assert torch.equal(found.posterior.gp.likelihood.exposure, hours_of(rows[0]))
+        assert torch.equal(found.gp.likelihood.row_weight, weight[order])
+        values.append(evidence(found.posterior))
+    assert values[0] == pytest.approx(values[1], abs=0.05 if limit is None else 20.0)
+
+
+def test_weights_of_labels_and_trials_are_fitted_and_rows_join() -> None:
+    x, y, weight = counts(200)
+    for likelihood, targets in (
+        (L.Bernoulli(row_weight=weight), (y > y.median()).double()),
+        (L.Binomial(trials=y + 2.0), y),
+    ):
+        found = fitted(likelihood, x, targets, inducing=12, settings=FEW, max_iterations=2)
+        again = found.gp.condition(x, targets, approximation="sparse", inducing=found.posterior.inducing)
+        assert evidence(found.posterior) == pytest.approx(evidence(again), abs=0.05)
+        if not likelihood.has_numbers:
+            assert len(found.posterior.append(x[:2], targets[:2]).gp.likelihood.row_weight) == 202
+        plan = fgp.plan(found.gp, 200, 2, approximation="sparse", inducing=12)
+        assert plan.approximation == "sparse"
+
+
+def test_more_rows_than_the_sample_has() -> None:
+    """Points are chosen among rows with their own numbers, and passes begin near where they end, (M-360)."""
+    x, y, _ = counts(2500)
+    for likelihood in (L.Poisson(exposure=hours_of(x)), L.Binomial(trials=y + 2.0)):
+        found = model(likelihood).condition(x, y, approximation="sparse", inducing=8)
+        again = model(likelihood).condition(x, y, approximation="sparse", inducing=found.inducing)
+        assert evidence(found) == pytest.approx(evidence(again), abs=0.05)
+    with pytest.raises(DomainError, match="in row 2400"):
+        y[2400] = 0.5
+        model(likelihood).condition(x, y, approximation="sparse", inducing=8)
+
+
+def test_passes_begin_where_the_sample_with_its_own_numbers_ends() -> None:
+    x, y, _ = counts(1000)
+    prior, points, settings = model(L.Poisson(exposure=hours_of(x))), x[:6], SiteSettings()
+    with torch.no_grad():
+        bound = StreamedBound(prior, prior.kernel.rows(points), len(x), Workspace())
+
+        def sums_at(values: InducingValues) -> Any:
+            return bound.sums(inputs_of(prior, [Block(x, y)], x.device, values=values))
+
+        start = InducingValues.of_prior(bound.basis, bound.floor)
+        end = settled_pass(prior.likelihood, start, sums_at, -math.inf, 1e-6, settings, ALONE).before
+        begun = first_values(bound, surveyed(Held(x, y), None, 300, 0), points, settings)
+    assert begun.divergence(end) < 0.01 * start.divergence(end)
+
+
+def test_a_part_of_the_rows_has_its_own_numbers() -> None:
+    """Where time ends after the first pass."""
+    x, y, _ = counts(2500)
+    ticks = iter(range(10**6))
+    settings = ConditionSettings(run=Run(deadline=Deadline(1.0, 1.0, lambda: next(ticks))))
+    with pytest.warns(UserWarning, match="2,000"):
+        state = condition(Approximation("sparse", 8), model(L.Poisson(exposure=hours_of(x))), Held(x, y), settings)
+    assert torch.equal(state.prior.likelihood.exposure, hours_of(state.x))
+
+
+def test_numbers_of_rows_that_are_read_or_over_ranks_are_refused() -> None:
+    x, y, weight = counts(30)
+    gp = model(L.Poisson(exposure=hours_of(x)))
+    for call in (
+        lambda: fgp.fit(gp, [(x, y)], inducing=5),
+        lambda: refuse_unfit(gp, "sparse", batch=False, ranks=2),
+        lambda: fitted(L.Gaussian(0.1, row_weight=weight), x, y, inducing=5),
+    ):
+        with pytest.raises(DomainError, match="treats all rows alike"):
+            call()

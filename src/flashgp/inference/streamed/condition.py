@@ -32,6 +32,7 @@ from flashgp.inference.streamed.rows import (
     move_row_variances_to_data,
     move_row_variances_to_likelihood,
     noise_of,
+    prior_of_sample,
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
@@ -50,7 +51,7 @@ def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: Con
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
     group = settings.run.group
-    prior, rows = move_row_variances_to_data(prior, shard(rows, group), fitting=group.size > 1)
+    prior, rows = move_row_variances_to_data(prior, shard(rows, group), group, fitting=False)
     survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline, group=group)
     return condition_on(prior, survey, asked, settings)
 
@@ -71,7 +72,8 @@ def condition_on(
         with contextlib.suppress(TimeUp):
             return _state(prior, survey, asked, settings, points, sums)
     sample, limit = survey.of_sample, settings.run.deadline.limit
-    state = _state(prior, sample, at_most(asked, sample.count), with_run(settings, deadline=NO_DEADLINE), points, None)
+    few, late = at_most(asked, sample.count), with_run(settings, deadline=NO_DEADLINE)
+    state = _state(prior_of_sample(prior, survey), sample, few, late, points, None)
     event = Event(EventKind.POSTERIOR_OF_PART, rows=sample.count, of=survey.count, limit=limit)
     if survey.cut:
         event = Event(EventKind.READ_IN_PART, rows=sample.count, read=survey.count, limit=limit)
@@ -113,7 +115,8 @@ def _state(
     x = survey.x.to(device)
     points = asked.points_like(x) if points is None else points
     if points is None:
-        points = pivot_points(prior, x, noise_of(prior, survey.sample).to(device), inducing, settings.run.seed)
+        noise = noise_of(prior_of_sample(prior, survey), survey.sample).to(device)
+        points = pivot_points(prior, x, noise, inducing, settings.run.seed)
         points = of_first(points, group)
     points = points.to(survey.dtype)  # which is what a state holds
     check_residual(prior.residual(x, survey.y.to(device)))

@@ -41,6 +41,7 @@ from flashgp.inference.streamed.rows import (
     move_row_variances_to_likelihood,
     noise_of,
     prior_of_rows,
+    prior_of_sample,
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
@@ -85,8 +86,8 @@ class StreamedFit(EngineFit[Any]):
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.searchers, self.interrupts = options, ALONE, []
         refuse_exact_fit(options)
-        refuse_unfit(prior, "sparse", batch=False)
-        prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), fitting=True)
+        refuse_unfit(prior, "sparse", batch=False, ranks=group.size)
+        prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), group, fitting=True)
         clock = options.run.deadline.clock
         began = clock()
         self.whole = whole = survey_of(
@@ -105,11 +106,12 @@ class StreamedFit(EngineFit[Any]):
         self.asked = asked.resolved(self.plan.sizes)
         workspace = Workspace(deadline=options.run.deadline)
         direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
-        of_sample = prior_of_rows(self.prior, survey.sample)
+        of_sample = prior_of_rows(prior_of_sample(self.prior, whole), survey.sample)
         sampled = Data(of_sample, survey.x, survey.y)
         self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
+        known = None if self.prior.likelihood.rows_alike else self.prior.likelihood  # of all rows
         self.mark = (
-            asked.kind, self.plan.inducing, self.asked.points_like(survey.x), survey.count, survey.checksum
+            asked.kind, self.plan.inducing, self.asked.points_like(survey.x), survey.count, survey.checksum, known
         )  # fmt: skip
         self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.weighted: Event | None = None
@@ -163,7 +165,8 @@ class StreamedFit(EngineFit[Any]):
         """Objective of all rows, or of the sample, with inducing points chosen at a vector."""
         survey, deadline = self.survey, deadline_of(self.options.run.group, self.options.run.deadline)
         if size == survey.count:
-            return StreamedLogJoint(self.problem, survey, self._points(survey, theta), deadline=deadline)
+            points = self._points(survey, theta)
+            return StreamedLogJoint(self.problem, survey, points, deadline=deadline, prior=self.prior)
         sample, rows = survey.of_sample, None if self.weighted is None else survey.count
         return StreamedLogJoint(self.problem, sample, self._points(sample, theta), rows, deadline)
 

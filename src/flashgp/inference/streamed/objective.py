@@ -12,9 +12,10 @@ from torch import Tensor
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.transforms import vector_jacobian
+from flashgp.inference.prior import Prior
 from flashgp.inference.sites import SiteSettings, from_prior
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound
-from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.streamed.rows import inputs_of, prior_of_sample
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluation_of_first
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
@@ -62,7 +63,7 @@ def first_values(bound: StreamedBound, survey: Survey, points: Tensor, settings:
     Cost: some ten passes over the sample.
     """
     prior, start = bound.prior, InducingValues.of_prior(bound.basis, bound.floor)
-    sample = survey.of_sample
+    sample, of_sample = survey.of_sample, prior_of_sample(prior, survey)
     if survey.count < FEW * sample.count:
         return start
     few = StreamedBound(
@@ -71,7 +72,7 @@ def first_values(bound: StreamedBound, survey: Survey, points: Tensor, settings:
 
     def sums_at(values: InducingValues) -> BoundSums:
         blocks = blocks_of(sample, len(points), NO_DEADLINE)
-        return few.sums(inputs_of(prior, blocks, points.device, values=values))
+        return few.sums(inputs_of(of_sample, blocks, points.device, values=values))
 
     found = start.sums
     with contextlib.suppress(ConvergenceError, NotPositiveDefiniteError):
@@ -91,6 +92,7 @@ class StreamedLogJoint(LogJoint):
         points: inducing points (m, d), which stay.
         stand_for: rows that those of the survey are a random part of: each counts as often, (M-240); None for itself.
         deadline: of a pass; that of the group where its ranks go through the same rows.
+        prior: of the rows of the survey, with the problem's parameters; None for that of the problem.
     Cost: two passes over the rows (bound.py), and one for each step of iterated sites (steps.py).
     """
 
@@ -101,9 +103,10 @@ class StreamedLogJoint(LogJoint):
         points: Tensor,
         stand_for: int | None = None,
         deadline: Deadline = NO_DEADLINE,
+        prior: Prior | None = None,
     ) -> None:
         super().__init__(problem)
-        self._small = None
+        self._small, self._prior = None, prior or problem.prior
         self.survey, self.points, self.rows = survey, points, stand_for or survey.count
         self._deadline = deadline
         self._sums: BoundSums | None = None
@@ -145,17 +148,17 @@ class StreamedLogJoint(LogJoint):
         """Bound and sums at the parameters that the prior has: the first pass, or as many as sites take."""
         problem, survey = self.problem, self.survey
         with torch.no_grad():
-            points = problem.prior.kernel.rows(self.points).detach()
+            points = self._prior.kernel.rows(self.points).detach()
             times = self.rows / survey.count
             bound = StreamedBound(
-                problem.prior, points, survey.count, problem.direct.workspace, survey.group, times=times
+                self._prior, points, survey.count, problem.direct.workspace, survey.group, times=times
             )
             if problem.sites is None:
                 return bound, self._sums_at(bound, None)
             start = self._start(bound)
             least = self._of_prior() if start.sums.count else -math.inf  # of the prior itself
             found = settled_pass(
-                problem.prior.likelihood, start, lambda q: self._sums_at(bound, q), least,
+                self._prior.likelihood, start, lambda q: self._sums_at(bound, q), least,
                 problem.sites.settings.search, problem.sites.settings, survey.group,
             )  # fmt: skip
             problem.sites.steps.append(found.steps)
@@ -178,10 +181,10 @@ class StreamedLogJoint(LogJoint):
         return self.survey.group.number_of_first(found * self.rows / problem.rows)
 
     def _sums_at(self, bound: StreamedBound, values: InducingValues | None) -> BoundSums:
-        return bound.sums(inputs_of(self.problem.prior, self._blocks(), self.points.device, values=values))
+        return bound.sums(inputs_of(self._prior, self._blocks(), self.points.device, values=values))
 
     def _by_autograd(self) -> tuple[float, Array]:
-        prior = self.problem.prior
+        prior = self._prior
         bound, sums = self.bound()
         self._sums = sums
         tensors, total = self.parameters.tensors, numpy.zeros(self.parameters.size)

@@ -31,6 +31,13 @@ def prior_of_rows(prior: Prior, rows: Block) -> Prior:
     return prior.with_likelihood(prior.likelihood.with_rows(rows.row_variance))
 
 
+def prior_of_sample(prior: Prior, survey: Survey) -> Prior:
+    """The prior of the sample of the rows that a prior is of, where it knows them one by one: parameters are shared."""
+    if prior.likelihood.rows_alike:
+        return prior
+    return prior.with_likelihood(prior.likelihood.rows(survey.places))
+
+
 def noise_of(prior: Prior, rows: Block) -> Tensor:
     """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; 1 where a likelihood knows rows
     one by one, which these are not told apart for; of iterated sites that of each row by itself."""
@@ -69,22 +76,25 @@ def inputs_of(
         yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale, known)
 
 
-def move_row_variances_to_data(prior: Prior, source: RowSource, *, fitting: bool) -> tuple[Prior, RowSource]:
+def move_row_variances_to_data(
+    prior: Prior, source: RowSource, group: Group, *, fitting: bool
+) -> tuple[Prior, RowSource]:
     """Known variances of rows that are held go from the likelihood to the rows. What else a likelihood knows of single
-    rows stays there: conditioning takes them one after the other.
+    rows stays there: passes take them one after the other, and the sample by their numbers.
 
-    Raises: DomainError for that where rows are read or a sample of them is fitted.
+    Raises: DomainError for that where rows are read or spread over ranks, and in fits of sites that are observations.
     """
     likelihood = prior.likelihood
     if likelihood.rows_alike:
         return prior, source
     known = likelihood.known_variances
     if known is None or known.dim() != 1 or not isinstance(source, Held):
-        if isinstance(source, Held) and not fitting:
+        if isinstance(source, Held) and group.size == 1 and not (fitting and likelihood.has_sites):
             return prior, source
         where, way = "where rows are read", "give known variances with the rows, as (x, y, row_variance)"
         if isinstance(source, Held):
-            where, way = "where inducing points are fitted", 'pass approximation="full_scale" with neighbours'
+            where = "where inducing points are fitted" if group.size == 1 else "over ranks"
+            way = 'pass approximation="full_scale" with neighbours'
         raise DomainError(
             f"`likelihood` must be one that treats all rows alike {where}, got row_weight or others of single rows; "
             f"leave them out, or {way}"
@@ -110,17 +120,19 @@ def survey_of(
     group: Group = ALONE,
 ) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
-    kind = "sparse" if prior.likelihood.rows_alike else "full_scale"  # rows that are known one by one come in order
+    likelihood = prior.likelihood
+    ordered = likelihood.has_sites and not likelihood.rows_alike  # only fits of such are refused
+    kind = "full_scale" if ordered else "sparse"
     refuse_unfit(prior, kind, batch=False)
     survey = surveyed_over(group, source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
     refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
     prior_of_rows(prior, survey.sample)  # which may be refused
     try:
-        prior.likelihood.with_rows().check_targets(survey.y)
+        prior_of_sample(prior, survey).likelihood.check_targets(survey.y)
     except DomainError:  # of a row of the sample: by its number among all
         first = 0
         for _, block in checked(source, prior.outputs, survey.width):
-            prior.likelihood.with_rows().check_targets(block.y, first)
+            likelihood.rows(torch.arange(first, first + len(block.y))).check_targets(block.y, first)
             first += len(block.x)
         raise
     return survey
