@@ -239,6 +239,7 @@ class Valued(Protocol):
     def value(self) -> float | None: ...
 
 
+ROUNDING = 64.0 * torch.finfo(torch.float64).eps  # of a bound by its size, and of a divergence, nats
 V = TypeVar("V", bound=Valued)
 
 
@@ -258,6 +259,9 @@ def settle(
     refused = math.inf  # the size of the last one that was, until a step of half of it
     moved, kept, turned = [math.inf, math.inf], start, set[float]()
 
+    def lowest(best: float) -> float:
+        return best - tolerance - slack - (ROUNDING * abs(best) if math.isfinite(best) else 0.0)
+
     def shorten() -> None:
         """Halve the longest step, for good where that has gone to and fro before."""
         nonlocal longest, most
@@ -274,7 +278,7 @@ def settle(
             if kept is start:
                 raise
             return kept, steps - 1, moved[-1]
-        if found.value is not None and best is not None and not found.value >= best - tolerance - slack:  # NaN too
+        if found.value is not None and best is not None and not found.value >= lowest(best):  # NaN too
             if size == longest and moved[-1] < settings.near:  # else whole ones are tried again and again
                 shorten()
             refused = size
@@ -282,7 +286,7 @@ def settle(
             if size < settings.smallest_step:
                 break
             continue
-        moved.append(divergence(found, kept) / size**2)
+        moved.append(max(divergence(found, kept), ROUNDING) / size**2)
         kept = found
         if moved[-1] < tolerance:
             return found, steps, moved[-1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import ConvergenceError, DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -183,3 +183,16 @@ def test_a_fit_of_rows_that_are_read() -> None:
     passes = [entry.value for entry in read.history if entry.run.stage is Stage.APPROXIMATE]
     assert evidence == pytest.approx(max(passes), abs=1e-6)
     assert read.gp.condition(x, y).log_marginal_likelihood() > evidence
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_cut_to_nothing_have_not_settled(seed: int) -> None:
+    """Whole steps overflow under a wide prior that few points leave free; the evidence of counts is never above 0."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 6.0 * torch.rand(60, 1, generator=generator, dtype=torch.float64)
+    y = torch.poisson((1.0 + (2.0 * x[:, 0]).sin()).exp(), generator=generator)
+    kernel = 134.0 * fgp.kernels.Matern(nu=1.5, lengthscale=1.0)
+    gp = fgp.GP(kernel, fgp.means.Constant(-9.9), fgp.likelihoods.Poisson())
+    with pytest.raises(ConvergenceError, match="a whole one takes the bound"):
+        gp.condition(x, y, approximation="sparse", inducing=9)
+    assert float(gp.condition(x, y, approximation="sparse", inducing=30).log_marginal_likelihood()) < 0.0

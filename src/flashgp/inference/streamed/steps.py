@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from flashgp.foundations.errors import ConvergenceError
 from flashgp.foundations.form import Rows
 from flashgp.inference.full_scale.factor import Basis, solve_rows_
 from flashgp.inference.prior import Prior
@@ -151,8 +152,18 @@ def settled_pass(
     if not math.isfinite(first.value):  # under a wide prior: from sites of rows by themselves
         alone = replace(InducingValues.of_prior(start.basis, start.floor), new=True)
         first, passes = at(InducingValues(start.basis, sums_at(alone), start.floor)), passes + 2
+    tolerance = settings.of_rows(tolerance, first.sums.count)
     last, steps, moved = settle(
         likelihood, first, lambda kept, share: at(kept.before.towards(kept.sums, share)),
-        divergence, settings.of_rows(tolerance, first.sums.count), settings,
+        divergence, tolerance, settings,
     )  # fmt: skip
+    if moved >= tolerance:  # steps were short: the whole one, which the answer is, may lead where nothing is finite
+        passes, whole = passes + 1, at(last.before.towards(last.sums, 1.0)).value
+        if not whole >= last.value - settings.slack * last.sums.count:
+            raise ConvergenceError(
+                f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, and a whole one takes the "
+                f"bound from {last.value:.3g} to {whole:.3g}; scale the targets, take more inducing points, or give "
+                "the kernel a smaller variance",
+                iterations=steps, residual=moved, tolerance=tolerance,
+            )  # fmt: skip
     return replace(last, steps=passes + steps, moved=moved)
