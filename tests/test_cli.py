@@ -182,7 +182,7 @@ def test_parameters_name_columns_in_their_units(folder: Path) -> None:
     by = {(row["name"], row["of"]): row for row in said}
     lengthscale = by["Matern lengthscale", "x"]
     assert math.isclose(lengthscale["value"], lengthscale["standardised"] * model.scaling.x_scale[0])
-    assert 5 < lengthscale["value"] < 100
+    assert 5 < lengthscale["value"] < 200
     assert by["Categorical lengthscale", "site"]["value"] is None
     noise = by["noise standard deviation", "y"]
     assert math.isclose(noise["value"], noise["standardised"] * model.scaling.target.scale)
