@@ -39,11 +39,11 @@ class Ticking:
         return self.now
 
 
-@pytest.mark.parametrize("kind", [None, "full_scale"])  # passes begin where a sample has settled
+@pytest.mark.parametrize("kind", [None, "full_scale", "sparse"])
 def test_steps_end_with_the_time(kind: str | None) -> None:
     x, y, _ = table()
     gp = model(Poisson())
-    limit = 7.0 if kind is None else 9.0
+    limit = {None: 7.0, "full_scale": 9.0, "sparse": 6.0}[kind]
     settings = ConditionSettings(Run(deadline=Deadline.after(limit, Ticking())))
     neighbours: dict[str, Any] = {"neighbours": 40} if kind == "full_scale" else {"neighbours": "auto"}
     asked = None if kind is None else approximation_of(kind, inducing=x[:20], **neighbours)

@@ -21,7 +21,7 @@ from flashgp.foundations.form import Rows
 from flashgp.inference.full_scale.factor import Basis, solve_rows_
 from flashgp.inference.prior import Prior
 from flashgp.inference.site_methods import Marginals
-from flashgp.inference.sites import SiteSettings, local_sites, settle
+from flashgp.inference.sites import ROUNDING, SiteSettings, local_sites, settle
 from flashgp.inference.streamed.bound import BoundSums, block, parts_of
 from flashgp.inference.threads import side_by_side
 from flashgp.likelihoods import Likelihood, Sites
@@ -119,11 +119,13 @@ class InducingValues:
 @dataclass(frozen=True)
 class Pass:
     """A pass over all rows. Fields: before, q(u) that sites are made from; sums, of those; value, the bound at that
-    q(u), (M-274); steps to it, and moved, nats by which a whole step would move q(u)."""
+    q(u), (M-274); size of the step that led there; steps to it, and moved, nats by which a whole one would move q(u).
+    """
 
     before: InducingValues
     sums: BoundSums
     value: float
+    size: float = 1.0
     steps: int = 1
     moved: float = 0.0
 
@@ -139,9 +141,9 @@ def settled_pass(
     Raises: ConvergenceError where no step raises the bound, TimeUp.
     """
 
-    def at(q: InducingValues) -> Pass:
+    def at(q: InducingValues, size: float = 1.0) -> Pass:
         sums = sums_at(q)
-        return Pass(q, sums, group.number_of_first(sums.lower_at(q.sums)))
+        return Pass(q, sums, group.number_of_first(sums.lower_at(q.sums)), size)
 
     def divergence(one: Pass, other: Pass) -> float:
         return group.number_of_first(one.before.divergence(other.before))
@@ -154,12 +156,14 @@ def settled_pass(
         first, passes = at(InducingValues(start.basis, sums_at(alone), start.floor)), passes + 2
     tolerance = settings.of_rows(tolerance, first.sums.count)
     last, steps, moved = settle(
-        likelihood, first, lambda kept, share: at(kept.before.towards(kept.sums, share)),
+        likelihood, first, lambda kept, size: at(kept.before.towards(kept.sums, size), size),
         divergence, tolerance, settings,
     )  # fmt: skip
-    if moved >= tolerance:  # steps were short: the whole one, which the answer is, may lead where nothing is finite
+    most = settings.slack * last.sums.count
+    foreseen = moved <= most and moved * last.size**2 > ROUNDING
+    if last.size < likelihood.step and not foreseen:  # the answer, a whole step, may be where nothing is finite
         passes, whole = passes + 1, at(last.before.towards(last.sums, 1.0)).value
-        if not whole >= last.value - settings.slack * last.sums.count:
+        if not whole >= last.value - most:
             raise ConvergenceError(
                 f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, and a whole one takes the "
                 f"bound from {last.value:.3g} to {whole:.3g}; scale the targets, take more inducing points, or give "
