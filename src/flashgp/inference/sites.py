@@ -66,6 +66,7 @@ class SiteSettings:
         coarse_gradients, gradients: evaluations of all rows at most, by coarse sizes and by those asked for, after a
             search on a part of them; negligible_gain, nats a row, of a step of theirs that is the last.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
+        sample_ratio: times as many rows as the sample of those that are read, from which on it is asked first.
         left_out_rows: at most, of which the variance of several classes is that under which left out ones are likely.
     """
 
@@ -93,6 +94,7 @@ class SiteSettings:
     gradients: int = 8
     negligible_gain: float = 5e-4
     start_rows: int = 250
+    sample_ratio: float = 2.0
     left_out_rows: int = 500
     mixed: int = 4
     mix_below: float = 0.1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp import likelihoods as L
-from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
@@ -153,7 +153,7 @@ def test_passes_begin_where_the_sample_with_its_own_numbers_ends() -> None:
 
         start = InducingValues.of_prior(bound.basis, bound.floor)
         end = settled_pass(prior.likelihood, start, sums_at, -math.inf, 1e-6, settings, ALONE).before
-        begun = first_values(bound, surveyed(Held(x, y), None, 300, 0), points, settings)
+        begun = first_values(bound, surveyed(Held(x, y), None, 300, 0), points, settings, NO_DEADLINE)
     assert begun.divergence(end) < 0.01 * start.divergence(end)
 
 

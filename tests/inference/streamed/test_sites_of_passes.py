@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import ConvergenceError, DomainError
 from flashgp.foundations.events import EventKind
 from flashgp.foundations.workspace import Workspace
@@ -84,12 +85,17 @@ def test_passes_begin_where_the_sample_ends_if_most_rows_are_not_in_it() -> None
 
     with torch.no_grad():
         of_prior = InducingValues.of_prior(bound.basis, bound.floor)
-        begun, whole = (first_values(bound, surveyed(Held(x, y), None, k, 0), points, settings) for k in (600, 2000))
+        begun, whole = (
+            first_values(bound, surveyed(Held(x, y), None, k, 0), points, settings, NO_DEADLINE) for k in (600, 2000)
+        )
         one, other = settled(of_prior), settled(begun)
     assert begun.divergence(one.before) < 0.01 * of_prior.divergence(one.before)
+    assert float(begun.sums.gram.trace()) == pytest.approx(float(one.sums.gram.trace()), rel=0.2)  # of all rows
     assert other.before.divergence(one.before) < 1e-4
     assert other.steps < one.steps
     assert whole.sums.count == 0
+    late = first_values(bound, surveyed(Held(x, y), None, 600, 0), points, settings, Deadline.after(0.0))
+    assert late.sums.count == 0
 
 
 def test_more_points_raise_the_bound_to_the_exact_one() -> None:

@@ -130,7 +130,7 @@ def _state(
 
     likelihood, site_settings = prior.likelihood, SiteSettings().of_posterior()
     if sums is None and not likelihood.has_sites:
-        start = first_values(bound, survey, points, site_settings)
+        start = first_values(bound, survey, points, site_settings, settings.run.deadline)
         enough = site_settings.posterior_of(survey.count)
         found = settled_pass(likelihood, start, sums_at, -math.inf, enough, site_settings, group)
         tolerance = site_settings.of_rows(enough, survey.count)

@@ -52,30 +52,29 @@ def blocks_of(survey: Survey, inducing: int, deadline: Deadline) -> Iterator[Blo
     return survey.blocks(block_rows(inducing), check)
 
 
-FEW = 2.0  # times as many rows as the sample, from which on it is worth asking first
-
-
 @torch.no_grad()
-def first_values(bound: StreamedBound, survey: Survey, points: Tensor, settings: SiteSettings) -> InducingValues:
+def first_values(
+    bound: StreamedBound, survey: Survey, points: Tensor, settings: SiteSettings, deadline: Deadline
+) -> InducingValues:
     """q(u) that passes over all rows begin with: what the sample says where it stands for them, (M-360), which is as
-    near as a part of its size is; that of the prior where most of the rows are in the sample.
+    near as a part of its size is; that of the prior where most of the rows are in the sample, or without time.
 
     Cost: some ten passes over the sample.
     """
     prior, start = bound.prior, InducingValues.of_prior(bound.basis, bound.floor)
     sample, of_sample = survey.of_sample, prior_of_sample(prior, survey)
-    if survey.count < FEW * sample.count:
+    if survey.count < settings.sample_ratio * sample.count:
         return start
     few = StreamedBound(
         prior, prior.kernel.rows(points).detach(), sample.count, bound.workspace, times=survey.count / sample.count
     )
 
     def sums_at(values: InducingValues) -> BoundSums:
-        blocks = blocks_of(sample, len(points), NO_DEADLINE)
+        blocks = blocks_of(sample, len(points), deadline)
         return few.sums(inputs_of(of_sample, blocks, points.device, values=values))
 
     found = start.sums
-    with contextlib.suppress(ConvergenceError, NotPositiveDefiniteError):
+    with contextlib.suppress(ConvergenceError, NotPositiveDefiniteError, TimeUp):
         found = settled_pass(prior.likelihood, start, sums_at, -math.inf, settings.search, settings, ALONE).sums
     # Another rank may have ended otherwise.
     count = int(survey.group.number_of_first(found.count))
@@ -170,7 +169,7 @@ class StreamedLogJoint(LogJoint):
         if self._values is None:
             sites = self.problem.sites
             assert sites is not None
-            return first_values(bound, self.survey, self.points, sites.settings)
+            return first_values(bound, self.survey, self.points, sites.settings, self._deadline)
         return dataclasses.replace(self._values, basis=bound.basis, floor=bound.floor)
 
     def _of_prior(self) -> float:
