@@ -30,6 +30,7 @@ from flashgp.cli.outcome import Asked, outcome_json, outcome_of, say_outcome
 from flashgp.cli.prepared import prepare_table
 from flashgp.foundations.deadline import Deadline
 from flashgp.inference.findings import Unfinished
+from flashgp.kernels import Matern
 from flashgp.table_model import TableModel
 from flashgp.table_model.model import fit_prepared
 from inside_torch import InsideTorch, factorises, raising
@@ -182,7 +183,9 @@ def test_parameters_name_columns_in_their_units(folder: Path) -> None:
     by = {(row["name"], row["of"]): row for row in said}
     lengthscale = by["Matern lengthscale", "x"]
     assert math.isclose(lengthscale["value"], lengthscale["standardised"] * model.scaling.x_scale[0])
-    assert 5 < lengthscale["value"] < 200
+    found = [leaf.lengthscale for leaf in model.posterior.gp.kernel.leaves() if isinstance(leaf, Matern)]
+    assert math.isclose(lengthscale["standardised"], float(found[0].value[0]))
+    assert math.isclose(model.scaling.x_scale[0], 100 / math.sqrt(12), rel_tol=0.15)  # x is uniform, 0 to 100
     assert by["Categorical lengthscale", "site"]["value"] is None
     noise = by["noise standard deviation", "y"]
     assert math.isclose(noise["value"], noise["standardised"] * model.scaling.target.scale)

@@ -90,7 +90,7 @@ def test_weak_priors_are_these() -> None:
 
     wanted = normal(math.log(v), math.log(v), 2.0) + normal(math.log(v / 10), math.log(v) - 4.0, 2.0)
     centres = spread.log() + math.sqrt(2.0) + 0.5 * math.log(3)
-    columns = 3.0 * (torch.eye(3, dtype=F64) / 6.0 + 5.0 / 6.0)  # a sixth of the variance is a column's own
+    columns = torch.eye(3, dtype=F64) + 2.0  # a third of the variance is a column's own
     wanted += float(torch.distributions.MultivariateNormal(centres, columns).log_prob((spread * math.sqrt(3)).log()))
     parts = theta.split([1, 3, 1, 1])
     shapes = [p.shape for p in gp.parameters()]

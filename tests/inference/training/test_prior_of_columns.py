@@ -71,7 +71,7 @@ def test_lengthscales_share_a_scale_and_differ_little_from_it(n: int, sd: float)
     numpy.testing.assert_allclose(root @ inverse, numpy.eye(parameters.size), atol=1e-14)
 
 
-@pytest.mark.parametrize(("d", "own"), [(4, 1 / 6), (32, 1 / 6), (96, 1 / 2), (192, 1.0), (300, 1.0)])
+@pytest.mark.parametrize(("d", "own"), [(4, 1 / 3), (64, 1 / 3), (96, 1 / 2), (192, 1.0), (300, 1.0)])
 def test_columns_of_regression_share_less_of_their_scale_the_more_there_are(d: int, own: float) -> None:
     """(M-44): each by itself has the variance 3, of which a share is common; all are by themselves from 192 on."""
     found = problem(40, d, Gaussian(0.1))

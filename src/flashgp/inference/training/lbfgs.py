@@ -37,7 +37,7 @@ def minimise(
     begin, bounds = numpy.clip(start, low, high) / unit, (low / unit, high / unit)
     if joint is not None:  # entries that move together keep to their prior, without bounds
         root, inverse = joint
-        begin, tied = inverse @ begin, numpy.count_nonzero(root, axis=0) > 1
+        given, begin, tied = begin, inverse @ begin, numpy.count_nonzero(root, axis=0) > 1
         bounds = numpy.where(tied, -math.inf, bounds[0]), numpy.where(tied, math.inf, bounds[1])
     first: float | None = None
     last = 0.0
@@ -45,7 +45,9 @@ def minimise(
     def function(scaled: Array) -> tuple[float, Array]:
         nonlocal first, last
         try:
-            theta = (scaled if joint is None else root @ scaled) * unit
+            if joint is not None:  # the start itself, to its last bit
+                scaled = numpy.where(tied, given + root @ (scaled - begin), scaled)
+            theta = scaled * unit
             evaluation = evaluated(objective, theta, run, recorder)
         except (NotPositiveDefiniteError, ConvergenceError):
             if first is None:
