@@ -44,6 +44,7 @@ _HOME = {
     "StopReason": "flashgp.foundations.events",
     "Stream": "flashgp.inference.stream",
     "TableModel": "flashgp.table_model",
+    "Verdict": "flashgp.inference.judgement.verdict",
     "bench": "flashgp.bench",
     "data": "flashgp.data",
     "doctor": "flashgp.diagnosis",
@@ -93,6 +94,7 @@ __all__ = [
     "StopReason",
     "Stream",
     "TableModel",
+    "Verdict",
     "bench",
     "data",
     "doctor",
@@ -139,6 +141,7 @@ if TYPE_CHECKING:
     from flashgp.foundations.report import Report
     from flashgp.inference.fit import Fit, fit
     from flashgp.inference.gp import GP
+    from flashgp.inference.judgement.verdict import Verdict
     from flashgp.inference.plan import plan
     from flashgp.inference.posterior import Posterior
     from flashgp.inference.predict.importance import Importance

@@ -18,19 +18,21 @@ from torch import Tensor
 from flashgp import files
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.events import Event
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.inference.findings import why_unfinished
+from flashgp.inference.judging import Told
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.run import Run
 from flashgp.kernel_expression import KernelExpression, parse_kernel
 from flashgp.kernels import Kernel
-from flashgp.likelihoods import Likelihood
+from flashgp.likelihoods import Likelihood, PredictiveDistribution
 from flashgp.processes.group import ALONE
 from flashgp.target_transform import check_target_transform
-from flashgp.targets import Classes, likelihood_names, of_classes
+from flashgp.targets import Classes, Placed, likelihood_names, of_classes
 from flashgp.units import Scaling
 
 if TYPE_CHECKING:
@@ -158,15 +160,30 @@ class FittedTable:
             points = points.to(like.device, like.dtype)
         return self.posterior.predict(points, **asked)
 
+    @property
+    def events(self) -> list[Event]:
+        """Events of the fit, where there was one, and of the posterior."""
+        return [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
+
+    def told(self, columns: Sequence[str] | None = None, times: Sequence[int] = (), codes: Sequence[int] = ()) -> Told:
+        """What a verdict is told of the table. Args: as `Told`."""
+        cut = self.fit is not None and self.fit.interrupted
+        one = len(self.scalings) == 1
+        return Told(columns, times, codes, self._in_units if one else None, self.events, cut, table=True)
+
+    def _in_units(self, y: Tensor, found: PredictiveDistribution) -> tuple[Any, Any]:
+        target = self.scaling.target
+        values = np.asarray(target.decode(y.double().numpy(force=True)))
+        return values, target.answers(found, Placed.all(len(values)))
+
     def importance(self, groups: Any, settings: ImportanceSettings) -> Importance:
         """Importance of inputs, with `rmse` in units of the target, of classes in probabilities.
 
         Args: groups, names with positions of columns.
         """
         found = importance(self.posterior.state.training_table, groups, settings, self._mean_of)
-        events = [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
-        interrupted = self.fit is not None and self.fit.interrupted
-        return replace(found, unfinished=why_unfinished(events, interrupted=interrupted))
+        told = self.told()
+        return replace(found, unfinished=why_unfinished(told.events, interrupted=told.interrupted))
 
     def _mean_of(self, mean: Tensor, std: Tensor) -> Tensor:
         """The mean of y where its standardised values are normal, eq. (M-142); float64, (..., p)."""

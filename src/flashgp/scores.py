@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.estimate import Estimate
 from flashgp.foundations.normal import QUANTILE_975
+from flashgp.inference.judgement.scored import Scored, of_classes, of_numbers
+from flashgp.likelihoods import Likelihood
 
 Array = npt.NDArray[np.float64]
 
@@ -78,6 +81,11 @@ class Answers(ABC):
     def scores(self, y: Array, unit: float) -> TargetScores:
         """Scores against y, finite and predicted in every row. Args: unit, of standardised ones."""
 
+    @abstractmethod
+    def scored(self, y: Array, others: Array | None, likelihood: Likelihood) -> Scored:
+        """y beside a constant model, for a verdict. Args: others, targets that it has seen; None for all of y but the
+        row itself."""
+
 
 class NumberAnswers(Answers):
     """Answers for a target of numbers."""
@@ -104,6 +112,13 @@ class NumberAnswers(Answers):
     @abstractmethod
     def interval(self, level: float = 0.95) -> tuple[Array, Array]:
         """The central interval that holds y with that probability. Raises: DomainError unless 0 < level < 1."""
+
+    def standardised(self, y: Array) -> Array:
+        """Errors of y in standard deviations."""
+        return (y - self.mean) / self.std
+
+    def scored(self, y: Array, others: Array | None, likelihood: Likelihood) -> Scored:
+        return of_numbers(y, self, others, measure=likelihood.measure, discrete=likelihood.discrete)
 
     def inside(self, y: Array) -> npt.NDArray[np.bool_]:
         """Mask of the rows whose central 95 % interval holds y."""
@@ -177,6 +192,9 @@ class ClassAnswers(Answers):
             )
         each = zip(self.labels, self.probability.T, strict=True)
         return {"label": self.label, **{f"probability of {label}": column for label, column in each}}
+
+    def scored(self, y: Array, others: Array | None, likelihood: Likelihood) -> Scored:
+        return of_classes(y.astype(np.int64), self.log_probability, None if others is None else others.astype(np.int64))
 
     def scores(self, y: Array, unit: float) -> "ClassScores":
         return ClassScores(y.astype(np.int64), self.log_probability)
@@ -274,25 +292,6 @@ class CountScores(Scores):
             ("NLL", f"{self.nll:.4g} nats per row"),
             ("95 % coverage", f"{100 * self.coverage:.1f} %"),
         ]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure over rows. Fields: value; low and high, its interval at 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(value: float, error: float, most: float = math.inf) -> "Estimate":
-        """Args: error, its standard error; most, that it may be. The least is 0."""
-        half = QUANTILE_975 * error
-        return Estimate(value, max(0.0, value - half), min(most, value + half))
-
-    def text(self, scale: float = 1.0) -> str:
-        """For people, the interval in brackets. Args: scale, that it is multiplied by."""
-        return f"{scale * self.value:.3g} ({scale * self.low:.3g} to {scale * self.high:.3g})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,6 +94,10 @@ class Target(ABC):
     def encode(self, y: Any) -> Any:
         """y as the likelihood takes it, of its shape, array or tensor; NaN where it cannot be."""
 
+    @abstractmethod
+    def decode(self, z: Any) -> Any:
+        """Encoded targets, samples or quantiles to units of y."""
+
     def transformed(self, transform: TargetTransform) -> "Target":
         """The target after a transform, the identity where it takes none."""
         return self
@@ -199,7 +203,6 @@ class Number(Target):
         return replace(self, shift=shift, scale=scale)
 
     def decode(self, z: Any) -> Any:
-        """Encoded targets, samples or quantiles to units of y."""
         return self.transform.inverse(self.mean(z))
 
     def mean(self, mean: Any) -> Any:
@@ -290,6 +293,9 @@ class Unshifted(Target):
 
     def encode(self, y: Any) -> Any:
         return y / self.scale
+
+    def decode(self, z: Any) -> Any:
+        return z * self.scale
 
     def in_units(self, shift: float, scale: float) -> "Unshifted":
         return replace(self, scale=shift) if self.scaled and shift > 0.0 else self
@@ -404,6 +410,9 @@ class Classes(Target):
 
     def encode(self, y: Any) -> Any:
         return y
+
+    def decode(self, z: Any) -> Any:
+        return z
 
     def in_units(self, shift: float, scale: float) -> "Classes":
         return self

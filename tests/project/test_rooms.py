@@ -7,13 +7,14 @@ import pytest
 from project.test_layers import imports
 
 ROOMS = {
-    "inference": ("exact", "predict", "training", "online", "full_scale", "streamed"),
+    "inference": ("judgement", "exact", "predict", "training", "online", "full_scale", "streamed"),
     "solvers": ("direct", "growing", "preconditioners", "iterative"),
 }
 # Of inference: argument checks, then one call; no room imports them.
 FACADES = (
     "gp",
     "answers",
+    "judging",
     "posterior",
     "condition",
     "row_marginals",

@@ -492,6 +492,71 @@ class EventKind(Enum):
         "Float32 factors of gradients needed [{corrections:n float64 correction}|a jitter]; float64 factors took over."
     )
 
+    # judgement of a model
+    NO_BETTER = (
+        "The predictions are no better than [{classes:if}the shares of the classes|the mean]. Do not use them; look "
+        "for inputs that say something of the target, and for rows that do not belong together."
+    )
+    INTERVALS_NARROW = (
+        "95 % intervals are too narrow: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. Do not "
+        "rely on their width; more rows, fewer inputs or uncertainty='auto' help."
+    )
+    INTERVALS_WIDE = (
+        "95 % intervals are too wide: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. A few rows "
+        "far off, or noise that differs from row to row, make them so; look at the worst rows."
+    )
+    TOO_SURE = (
+        "Probabilities are too sure: the most probable class is right in {held:.0f} of 100 rows, {low:.0f} to "
+        "{high:.0f} expected. Do not rely on them near 0 and 1; more rows or fewer inputs help."
+    )
+    TOO_CAUTIOUS = (
+        "Probabilities are too cautious: the most probable class is right in {held:.0f} of 100 rows, {low:.0f} to "
+        "{high:.0f} expected. Labels can be relied on more than they say; more rows help."
+    )
+    HEAVY_TAILS = (
+        "Errors have heavy tails: {rows:n row} of {of:,} are more than 4 standard deviations off, where {expected:.1g} "
+        "would be usual. likelihood='student-t' (--likelihood student-t) counts such rows less; of a positive target "
+        "try its logarithm."
+    )
+    DOMINATED = (
+        "{rows:n row} of {of:,} make up {share:.0f} % of the squared error[: {which:list}]. See whether they are "
+        "right; likelihood='student-t' (--likelihood student-t) counts such rows less."
+    )
+    CONSTANT_TARGET = "Every value of the target is the same: there is nothing to learn. Choose another target."
+    COUNTS_ROWS = (
+        "The input {column} counts the rows: each is one step beyond the one before. Leave it out, unless the order of "
+        "rows means something."
+    )
+    FEW_ROWS = (
+        "There are few rows, {rows:,}, for {parameters} parameters: predictions may change much with other rows. More "
+        "rows, or fewer inputs, help."
+    )
+    UNFINISHED = "The fit did not finish: {reason}. More time may change the model."
+    ROWS_REPEATED = (
+        "{share:.0f} % of the rows repeat another one, inputs and target alike: a row that is left out is known from "
+        "its twin, and scores are too good. Leave the repeats out."
+    )
+    ROWS_FITTED = (
+        "{rows:n row} of {of:,} were fitted: what is said of them is how closely the model follows them, not how it "
+        "predicts new rows."
+    )
+    OUT_OF_RANGE = (
+        "{rows:n row} of {of:,} lie outside the range of the fitted rows, most of all in {column}, by up to {far:.2g} "
+        "times its width. Predictions there are guesses."
+    )
+    DRIFTING = (
+        "New rows are predicted worse than they should be: errors are {ratio:.2g} times their standard deviation over "
+        "the last {rows:n row}. What is learned may have changed; fit again, or keep fewer old rows."
+    )
+    PERIOD_LEFT = (
+        "The errors repeat along {column} every {period:.4g}: a period explains {share:.0f} % of their squares. Add "
+        "Periodic(period={period:.4g}) to the covariance function[, or kernel='auto' (--kernel auto){table:if}]."
+    )
+    ORDER_LEFT = (
+        "Errors of neighbouring rows are alike, with a correlation of {correlation:.2f}: the order of rows says "
+        "something that no input does. Add an input for it, such as time or place."
+    )
+
     # online
     ROWS_KNOWN = (
         "{rows:n row} of {of:,} were known already, inputs and target alike: the model now counts them once more. "

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -26,6 +27,8 @@ from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
 from flashgp.inference.gp import GP
+from flashgp.inference.judgement.verdict import Verdict
+from flashgp.inference.judging import Told, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
@@ -66,9 +69,21 @@ class Fit:
     columns: tuple[str, ...] | None = None
 
     @property
+    def events(self) -> list[Event]:
+        """Events of the fit and of its posterior."""
+        return [*self.report.events, *self.posterior.report.events]
+
+    @property
     def unfinished(self) -> Unfinished | None:
         """Reason that more time, or a closer approximation, may change the model; None without one."""
-        return why_unfinished((*self.report.events, *self.posterior.report.events), interrupted=self.interrupted)
+        return why_unfinished(self.events, interrupted=self.interrupted)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """How good the predictions are, by leave-one-out, and what to check; made when first asked for. A model of a
+        table has its own, in units of the table: `TableModel.verdict`. Never raises. Cost: that of
+        `Posterior.leave_one_out`."""
+        return verdict_of(self.posterior.state, Told(self.columns, events=self.events, interrupted=self.interrupted))
 
     def rows(self) -> list[NumberRow]:
         """Every number of the model with the column that it belongs to and the prior that it was fitted under."""
@@ -97,7 +112,7 @@ class Fit:
         pairs = [f"{name:<24} {text}" for name, text in self.summary()]
         title = f"Fit of {self.posterior.count:,} rows after {len(self.history):,} evaluations"
         table = repr(self.gp) if self.gp.kernel.batch_shape else f"{self.gp.title}\n{table_text(self.rows())}"
-        return "\n".join([title, *pairs, table, str(self.report)])
+        return "\n".join([str(self.verdict), title, *pairs, table, str(self.report)])
 
     def _repr_html_(self) -> str:
         def line(cells: Sequence[str], tag: str = "td") -> str:
@@ -107,7 +122,7 @@ class Fit:
         table = self.gp._repr_html_()
         if not self.gp.kernel.batch_shape:
             table = f"<table>{line(HEAD, 'th')}{''.join(line(cells) for cells in row_cells(self.rows()))}</table>"
-        return f"<table>{pairs}</table>{table}{self.report._repr_html_()}"
+        return f"{self.verdict._repr_html_()}<table>{pairs}</table>{table}{self.report._repr_html_()}"
 
 
 @usual_names_refused

@@ -17,6 +17,8 @@ from flashgp.foundations.transforms import refuse_transformed
 from flashgp.inference.answers import answer, refusal
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.full_scale.state import Lost
+from flashgp.inference.judgement.verdict import Verdict
+from flashgp.inference.judging import judge
 from flashgp.inference.online.fantasies import Fantasies
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
@@ -497,6 +499,29 @@ class Posterior:
         Cost: k m evaluations and 3 k m^2 flops.
         """
         return self._ask("leave_out", x, y, row_variance)
+
+    def judge(self, x: Any = None, y: Any = None) -> Verdict:
+        """The verdict on the predictions of rows that were held out, or, without any, of its own by leave-one-out.
+
+        Args:
+            x: rows that took no part in the fit, (k, d).
+            y: their targets, (k,) or (k, outputs).
+
+        Returns:
+            Verdict; where it cannot be had, with the reason.
+
+        Raises:
+            ShapeError: for rows that do not fit.
+            DomainError: for values that are not finite.
+        Cost: that of `leave_one_out`, or of predicting the rows with variances.
+
+        Example:
+            >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
+            >>> post = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(1e-4)).condition(x, x[:, 0].sin())
+            >>> post.judge(x + 0.05, torch.sin(x[:, 0] + 0.05)).word.value
+            'excellent'
+        """
+        return judge(self.state, x, y)
 
     def importance(
         self,

@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.estimate import Measure
 from flashgp.foundations.named_values import NamedValues
 from flashgp.foundations.parameters import Parameter
 
@@ -108,6 +109,7 @@ class Likelihood(NamedValues, ABC):
     method: str = "variational"  # by which sites are found, a name of inference/site_methods.py
     methods: ClassVar[tuple[str, ...]] = ("variational",)  # that there are of it
     latent_variance: ClassVar[float | None] = None  # of f that a fit expects where y has no scale, as of labels
+    measure: Measure = Measure.VARIANCE  # by which its predictions are judged
     discrete: bool = False  # whether observations are classes, levels or counts
     of_rows: tuple[str, ...] = ()  # tensors with a number for each training row, where it may have such
     one_observation: ClassVar[bool] = False  # whether all `outputs` are functions of one number, which has no axis

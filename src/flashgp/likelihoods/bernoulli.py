@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.estimate import Measure
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.likelihoods.levels import Levels
 from flashgp.likelihoods.logistic import expected_log_sigmoid, log_expected_sigmoid
@@ -38,6 +39,7 @@ class Bernoulli(NonGaussian):
 
     latent_variance = 4.0
     discrete = True
+    measure = Measure.LOG_LOSS
     methods = ("ep", "variational", "laplace")
     wanted, advice = "0 or 1", "number the classes 0 and 1, as in y = (labels == labels.max()).double()"
 

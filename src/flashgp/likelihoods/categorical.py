@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.estimate import Measure
 from flashgp.likelihoods.base import LEAST, PredictiveDistribution, Sites
 from flashgp.likelihoods.row_numbers import RowNumbers
 from flashgp.likelihoods.softmax import softmax_expectations
@@ -36,6 +37,7 @@ class Categorical(RowNumbers):
     """
 
     discrete = True
+    measure = Measure.LOG_LOSS
     spread_by_leaving_out = True
     step = 0.8  # whole ones of all classes together go to and fro between two that are confused
 

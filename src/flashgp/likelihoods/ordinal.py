@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.estimate import Measure
 from flashgp.foundations.parameters import POSITIVE, Domain, as_parameter
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.likelihoods.levels import Levels
@@ -36,6 +37,7 @@ class Ordinal(NonGaussian):
     """
 
     discrete = True
+    measure = Measure.LOG_LOSS
     roles = {"lowest": "threshold", "gaps": "gap"}
     advice = "number the levels from 0 in their order"
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.estimate import Measure
 from flashgp.foundations.normal import LOG_2PI, standard_quantile
 from flashgp.foundations.parameters import POSITIVE, Domain, Parameter, as_parameter
 from flashgp.foundations.usual_names import usual_names_refused
@@ -35,6 +36,7 @@ class StudentT(NonGaussian):
     """
 
     latent_is_y = True
+    measure = Measure.SPREAD
     log_concave = False
     roles = {"degrees_of_freedom": "concentration", "scale": "noise_deviation"}
     wanted, advice = "a number", "leave that row out"

@@ -21,10 +21,12 @@ from flashgp.files.container import file_path
 from flashgp.fitted_table import FittedTable, TableSettings, restored
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.errors import DomainError, ModelFileError
+from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UPDATE
+from flashgp.inference.judgement.verdict import Verdict, unjudged
+from flashgp.inference.judging import Told, out_of_range, verdict_of, verdict_of_rows
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
@@ -68,6 +70,46 @@ class _Learned(FittedTable):
         """The rows that it has learned; None where they are not held."""
         rows = self.posterior.state.rows_learned
         return None if rows is None else KnownRows.of(*rows)
+
+    @cached_property
+    def of_table(self) -> Told:
+        """What a verdict is told."""
+        inputs = self.encoding.inputs
+        times, codes = ([j for j, c in enumerate(inputs) if c.kind == kind] for kind in ("date", "category"))
+        return self.told([c.name for c in inputs], times, codes)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """See `TableModel.verdict`."""
+        return verdict_of(self.posterior.state, self.of_table)
+
+    def outside(self, x: _Numbers) -> Event | None:
+        """Finding of rows (m, d), encoded, outside the range of those that were fitted."""
+        return out_of_range(self.posterior.state, self.scaling.x(x), self.of_table)
+
+    def judged(self, prediction: TablePrediction, x: _Numbers) -> Verdict:
+        """The verdict on the rows of a table that were not learned. Args: x, encoded, of those that were predicted."""
+        observed, state = prediction.observed, self.posterior.state
+        assert observed is not None
+        new = np.isfinite(observed) & prediction.distribution.predicted
+        if prediction.known is not None:
+            new &= ~prediction.known
+        findings = [] if prediction.outside is None else [prediction.outside]
+        fitted = 0 if prediction.known is None else int(prediction.known.sum())
+        if fitted:
+            findings.append(Event(EventKind.ROWS_FITTED, rows=fitted, of=len(observed)))
+        if not new.any():
+            return unjudged("no row with a value of the target is new to the model.", findings)
+        rows, target = state.rows_learned, self.scaling.target
+        learned = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
+        seen = learned.argmax(-1) if learned.dim() > 1 else learned
+        likelihood = state.prior.likelihood.underlying
+        scored = prediction.distribution.rows(new).scored(
+            observed[new], np.asarray(target.decode(seen.double().numpy(force=True))), likelihood
+        )
+        return verdict_of_rows(state, self.scaling.x(x[new[prediction.rows]]), scored, self.of_table).with_findings(
+            findings
+        )
 
 
 class TableModel:
@@ -467,6 +509,40 @@ class TableModel:
         return self._require("importance").importance(columns, settings)
 
     @property
+    def verdict(self) -> Verdict:
+        """How good the predictions are, by leave-one-out, in units of the table, and what to check. Never raises."""
+        return self._require("verdict").verdict
+
+    def judge(self, table: Any, *, unseen: Unseen = "error", missing: Missing | None = None) -> Verdict:
+        """The verdict on rows that were held out: those of a table with the target that the model has not learned.
+
+        Args:
+            table: as `fit`.
+            unseen: as `predict`.
+            missing: as `predict`.
+
+        Returns:
+            Verdict; of rows that were all fitted, one that says so.
+
+        Raises:
+            ShapeError: for a table without the target.
+            DomainError: as `predict`.
+
+        Example:
+            >>> x = np.linspace(0.0, 6.0, 60)
+            >>> model = fgp.TableModel().fit({"hour": x, "wave": 10.0 * np.sin(x)}, target="wave")
+            >>> model.judge({"hour": x + 0.03, "wave": 10.0 * np.sin(x + 0.03)}).word.value
+            'excellent'
+        """
+        fitted = self._require("judge")
+        source = table_of(table)
+        prediction = self._predicted(source, (unseen, missing))
+        if prediction.observed is None:
+            raise ShapeError(f"`table` must have the target {self.target!r} to be judged, got none; add that column")
+        data = self.encoding.apply(source, need_target=False, unseen=unseen, missing=missing)
+        return fitted.judged(prediction, data.x)
+
+    @property
     def posterior(self) -> Posterior:
         """The posterior of the standardised model: x and y have mean 0 and standard deviation 1, categories are codes.
 
@@ -574,6 +650,7 @@ class TableModel:
         pairs = [] if training is None else [f"{name:<24} {text}" for name, text in training.summary()]
         numbers = number_rows(post.state.prior, self.inputs, None if training is None else training.priors)
         return "\n".join([
+            str(self.verdict),
             f"TableModel of {self.target!r}{how} from {', '.join(kinds)}{f' and {more:,} more' * bool(more)}; "
             f"{post.count:,} rows",
             f"Posterior of {post.units}", *pairs, post.state.prior.title,
@@ -611,7 +688,7 @@ class TableModel:
                 notes = (*notes, "whether rows that are scored were fitted is not known: the model does not hold them.")
         return TablePrediction(
             self.target, target.answers(found, placed), data.rows, errors, observed, target.unit, notes, report, known,
-            table.kept,
+            table.kept, self._require("outside").outside(data.x),
         )  # fmt: skip
 
     def _known(self, data: EncodedTable, observed: _Numbers) -> npt.NDArray[np.bool_] | None:

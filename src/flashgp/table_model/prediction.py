@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import counted
 from flashgp.foundations.report import Report
 from flashgp.scores import Answers, ClassAnswers, NumberAnswers, TargetScores
@@ -41,6 +42,7 @@ class TablePrediction:
         known: which rows the model had learned before, inputs and target alike, (rows of the table,); None where the
             table has no target, or the model does not hold its rows.
         kept: columns of the table as they are, Arrow, where it was read with `keep`.
+        outside: finding of rows outside the range of those that were fitted; None where all lie within.
 
     Example:
         >>> x = np.linspace(0.0, 6.0, 40)
@@ -63,6 +65,7 @@ class TablePrediction:
     report: Report
     known: npt.NDArray[np.bool_] | None = None
     kept: Mapping[str, Any] = field(default_factory=dict)
+    outside: Event | None = None
 
     @property
     def _numbers(self) -> NumberAnswers:
@@ -185,27 +188,36 @@ def _cell(value: Any) -> str:
 @dataclass(frozen=True)
 class PredictedRows:
     """Rows of predictions that follow each other. Fields: rows; predicted, with all inputs; valued, with a value of the
-    target, of those where the table has it, known; fitted, that the model had learned before."""
+    target, of those where the table has it, known; fitted, that the model had learned before; outside, finding of those
+    outside the range of fitted rows."""
 
     rows: int = 0
     predicted: int = 0
     known: int = 0
     valued: int = 0
     fitted: int = 0
+    outside: Event | None = None
 
     @staticmethod
     def of(prediction: TablePrediction) -> "PredictedRows":
         observed, rows = prediction.observed, len(prediction)
         known = (0, 0) if observed is None else (rows, int(np.isfinite(observed).sum()))
         fitted = 0 if prediction.known is None else int(prediction.known.sum())
-        return PredictedRows(rows, len(prediction.rows), *known, fitted)
+        return PredictedRows(rows, len(prediction.rows), *known, fitted, prediction.outside)
 
     def joined(self, other: "PredictedRows") -> "PredictedRows":
         """Sum of both."""
         return PredictedRows(
             self.rows + other.rows, self.predicted + other.predicted, self.known + other.known,
-            self.valued + other.valued, self.fitted + other.fitted,
+            self.valued + other.valued, self.fitted + other.fitted, self._outside_of_both(other),
         )  # fmt: skip
+
+    def _outside_of_both(self, other: "PredictedRows") -> Event | None:
+        found = [part.outside.fields for part in (self, other) if part.outside is not None]
+        if not found:
+            return None
+        far, of = max(found, key=lambda one: one["far"]), self.predicted + other.predicted
+        return Event(EventKind.OUT_OF_RANGE, **{**far, "rows": sum(one["rows"] for one in found), "of": of})
 
     def notes(self, target: str) -> tuple[str, ...]:
         """Missing values, in words."""
@@ -216,6 +228,8 @@ class PredictedRows:
             found.append(f"{self.known - self.valued:,} rows have no value of {target!r} and are not scored.")
         if self.fitted:
             found.append(f"{counted(self.fitted, 'row')} of {self.rows:,} the model has learned before: scored apart.")
+        if self.outside is not None:
+            found.append(str(self.outside))
         return tuple(found)
 
 

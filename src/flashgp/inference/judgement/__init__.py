@@ -1,0 +1,1 @@
+"""Judgement of a model by predictions of rows that took no part in them."""

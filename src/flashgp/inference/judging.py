@@ -1,0 +1,266 @@
+"""Judging: the verdict on a posterior from rows left out or held out, and findings about what it was fitted to.
+
+A verdict never raises: where it cannot be had, it says why. Its cost is that of leave-one-out, a small part of a fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import FlashGPError
+from flashgp.foundations.estimate import Measure
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.normal import QUANTILE_975
+from flashgp.inference.answers import answer, refusal
+from flashgp.inference.base_state import BaseState
+from flashgp.inference.findings import why_unfinished
+from flashgp.inference.judgement.residuals import order_left, period_left, tails
+from flashgp.inference.judgement.scored import Array, Scored, of_classes, of_numbers
+from flashgp.inference.judgement.verdict import How, Verdict, VerdictSettings, judged, unjudged
+from flashgp.inference.online.update import checked_rows
+from flashgp.inference.predict.exact_predictor import Waiting
+from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.likelihoods import PredictiveDistribution
+from flashgp.likelihoods.gaussian import Normal
+
+# Events of a fit or of its data that are findings as they stand.
+_FINDINGS = frozenset({EventKind.TWO_VALUES, EventKind.COUNTS_SUGGESTED, EventKind.FAR_OUT})
+
+
+def _array(values: Tensor) -> Array:
+    return np.asarray(values.detach().double().numpy(force=True))
+
+
+@dataclass(frozen=True, eq=False)
+class _Numbers:
+    """Distributions of observations as `of_numbers` asks them."""
+
+    found: PredictiveDistribution
+
+    @property
+    def mean(self) -> Array:
+        return _array(self.found.mean)
+
+    @property
+    def std(self) -> Array:
+        return _array(self.found.variance.sqrt())
+
+    @property
+    def median(self) -> Array:
+        return _array(self.found.quantile(0.5))
+
+    def standardised(self, y: Array) -> Array:
+        return (y - self.mean) / self.std
+
+    def interval(self, level: float) -> tuple[Array, Array]:
+        if isinstance(self.found, Normal):
+            return self.mean - QUANTILE_975 * self.std, self.mean + QUANTILE_975 * self.std
+        tail = 0.5 * (1.0 - level)
+        return _array(self.found.quantile(tail)), _array(self.found.quantile(1.0 - tail))
+
+
+Scoring = Callable[[Tensor, PredictiveDistribution], tuple[Array, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What is known of a table beside its numbers.
+
+    Fields: columns, names of those of x, x1, x2, ... for none; times, positions of those that are time; codes, of
+    categories; in_units, of targets and their distributions, the values of both in units of the target; events, of the
+    fit and its posterior; interrupted, whether the fit was cut short; table, whether the model is one of a table.
+    """
+
+    columns: Sequence[str] | None = None
+    times: Sequence[int] = ()
+    codes: Sequence[int] = ()
+    in_units: Scoring | None = None
+    events: Sequence[Event] = ()
+    interrupted: bool = False
+    table: bool = False
+    settings: VerdictSettings = field(default_factory=VerdictSettings)
+
+    def name(self, column: int) -> str:
+        return f"x{column + 1}" if self.columns is None else self.columns[column]
+
+
+def verdict_of(state: BaseState, told: Told = Told()) -> Verdict:
+    """The verdict by leaving rows out one by one; where rows were read, those of them that are held."""
+    findings = findings_of(state, told)
+    try:
+        found = _left_out(state)
+        if isinstance(found, str):
+            return unjudged(found, findings)
+        left, x, y, how = found
+        each = _of_every_output(state, left, x, y, how, told)
+    except FlashGPError as error:
+        return unjudged(str(error), findings)
+    return _worst(each).with_findings([*(event for one in each for event in one.findings), *findings])
+
+
+def judge(state: BaseState, x: Any = None, y: Any = None) -> Verdict:
+    """See `Posterior.judge`."""
+    if x is None and y is None:
+        return verdict_of(state)
+    x, y = checked_rows(state.prior, x, y, state.like)
+    if not len(x):
+        return unjudged("no row was held out.")
+    options: dict[str, Any] = {"plan": None, "memory": None, "deterministic": False, "waiting": Waiting()}
+    with torch.no_grad():
+        found = answer(state, "predict", x, variance="auto", **options).distribution
+        rows = state.rows_learned
+        seen = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
+        each = [
+            verdict_of_rows(state, _array(x), scored_rows(state, _column(y, j), one, Told(), _column(seen, j)))
+            for j, one in _by_output(state, found, y)
+        ]
+    return _worst(each)
+
+
+def verdict_of_rows(
+    state: BaseState, x: Array, scored: Scored, told: Told = Told(), how: How = How.HELD_OUT
+) -> Verdict:
+    """The verdict on rows x, (n, d), with their scores."""
+    of_rows = _of_residuals(scored, x, told)
+    return judged(scored, how, [*of_rows, *findings_of(state, told)], told.settings)
+
+
+def scored_rows(state: BaseState, y: Tensor, found: PredictiveDistribution, told: Told, others: Any = None) -> Scored:
+    """Scores of observations y, (n,), or of classes as indicators, (n, classes). Args: others, targets that the
+    constant model has seen, likewise; None for all of y but the row itself."""
+    likelihood = state.prior.likelihood.underlying
+    if likelihood.measure is Measure.LOG_LOSS:
+        return of_classes(_codes(y), _log_probability(found), None if others is None else _codes(others))
+    values, predicted = (_array(y), _Numbers(found)) if told.in_units is None else told.in_units(y, found)
+    seen = None if others is None else _array(others) if told.in_units is None else told.in_units(others, found)[0]
+    return of_numbers(values, predicted, seen, measure=likelihood.measure, discrete=likelihood.discrete)
+
+
+def _codes(y: Tensor) -> npt.NDArray[np.int64]:
+    return np.asarray((y.argmax(-1) if y.dim() == 2 else y).numpy(force=True), dtype=np.int64)
+
+
+def _log_probability(found: PredictiveDistribution) -> Array:
+    chance: Tensor = found.probability  # type: ignore[attr-defined]
+    chance = torch.stack([1.0 - chance, chance], dim=-1) if chance.dim() == 1 else chance
+    return np.log(np.maximum(_array(chance), np.finfo(np.float64).tiny))
+
+
+def _worst(each: Sequence[Verdict]) -> Verdict:
+    """The verdict on the output that is predicted worst."""
+    shares = [-np.inf if one.explained is None else one.explained.value for one in each]
+    worst = int(np.argmin(shares))
+    return each[worst] if len(each) == 1 else replace(each[worst], of=f"output {worst}, the worst of {len(each)}, for ")
+
+
+# -- by leaving rows out -----------------------------------------------------------------------------------------------
+def _left_out(state: BaseState) -> tuple[LeaveOneOut, Tensor, Tensor, How] | str:
+    """Rows without themselves, with x and y; or the reason that there are none."""
+    if state.batch_shape:
+        return "the model is a batch of several; judge each alone."
+    if state.count < 3:
+        return f"leaving out one row of {state.count} says nothing; 3 rows are the least."
+    if refusal(state, "leave_one_out") is None:
+        return answer(state, "leave_one_out"), state.x, state.y, How.LEFT_OUT
+    if refusal(state, "leave_out") is None:
+        x, y, row_variance = state.sample  # type: ignore[attr-defined]
+        return answer(state, "leave_out", x, y, row_variance), x, y, How.SAMPLE
+    return f"{refusal(state, 'leave_one_out')}; or hold rows out, posterior.judge(x, y)."
+
+
+def _of_every_output(state: BaseState, left: LeaveOneOut, x: Tensor, y: Tensor, how: How, told: Told) -> list[Verdict]:
+    found, verdicts = left.distribution, list[Verdict]()
+    for j, one in _by_output(state, found or Normal(left.mean.double(), left.variance.double()), y):
+        targets, there = _column(y, j), slice(None)
+        if j is not None:
+            there = targets.isfinite() & one.mean.isfinite()  # cells may be missing
+            one = Normal(one.mean[there], one.variance[there])
+        scored = scored_rows(state, targets[there], one, told)
+        verdicts.append(judged(scored, how, _of_residuals(scored, _array(x[there]), told), told.settings))
+    return verdicts
+
+
+def _by_output(state: BaseState, found: Any, y: Tensor) -> list[tuple[int | None, Any]]:
+    """Position and distribution of each output of targets (n, outputs), by two moments; None and the distribution as it
+    is of targets without that axis, and of classes as indicators."""
+    likelihood = state.prior.likelihood.underlying
+    if y.dim() == 1 or likelihood.measure is Measure.LOG_LOSS or likelihood.one_observation:
+        return [(None, found)]
+    return [(j, Normal(found.mean[:, j].double(), found.variance[:, j].double())) for j in range(y.shape[-1])]
+
+
+def _column(y: Tensor, j: int | None) -> Tensor:
+    return y if j is None else y[:, j]
+
+
+def _of_residuals(scored: Scored, x: Array, told: Told) -> list[Event]:
+    settings, found = told.settings, tails(scored, settings=told.settings)
+    if scored.explained is None or scored.explained.value > 1.0 - settings.least_left:
+        return found
+    for j in [0] if x.shape[1] == 1 else told.times:
+        found += period_left(scored, x[:, j], told.name(j), table=told.table, settings=settings)
+    steps = np.diff(x, axis=0)
+    ordered = ((steps >= 0.0).all(axis=0) | (steps <= 0.0).all(axis=0)).any()  # their order is an input
+    return found if found or ordered else order_left(scored, settings)
+
+
+# -- of data and fit ---------------------------------------------------------------------------------------------------
+def findings_of(state: BaseState, told: Told) -> list[Event]:
+    """Findings about rows, parameters and search, which need no prediction."""
+    settings, found = told.settings, [event for event in told.events if event.kind in _FINDINGS]
+    unfinished = why_unfinished(told.events, interrupted=told.interrupted)
+    if unfinished is not None:
+        found.append(Event(EventKind.UNFINISHED, reason=unfinished.value))
+    rows = state.rows_learned
+    if rows is None or state.batch_shape or not len(rows[0]):
+        return found
+    x, y = _array(rows[0]), _array(rows[1])
+    n, parameters = len(x), sum(p.numel() for p in state.prior.parameters())
+    likelihood = state.prior.likelihood.underlying
+    if y.ndim == 1 and n > 1 and (y == y[0]).all() and likelihood.measure is not Measure.LOG_LOSS:
+        found.append(Event(EventKind.CONSTANT_TARGET))
+    if n < settings.rows_per_parameter * parameters:
+        found.append(Event(EventKind.FEW_ROWS, rows=n, parameters=parameters))
+    if n >= settings.least_rows:
+        found += [
+            Event(EventKind.COUNTS_ROWS, column=told.name(j))
+            for j in _counting(x)
+            if j not in (*told.times, *told.codes)
+        ]
+        twins = n - len(np.unique(np.column_stack([x, y]), axis=0))
+        if 2 * twins > settings.repeated * n:
+            found.append(Event(EventKind.ROWS_REPEATED, share=min(100.0, 200.0 * twins / n)))
+    return found
+
+
+def _counting(x: Array) -> list[int]:
+    """Columns, of several, whose rows are evenly spaced in their order."""
+    if x.shape[1] < 2:
+        return []
+    steps, span = np.diff(x, axis=0), np.ptp(x, axis=0)
+    even = np.abs(steps - steps.mean(axis=0)).max(axis=0) <= 1e-6 * np.abs(steps.mean(axis=0))
+    return np.flatnonzero(even & (span > 0.0)).tolist()
+
+
+def out_of_range(state: BaseState, x: Array, told: Told) -> Event | None:
+    """Finding of points x, (m, d), that lie farther outside the range of the fitted rows than a part of its width."""
+    rows = state.rows_learned
+    learned = _array(state.sample.x if rows is None else rows[0])  # type: ignore[attr-defined]
+    if state.batch_shape or not len(learned) or not len(x):
+        return None
+    low, high = learned.min(axis=0), learned.max(axis=0)
+    width = high - low
+    with np.errstate(divide="ignore", invalid="ignore"):
+        far = np.where(width > 0.0, np.maximum(low - x, x - high) / width, 0.0)
+    far[:, list(told.codes)] = 0.0
+    beyond = far > told.settings.beyond
+    outside = int(beyond.any(axis=1).sum())
+    if not outside:
+        return None
+    column = told.name(int(beyond.sum(axis=0).argmax()))
+    return Event(EventKind.OUT_OF_RANGE, rows=outside, of=len(x), column=column, far=float(far.max()))
