@@ -1,6 +1,9 @@
 """Names and operations that users of other libraries try first."""
 
+import pickle
+import pydoc
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +67,7 @@ def test_texts_show_the_prior_and_a_summary() -> None:
     left = fgp.GP(k.RBF(0.5), likelihood=fgp.likelihoods.Gaussian(0.1)).condition(X, Y).leave_one_out()
     error = float((left.mean - Y).square().mean().sqrt())
     assert f"root mean square error {error:.4g}" in repr(left)
-    asked = fgp.GP(k.RBF(0.5)).condition(X, Y).predict(X)
+    asked = fgp.GP(k.RBF(0.5)).condition(X, Y, solver="cg").predict(X)
     assert "; ask for mean, std, quantile(q) or sample(count)" in repr(asked)
     for call in re.findall(r"(\w+)(?:\((?:q|count)\))?(?:,| or |$)", repr(asked).splitlines()[0].split("ask for ")[1]):
         given = {"quantile": 0.5, "sample": 2}.get(call)
@@ -88,3 +91,74 @@ def test_likelihoods_that_are_not_there_say_what_is(name: str) -> None:
         getattr(fgp.likelihoods, name)
     assert isinstance(caught.value, FlashGPError)
     assert not hasattr(fgp.likelihoods, name)
+
+
+def test_help_leaves_out_what_every_module_has() -> None:
+    for made in (fgp.GP(k.RBF()), k.Matern(), fgp.likelihoods.Gaussian(), fgp.Parameter(1.0)):
+        text = pydoc.render_doc(type(made), renderer=pydoc.plaintext)
+        assert "nn.modules.module" not in text.split("\n |  --", 1)[1]
+        assert "register_forward_hook" not in text
+        assert {"register_forward_hook", "parameters", "state_dict", *dir(type(made))} <= {*dir(made)}
+        assert repr(pickle.loads(pickle.dumps(made))) == repr(made)
+    assert len(pydoc.render_doc(fgp.GP, renderer=pydoc.plaintext).splitlines()) < 500
+    assert "condition" in dir(fgp.GP)
+
+
+def test_a_prediction_shows_numbers_of_the_function_and_of_an_observation() -> None:
+    post = fgp.GP(k.RBF(), likelihood=fgp.likelihoods.Gaussian(0.04)).condition(X, Y)
+    prediction, before = post.predict(X), post.predict(X)
+    head, first = str(prediction).splitlines()[1:3]
+    assert head.split("  ")[-1].strip() == "97.5 % of y"
+    low, high = before.interval()
+    wanted = (before.mean, before.std, before.observation_mean, before.observation_std, low, high)
+    assert first.split() == ["[0]", *(f"{float(one[0]):.4g}" for one in wanted)]
+    assert len(str(prediction).splitlines()) == 2 + 6 + 1 + len(prediction.report.lines())
+    assert prediction.report.seconds is None  # nothing was asked for
+    assert torch.equal(prediction.mean, before.mean)
+    assert str(prediction).splitlines()[2] == first
+    assert f"<td>{first.split()[1]}</td>" in prediction._repr_html_()
+    assert torch.allclose(before.observation_std.square(), before.variance + 0.04)
+
+
+@pytest.mark.parametrize("likelihood", [fgp.likelihoods.Bernoulli(), fgp.likelihoods.Ordinal(3)])
+def test_a_prediction_of_classes_shows_probabilities(likelihood: fgp.likelihoods.Likelihood) -> None:
+    post = fgp.GP(k.RBF(), likelihood=likelihood).condition(X, (Y > 0.5).double())
+    prediction = post.predict(X[:2])
+    shown = str(prediction).splitlines()
+    assert len(shown[2].split()) > 2
+    assert shown[2].split()[-1] == f"{float(prediction.probability[0].reshape(-1)[-1]):.4g}"
+    assert "probability" in shown[1]
+
+
+def test_a_prediction_by_solves_shows_what_was_asked_for() -> None:
+    prediction = fgp.GP(k.RBF()).condition(X, Y, solver="cg").predict(X[:9])
+    assert "ask for mean" in str(prediction)
+    assert prediction.mean is not None
+    assert str(prediction).splitlines()[1].split() == ["mean", "of", "f"]
+
+
+def test_notebooks_show_every_result() -> None:
+    post = fgp.GP(k.RBF(), likelihood=fgp.likelihoods.Gaussian(0.04)).condition(X, Y)
+    table = {"a": X[:, 0].numpy(), "b": X[:, 1].numpy(), "y": Y.numpy()}
+    model = fgp.TableModel("RBF()").fit(table, target="y")
+    predicted = model.predict(table)
+    results = (post, post.predict(X), post.predict(X).report, post.leave_one_out(), post.importance(), post.gp,
+               fgp.plan(post.gp, n=100, d=2), model, model.training, predicted, predicted.known_scores)  # fmt: skip
+    for result in results:
+        assert "<table>" in result._repr_html_(), type(result)  # type: ignore[union-attr]
+
+
+def test_predictions_inside_torch_compile_are_eager_and_quiet() -> None:
+    post = fgp.GP(k.RBF(), likelihood=fgp.likelihoods.Gaussian(0.04)).condition(X, Y)
+
+    def bound(x: torch.Tensor) -> torch.Tensor:
+        prediction = post.predict(2.0 * x)
+        return prediction.interval(0.9)[1] - prediction.mean
+
+    with warnings.catch_warnings(record=True) as said:
+        x = (0.5 * X).clone().requires_grad_()
+        value = torch.compile(bound, backend="eager")(x)
+    assert [one for one in said if "ynamo" in str(one.message)] == []
+    assert torch.equal(value, bound(x))
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    assert torch.allclose(slope, torch.autograd.grad(bound(x).sum(), x)[0])

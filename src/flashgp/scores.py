@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.foundations.cells import html_table
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.estimate import Estimate
 from flashgp.foundations.normal import QUANTILE_975
@@ -27,6 +28,9 @@ class TargetScores(ABC):
     """Figures over some rows, those of one kind of target. Fields: rows, how many."""
 
     rows: int
+
+    def _repr_html_(self) -> str:
+        return html_table(self.lines("y"), title=f"{self.rows:,} rows")
 
     @abstractmethod
     def joined(self, other: Any) -> Self:

@@ -218,14 +218,14 @@ def test_functions_of_a_posterior_take_the_transforms_of_torch(online: bool) -> 
 
 def test_a_prediction_shows_its_first_numbers() -> None:
     x, y = data(20)
-    p = fgp.GP(fgp.kernels.Matern(), mean=m.Zero()).condition(x, y).predict(x[:9])
-    assert "mean      " not in repr(p), "nothing is computed for a text"
-    assert f"mean      {p.mean[0]:.4g}" in repr(p)
-    assert "std" not in repr(p), "it may take long, and was not asked for"
+    p = fgp.GP(fgp.kernels.Matern(), mean=m.Zero()).condition(x, y, solver="cg").predict(x[:9])
+    assert "mean of f" not in repr(p), "solves are not begun for a text"
+    assert f"[0]  {p.mean[0]:>9.4g}" in repr(p)
+    assert "std of f" not in repr(p), "it may take long, and was not asked for"
     assert torch.equal(p.std, p.variance.sqrt())
     text = repr(p)
-    assert f"std       {p.std[0]:.4g}" in text
-    assert text.count("...") == 2
+    assert f"[0]  {p.mean[0]:>9.4g}  {p.std[0]:>8.4g}" in text
+    assert text.count("...") == 1
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,30 @@ def _own_modes(deterministic: bool) -> Iterator[None]:
             _outside.autocast = before
 
 
+def outside_compile(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a door of the library that torch.compile leaves its graph for, without looking inside."""
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if torch.compiler.is_compiling():  # not before: it imports the compiler
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def methods_outside_compile(cls: type[Result]) -> type[Result]:
+    """Decorate a class whose public methods and properties torch.compile leaves its graph for."""
+    for name, member in [*vars(cls).items()]:
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property) and member.fget is not None:
+            setattr(cls, name, property(outside_compile(member.fget), doc=member.__doc__))
+        elif callable(member):
+            setattr(cls, name, outside_compile(member))
+    return cls
+
+
 def entered(
     deterministic: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:

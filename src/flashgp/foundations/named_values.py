@@ -12,12 +12,13 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.own_module import OwnModule
 from flashgp.foundations.parameters import Parameter, number_tensor
 
 _OF_TORCH = vars(nn.Module()).keys() - {"_parameters", "_buffers", "_modules"}  # hooks, and the mode
 
 
-class NamedValues(nn.Module):
+class NamedValues(OwnModule):
     """A value made of Parameters, parts and options, by name."""
 
     def arguments(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.own_module import OwnModule
 from flashgp.foundations.transforms import is_transformed
 
 PARAMETER_DTYPE = torch.float64
@@ -120,7 +121,7 @@ POSITIVE = Domain(lower=0.0)
 USUAL = 700.0  # exp of this, and of its negative, is a float64 number
 
 
-class Parameter(nn.Module):
+class Parameter(OwnModule):
     """A constrained value with an optional prior; a module, so that torch sees its unconstrained tensor `raw`.
 
     Args:

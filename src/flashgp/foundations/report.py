@@ -1,10 +1,10 @@
 """Report: what was planned and what then happened, carried by every answer."""
 
-import html
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from flashgp.foundations.cells import html_table
 from flashgp.foundations.events import Event, joined
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
@@ -79,8 +79,7 @@ class Report:
         return "\n".join(f"{name:<18} {text}" for name, text in self.lines())
 
     def _repr_html_(self) -> str:
-        body = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(t)}</td></tr>" for n, t in self.lines())
-        return f"<table>{body}</table>"
+        return html_table(self.lines())
 
 
 def joined_titles(*titles: str | None) -> str:

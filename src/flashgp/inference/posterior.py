@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.contexts import outside_compile
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.report import Report
 from flashgp.foundations.transforms import refuse_transformed
@@ -224,6 +225,7 @@ class Posterior:
         return self._ask("bracket", rows)
 
     # -- answers ------------------------------------------------------------------------------------------------------
+    @outside_compile
     def predict(
         self,
         x_test: Any,

@@ -4,7 +4,6 @@ Every room of inference takes a `Prior`; `GP` is the same object with the method
 """
 
 import copy
-import html
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
@@ -12,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from flashgp.foundations.cells import html_table
 from flashgp.foundations.checks import check_targets
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import Rows, broadcast_batch
@@ -280,9 +280,7 @@ class Prior(NamedValues):
         return "\n".join([self.title, *lines])
 
     def _repr_html_(self) -> str:
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self.describe())
-        head = "<tr><th>parameter</th><th>value</th><th>domain</th><th>prior</th></tr>"
-        return f"<table>{head}{body}</table>"
+        return html_table(self.describe(), ("parameter", "value", "domain", "prior"))
 
 
 class _Call(nn.Module):

@@ -5,7 +5,6 @@ planner/full_scale_price.py and sparse_price.py. The plan is a frozen value that
 back (`plan=`) to run the same way again. Plans of products and predictions are in planner/products.py.
 """
 
-import html
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from flashgp.foundations.cells import html_table
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 from flashgp.planner.choice import DTYPES, Alternative, plan_json, plan_values, table_of
@@ -418,11 +418,7 @@ def printed(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative
 
 def printed_html(lines: Sequence[tuple[str, str]], alternatives: Sequence[Alternative]) -> str:
     """A plan as HTML for notebooks."""
-    body = "".join(f"<tr><th>{html.escape(n)}</th><td>{html.escape(t)}</td></tr>" for n, t in lines)
-    text = f"<table>{body}</table>"
-    if alternatives:
-        head, *rows = table_of(alternatives)
-        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        text += f"<table><tr>{cells}</tr>{body}</table>"
-    return text
+    if not alternatives:
+        return html_table(lines)
+    head, *rows = table_of(alternatives)
+    return html_table(lines) + html_table(rows, head)

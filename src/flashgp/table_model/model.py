@@ -19,6 +19,7 @@ from flashgp.data.table_parts import ParquetParts
 from flashgp.files import load_metadata, save
 from flashgp.files.container import file_path
 from flashgp.fitted_table import FittedTable, TableSettings, restored
+from flashgp.foundations.cells import html_table
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
@@ -656,6 +657,11 @@ class TableModel:
             f"Posterior of {post.units}", *pairs, post.state.prior.title,
             table_text(numbers, priors=training is not None), str(post.report),
         ])  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        title, *_ = repr(self).splitlines()
+        shown = None if self._fitted is None else self.training or self.posterior
+        return html_table((), title=title) + ("" if shown is None else shown._repr_html_())
 
     def _require(self, what: str) -> _Learned:
         if self._fitted is None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.foundations.cells import aligned, html_table
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import counted
@@ -166,19 +167,22 @@ class TablePrediction:
         return len(self.distribution)
 
     def __repr__(self) -> str:
+        title, head, rows = self._table()
+        return f"{title}\n{aligned(head, rows)}"
+
+    def _repr_html_(self) -> str:
+        title, head, rows = self._table()
+        return html_table(rows, head, title)
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Title, head and the first rows."""
         numbers = isinstance(self.distribution, NumberAnswers)
         columns = self.columns(interval=0.95 if numbers else None)
-        lines = [f"{self.target!r} of {len(self):,} rows{', 95 % intervals in lower and upper' * numbers}"]
-        wide = {name: max(12, len(name) + 2) for name in ("row", *columns)}
-        lines.append("".join(f"{name:>{wide[name]}}" for name in wide))
-        shown = [*range(min(len(self), _SHOWN_ROWS))]
-        lines += [
-            f"{row:>12}" + "".join(_cell(values[row]).rjust(wide[name]) for name, values in columns.items())
-            for row in shown
-        ]
-        if len(shown) < len(self):
-            lines.append(f"{'...':>12}")
-        return "\n".join(lines)
+        shown = range(min(len(self), _SHOWN_ROWS))
+        rows = [[str(row), *(_cell(values[row]) for values in columns.values())] for row in shown]
+        more = [["...", *[""] * len(columns)]] if len(shown) < len(self) else []
+        title = f"{self.target!r} of {len(self):,} rows{', 95 % intervals in lower and upper' * numbers}"
+        return title, ["row", *columns], rows + more
 
 
 def _cell(value: Any) -> str:

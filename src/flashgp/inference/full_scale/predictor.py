@@ -74,7 +74,7 @@ class FullScalePredictor(Predictor):
         self._x: Tensor | None = None
         self._parts: Local | None = None
         self.report = Report(
-            route=state.report.route, device=str(state.x.device), dtype="float64", seconds=0.0,
+            route=state.report.route, device=str(state.x.device), dtype="float64",
             events=[EVENT] if deterministic else [],
         )  # fmt: skip
 

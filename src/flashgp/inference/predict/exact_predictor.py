@@ -81,6 +81,13 @@ class OutputPredictor(Predictor):
     def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return self._draw(count, features, seed)
 
+    @property
+    def quick(self) -> bool:
+        return all(one.quick for one in self._each)
+
+    def aside(self) -> "OutputPredictor":
+        return OutputPredictor([one.aside() for one in self._each], self._draw)
+
     def forget(self) -> None:
         for one in self._each:
             one.forget()
@@ -120,7 +127,7 @@ class ExactPredictor(Predictor):
         condition = state.report
         self.report = Report(
             route=condition.route, device=str(state.x.device), dtype=condition.dtype,
-            error_bound=condition.error_bound, jitter=condition.jitter, seconds=0.0,
+            error_bound=condition.error_bound, jitter=condition.jitter,
             events=[*([EVENT] if self.deterministic else []), *of_kind(condition.events, EventKind.ROUNDED)],
         )  # fmt: skip
 
@@ -157,6 +164,10 @@ class ExactPredictor(Predictor):
 
     def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return draw_paths(self._state, count, features, seed)
+
+    @property
+    def quick(self) -> bool:
+        return not self._state.by_solves and self._options.variance != "sampled"
 
     def forget(self) -> None:
         self._mean = self._variance = self._rows = self._cross = self._solved_cross = None

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from flashgp.foundations.cells import aligned, html_table
 from flashgp.foundations.checks import check_count, check_seed
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
@@ -123,15 +124,23 @@ class Importance:
     by: Literal["rmse", "log_density"] = "rmse"
 
     def __repr__(self) -> str:
-        """A table, the most important first, with 95 % intervals."""
+        title, head, rows = self._table()
+        return f"{title}\n{aligned(head, rows)}"
+
+    def _repr_html_(self) -> str:
+        title, head, rows = self._table()
+        return html_table(rows, head, title)
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Title, head and rows, the most important first, with 95 % intervals."""
         (low, high), (low_density, high_density) = self.interval(), self.log_density_interval()
         lines = [
             f"Importance: {self.rows:,} held-out rows predicted from {self.others:,} others, {self.permutations} "
             f"permutation{'s' * (self.permutations > 1)} of each column",
             *([] if self.unfinished is None else [self.unfinished.heading]),
-            "".join((f"{'':<20}", f"{f'{self.measure} grows by':>17}", f"{'95 % interval':>24}",
-                     f"{'nats a row' if self.by == 'rmse' else 'RMSE':>14}", f"{'95 % interval':>24}")),
-        ]  # fmt: skip
+        ]
+        head = ["", f"{self.measure} grows by", "95 % interval", "nats a row" if self.by == "rmse" else "RMSE"]
+        rows = []
         pairs = [(self.rmse, low, high), (self.log_density, low_density, high_density)]
         first, second = pairs if self.by == "rmse" else reversed(pairs)
         for j in self.order:
@@ -139,10 +148,8 @@ class Importance:
                 each = (*first, *second)
                 value, a, b, other, c, d = (float(one.reshape(len(self.names), -1)[j, output]) for one in each)
                 name = self.names[j] + (f", output {output + 1}" if self.rmse.dim() > 1 else "")
-                lines.append(
-                    f"{name:<20}{value:>17.4g}{f'{a:.4g} to {b:.4g}':>24}{other:>14.4g}{f'{c:.4g} to {d:.4g}':>24}"
-                )
-        return "\n".join(lines)
+                rows.append([name, f"{value:.4g}", f"{a:.4g} to {b:.4g}", f"{other:.4g}", f"{c:.4g} to {d:.4g}"])
+        return "\n".join(lines), [*head, "95 % interval"], rows
 
     @property
     def measure(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.cells import html_table
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, of_kind
@@ -43,20 +44,28 @@ class LeaveOneOut:
     distribution: PredictiveDistribution | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
-        """A summary: of normal distributions the errors follow from the densities, log N(y; mean, variance)."""
+        (_, rows), *pairs = self._summary()
+        return f"LeaveOneOut({rows}{': ' * bool(pairs)}{', '.join(map(' '.join, pairs))})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._summary(), title="Leave-one-out")
+
+    def _summary(self) -> list[tuple[str, str]]:
+        """Names and values: of normal distributions the errors follow from the densities, log N(y; mean, variance)."""
         if not self.log_prob.numel():
-            return "LeaveOneOut(no rows)"
+            return [("rows", "no rows")]
         if self.distribution is not None:
-            return f"LeaveOneOut({len(self.log_prob):,} rows: mean log density {float(self.log_prob.mean()):.4g} nats)"
+            density = f"{float(self.log_prob.mean()):.4g} nats"
+            return [("rows", f"{len(self.log_prob):,} rows"), ("mean log density", density)]
         known = ~self.log_prob.isnan()
         variance, log_prob = (t.detach()[known].double() for t in (self.variance, self.log_prob))
         squares = (-2.0 * log_prob - LOG_2PI - variance.log()).clamp_min(0.0)  # of errors in standard deviations
-        return (
-            f"LeaveOneOut(shape {tuple(log_prob.shape)}: root mean square error "
-            f"{float((squares * variance).mean().sqrt()):.4g}, mean log density {float(log_prob.mean()):.4g} nats, "
-            f"errors over their deviations {float(squares.mean().sqrt()):.3g} in root mean square, at most "
-            f"{float(squares.max().sqrt()):.3g})"
-        )
+        spread = f"{float(squares.mean().sqrt()):.3g} in root mean square, at most {float(squares.max().sqrt()):.3g}"
+        return [
+            ("rows", f"shape {tuple(log_prob.shape)}"),
+            ("root mean square error", f"{float((squares * variance).mean().sqrt()):.4g}"),
+            ("mean log density", f"{float(log_prob.mean()):.4g} nats"), ("errors over their deviations", spread),
+        ]  # fmt: skip
 
 
 class LeftOutObservations(LeaveOneOut):

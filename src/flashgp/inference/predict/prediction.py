@@ -4,6 +4,7 @@ It asks a predictor for the latent function and the likelihood for observations,
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from flashgp.foundations.cells import aligned, html_table
 from flashgp.foundations.checks import check_count, check_flag, check_targets
-from flashgp.foundations.contexts import entered
+from flashgp.foundations.contexts import entered, methods_outside_compile
 from flashgp.foundations.errors import DomainError, ShapeError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.normal import LOG_2PI, check_probability
@@ -24,10 +26,11 @@ from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
 
-SHOWN = 6  # numbers in a text
+SHOWN = 6  # points in a text
 LARGEST_PROBABILITY = math.nextafter(1.0, 0.0)
 
 
+@methods_outside_compile
 class Prediction:
     """The posterior at n_test points. Everything is computed on first use and kept.
 
@@ -109,7 +112,7 @@ class Prediction:
 
     @property
     def std(self) -> Float[Tensor, "*shape"]:
-        """Standard deviation of f(x*), units of y; that of an observation is `observation_variance.sqrt()`."""
+        """Standard deviation of f(x*), units of y; that of an observation is `observation_std`."""
         return self.variance.sqrt()
 
     @property
@@ -151,6 +154,11 @@ class Prediction:
     def observation_variance(self) -> Float[Tensor, "*shape"]:
         """Variance of a new observation at x*: of a Gaussian likelihood, variance plus noise_variance."""
         return self._of_observations(self._observations().variance)
+
+    @property
+    def observation_std(self) -> Float[Tensor, "*shape"]:
+        """Standard deviation of a new observation at x*; `std` is that of the function."""
+        return self.observation_variance.sqrt()
 
     @property
     def probability(self) -> Float[Tensor, "..."]:
@@ -343,21 +351,62 @@ class Prediction:
             self.report.events.append(Event(EventKind.JOINT_JITTER, jitter=float(factor.jitter.max())))
         return factor
 
+    # -- as text --------------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
-        lines = []
-        if not is_transformed(self._x):
-            with torch.no_grad():
-                if self._mean is not None:  # what is not known yet may take long
-                    lines.append(f"mean      {_first(self.mean)}")
-                if self._variance is not None:
-                    lines.append(f"std       {_first(self.std)}")
-        ask = (
-            "; ask for mean, std, quantile(q) or sample(count)" if self._mean is None and self._variance is None else ""
-        )
-        return "\n".join([f"Prediction at {self._x.shape[-2]:,} points{ask}", *lines, str(self.report)])
+        title, head, rows = self._table()
+        return "\n".join([title, *([aligned(head, rows)] if rows else []), str(self.report)])
 
+    def _repr_html_(self) -> str:
+        title, head, rows = self._table()
+        return html_table(rows, head, title) + self.report._repr_html_()
 
-def _first(values: Tensor) -> str:
-    """The first few numbers of one output or batch member."""
-    shown = values.reshape(-1)[:SHOWN]
-    return "  ".join(f"{float(value):.4g}" for value in shown) + ("  ..." if values.numel() > SHOWN else "")
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Title, head and rows of the first points: the function f, and a new observation y. Of a prediction that takes
+        solves only what was asked for before."""
+        title, points = f"Prediction at {self._x.shape[-2]:,} points", self._x.shape[-2]
+        if is_transformed(self._x) or not points:
+            return title, [], []
+        with torch.no_grad():
+            columns = self._first_points()._columns(self._predictor.quick)
+        if not columns:
+            return f"{title}; ask for mean, std, quantile(q) or sample(count)", [], []
+        shape = next(iter(columns.values())).shape
+        more = points > SHOWN or shape.numel() > SHOWN
+        places = ["[" + ", ".join(map(str, at)) + "]" for at in itertools.product(*map(range, shape))][:SHOWN]
+        rows = [
+            [place, *(f"{value:.4g}" for value in values)]
+            for place, *values in zip(places, *(c.reshape(-1).tolist() for c in columns.values()), strict=False)
+        ]
+        return title, ["", *columns], rows + [["...", *[""] * len(columns)]] * more
+
+    def _first_points(self) -> "Prediction":
+        """The prediction at the first points, with what is known of them."""
+        if self._x.shape[-2] <= SHOWN:
+            found = copy.copy(self)
+            found._predictor = self._predictor.aside()
+            return found
+        axis = -2  # of points in (*batch, n_test, outputs or 1)
+        found = Prediction(self._predictor.aside(), self._x[..., :SHOWN, :], self._likelihood, self._outputs)
+        found._of_rows = None if self._of_rows is None else self._of_rows.rows(torch.arange(SHOWN))
+        found._mean = None if self._mean is None else self._mean.narrow(axis, 0, SHOWN)
+        known = self._variance
+        found._variance = None if known is None else known.mapped(lambda part: part.narrow(axis, 0, SHOWN))
+        return found
+
+    def _columns(self, quick: bool) -> dict[str, Tensor]:
+        """Numbers by name, of one shape. Args: quick, whether what is not known yet is computed."""
+        found = {"mean of f": self.mean} if quick or self._mean is not None else {}
+        if not quick and self._variance is None:
+            return found
+        found["std of f"] = self.std
+        if getattr(self._observations(), "probability", None) is not None:
+            probability = self.probability
+            if probability.shape == self.std.shape:
+                return {**found, "probability" if self._outputs else "probability of y = 1": probability}
+            return {
+                f"probability of {level}": probability[..., level] for level in range(probability.shape[-1])[:SHOWN]
+            }
+        lower, upper = self.interval()
+        observed = {"mean of y": self.observation_mean, "std of y": self.observation_std,
+                    "2.5 % of y": lower, "97.5 % of y": upper}  # fmt: skip
+        return observed if lower.shape != self.std.shape else {**found, **observed}

@@ -1,8 +1,9 @@
 """Interface of states to predictions: mean, variance, covariance and paths of f at points."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,6 +100,17 @@ class Predictor(ABC):
         """Rounding of entries of the covariance, of its shape without the last two dimensions: what a jitter may
         hide."""
         return x.shape[-2] * torch.finfo(torch.float64).eps * self.variance(x).value.detach().mean((-2, -1))
+
+    @property
+    def quick(self) -> bool:
+        """True if a few points take no solves, and nothing of other ranks."""
+        return True
+
+    def aside(self) -> "Predictor":
+        """A predictor for other points, which leaves this one and its report as they are."""
+        other = copy.copy(self)
+        other.report = replace(self.report, events=[*self.report.events])
+        return other
 
     def forget(self) -> None:  # noqa: B027 - most keep nothing
         """Drop what is kept of the points: gradients are asked for that it does not carry."""

@@ -108,5 +108,9 @@ class _Together(Predictor):
     def rounding(self, x: Tensor) -> Tensor:
         return self._predictor.rounding(x)
 
+    @property
+    def quick(self) -> bool:
+        return False
+
     def forget(self) -> None:
         self._predictor.forget()

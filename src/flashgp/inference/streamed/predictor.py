@@ -36,7 +36,7 @@ class StreamedPredictor(Predictor):
     def __init__(self, state: StreamedState, *, deterministic: bool) -> None:
         self._state, self.deterministic = state, deterministic
         self.report = Report(
-            route=state.report.route, device=str(state.inducing.device), dtype="float64", seconds=0.0,
+            route=state.report.route, device=str(state.inducing.device), dtype="float64",
             events=[EVENT] if deterministic else [],
         )  # fmt: skip
 
