@@ -41,6 +41,10 @@ class TargetScores(ABC):
         """(name, text) pairs for people. Args: unit, what the target is called."""
 
     @abstractmethod
+    def line(self, unit: str, explained: Estimate | None) -> str:
+        """The figures that matter most, in a line. Args: explained, share of the variance, None where not known."""
+
+    @abstractmethod
     def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
         """(text, name) pairs of the figures that matter most. Args: where, how rows were scored, in words."""
 
@@ -258,6 +262,10 @@ class Scores(TargetScores):
             mae=mean(self.mae, other.mae),
         )
 
+    def line(self, unit: str, explained: Estimate | None) -> str:
+        squared = "" if explained is None else f", R² {explained.value:.3f}"
+        return f"RMSE {self.rmse:.4g}, mean absolute error {self.mae:.4g} in units of {unit}{squared}"
+
     def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
         return [
             (f"{self.rmse:.4g}", f"RMSE, {where}, in units of {unit}"),
@@ -370,6 +378,13 @@ class ClassScores(TargetScores):
         if p.shape[1] > 2:
             chance, hit = p.max(axis=1), p.argmax(axis=1) == self.codes
         return CalibrationBins.of(chance, hit)
+
+    def line(self, unit: str, explained: Estimate | None) -> str:
+        auc = "" if self.auc is None else f", AUC {self.auc.value:.3g}"
+        return (
+            f"accuracy {100 * self.accuracy.value:.1f} % (the most frequent class alone {100 * self.shares.max():.1f} "
+            f"%), log loss {self.log_loss.value:.3g} (the shares of the classes alone {self.share_loss:.3g}){auc}"
+        )
 
     def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
         auc = [] if self.auc is None else [(f"{self.auc.value:.3g}", f"AUC, {where}")]

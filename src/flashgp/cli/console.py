@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flashgp.inference.fit import Progress
 
 _LINE_SECONDS = 10.0
+_MAX_NOTES = 4  # of a brief console
 
 
 class Console:
@@ -28,8 +29,9 @@ class Console:
 
     Args: json: one JSON object on stdout and no text there; quiet: no text but warnings and errors; began: when the
         command began, by `time.perf_counter`, now by default.
-    Fields: aside, whether results go to stderr, since stdout has data; notes and warnings said so far; group, of the
-    ranks that it speaks for; together, until these part.
+    Fields: aside, whether results go to stderr, since stdout has data; brief, whether only the first notes are shown,
+    the others counted; notes and warnings said so far; group, of the ranks that it speaks for; together, until these
+    part.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False, began: float | None = None) -> None:
@@ -39,6 +41,7 @@ class Console:
         self.group = ALONE
         self.together = ExitStack()
         self.aside = False
+        self.brief = False
         self.notes: list[str] = []
         self.warnings: list[str] = []
 
@@ -69,8 +72,14 @@ class Console:
     def note(self, text: str) -> None:
         """Say a decision made for the user."""
         self.notes.append(text)
-        if not self.quiet:
+        if not self.quiet and not (self.brief and len(self.notes) > _MAX_NOTES):
             typer.echo(_shown(f"note: {text}"), err=True)
+
+    def rest(self) -> None:
+        """Say how many notes were not shown."""
+        more = len(self.notes) - _MAX_NOTES
+        if self.brief and more > 0 and not self.quiet:
+            typer.echo(f"note: {more:,} more with --verbose", err=True)
 
     def warn(self, text: str) -> None:
         """Warn of a likely mistake; said once."""

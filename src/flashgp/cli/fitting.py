@@ -1,6 +1,7 @@
 """`flashgp fit`: from a table to a model, its figures, a file and a report."""
 
 import shlex
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from flashgp.data.files import found_files, is_pattern
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
-from flashgp.foundations.quantities import counted, readable_bytes
+from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 from flashgp.inference.gp import GP
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
@@ -30,13 +31,11 @@ from .ranks import explained, leave_group
 def run_fit(options: FitArguments, console: Console) -> dict[str, Any]:
     """Fit, score, write. Returns: the result as JSON values. Raises: FlashGPError, OSError."""
     deadline, group = Deadline.after(options.time_limit, began=console.began), console.group
+    console.brief = not options.verbose
     _check_outputs(options)
     prepared = prepare_table(options, console, deadline)
-    summary = plan_summary(prepared)
     if options.verbose:
-        console.pairs("how it is computed", summary)
-    else:
-        console.say(f"  time    {dict(summary)['time']}")
+        console.pairs("how it is computed", plan_summary(prepared))
     exact = prepared.exact_plan
     if prepared.held_out is None and exact is not None and exact.route not in FACTORED:
         console.note(
@@ -68,17 +67,24 @@ def run_fit(options: FitArguments, console: Console) -> dict[str, Any]:
         if group.rank:
             return {}
     kept = "nothing was written" if options.out is None else f"the model is in {options.out}, without its scores"
-    with explained(lambda: f"interrupted; {kept}"):
-        outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console)
+    with explained(lambda: f"interrupted; {kept}"), console.stages() as stage:
+        outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console, stage)
+        if stage is not None:
+            stage("drawing the report", 0.7)
         page = None if options.report is None else fit_page(outcome)  # which predicts, on every rank
     if group.rank:
         return {}
     say_outcome(outcome, console)
     if options.report is not None and page is not None:
         write_page(options.report, page)
-    for path in (options.out, options.report):
-        if path is not None:
-            console.say(f"wrote {path} ({readable_bytes(Path(path).stat().st_size)})")
+    files = [path for path in (options.out, options.report) if path is not None]
+    sizes = ", ".join(f"{path} ({readable_bytes(Path(path).stat().st_size)})" for path in files)
+    times = (result.report.seconds or 0.0, time.perf_counter() - console.began)
+    console.rest()
+    console.say(
+        f"fitted in {readable_seconds(times[0])}, {readable_seconds(times[1])} in all; "
+        f"{f'wrote {sizes}' if files else 'nothing is written without --out'}"
+    )
     if options.out is not None:
         console.say(f"predict new rows: flashgp predict {shlex.quote(options.out)} NEW.csv --out predictions.csv")
     return outcome_json(outcome)

@@ -1,7 +1,7 @@
 """Results of a fit: scores, parameters and figures, for people and as JSON."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ import torch
 
 import flashgp
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.events import EventKind
+from flashgp.foundations.estimate import Measure
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
+from flashgp.inference.judgement.verdict import How, Verdict
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
 from flashgp.likelihoods.gaussian import Normal
@@ -30,7 +32,8 @@ from .parameters import ParameterRow, parameter_rows, parameter_table
 
 # Of a report, what people are told beside time and figures of merit; the plan, said before, has the rest.
 _HAPPENED = ("relative residual", "error bound", "standard error", "jitter", "peak memory", "compile seconds")
-_MAX_INPUTS, _MAX_NAMED = 12, 5  # of the importance, on a terminal: in a table, in a line
+_MAX_INPUTS, _MAX_NAMED = 12, 8  # of the importance, on a terminal: in a table, in a line
+_MAX_FINDINGS = 4  # lines of a terminal
 # Events that change nothing of what a reader does with the model.
 _ROUTINE = frozenset(
     {
@@ -41,9 +44,11 @@ _ROUTINE = frozenset(
         EventKind.POINTS_REJECTED, EventKind.RESUMED, EventKind.GRADIENTS_ESTIMATED, EventKind.GRADIENTS_BY_FACTORS,
         EventKind.GRADIENTS_IN_FLOAT64, EventKind.GRADIENTS_FULL_SCALE, EventKind.FLOAT64_PRODUCTS,
         EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_COMPARED, EventKind.LOG_DETERMINANT,
+        EventKind.ROWS_JOINED, EventKind.SITES, EventKind.FIT_SITES, EventKind.VARIANCE_LEFT_OUT,
     }
 )  # fmt: skip
 _Numbers = npt.NDArray[np.float64]
+Stage = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class FitOutcome:
 
     Fields:
         asked, prepared, fit, model: what was asked for, and what it became.
+        verdict: how good the predictions are, and what to check.
         scores: None where no rows are held out and there is no factor, or no time is left.
         evidence: log p(y | x) of the target in its units, nats; None where no time is left for it, or for all rows.
         left_out: whether they are leave-one-out.
@@ -76,6 +82,7 @@ class FitOutcome:
     prepared: PreparedTable
     fit: Fit
     model: TableModel
+    verdict: Verdict
     scores: TargetScores | None
     evidence: float | None
     left_out: bool
@@ -93,12 +100,20 @@ class FitOutcome:
         return self.asked.options
 
 
-def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> FitOutcome:
-    """Results of a fit of the command line, with its scores on held-out rows, as far as there is time."""
+def outcome_of(
+    prepared: PreparedTable, model: TableModel, asked: Asked, console: Console, stage: Stage | None = None
+) -> FitOutcome:
+    """Results of a fit of the command line, with its scores on held-out rows, as far as there is time. Args: stage,
+    told what is done, and what part of the work before it."""
     result = model.training
     assert result is not None
+    stage = stage or (lambda what, done: None)
     scaling, post = prepared.scaling, result.posterior
+    stage("scoring rows that took no part", 0.0)
     scored_x, observed, predicted = _scored_rows(prepared, post, model, asked, console)
+    scores = predicted.scores(observed, scaling.target.unit) if len(observed) else None
+    verdict = _verdict(prepared, model, (scored_x, observed, predicted))
+    stage("importance of inputs", 0.3)
     whole = post.count == prepared.count
     evidence = (
         _log_evidence(prepared, post) if whole and AFTER_FIT.has_time_for_evidence(post, asked.deadline) else None
@@ -108,7 +123,8 @@ def outcome_of(prepared: PreparedTable, model: TableModel, asked: Asked, console
         prepared=prepared,
         fit=result,
         model=model,
-        scores=predicted.scores(observed, scaling.target.unit) if len(observed) else None,
+        verdict=verdict,
+        scores=scores,
         evidence=evidence,
         left_out=prepared.held_out is None,
         importance=_importance(prepared, model, asked, console),
@@ -131,40 +147,69 @@ def happened(report: Report) -> list[tuple[str, str]]:
 
 def say_outcome(outcome: FitOutcome, console: Console) -> None:
     """Print what a person wants to know of a fit; with --verbose all that the report has."""
-    report, verbose = outcome.fit.report, outcome.options.verbose
-    seconds = readable_seconds(report.seconds or 0.0)
-    told = [event for event in report.events if verbose or event.kind not in _ROUTINE]
-    details = [
-        ("log marginal likelihood", evidence_text(outcome)),
-        *maximised(outcome),
-        *happened(report),
-        ("time", dict(report.lines())["time"]),
-        ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
-    ]
+    report, verbose, verdict = outcome.fit.report, outcome.options.verbose, outcome.verdict
+    console.say(verdict.sentence)
+    if outcome.scores is not None:
+        explained = verdict.explained if verdict.measure is Measure.VARIANCE else None
+        line = outcome.scores.line(outcome.prepared.encoding.target, explained)
+        console.say(f"{scored_words(outcome)}, {outcome.scores.rows:,} rows: {line}")
+    findings = [*map(str, verdict.findings)]
+    shown = {event.kind for event in verdict.findings}
+    told = [event for event in report.events if verbose or event.kind not in (_ROUTINE | shown)]
+    findings += [] if verbose else [*map(str, told)]
+    most = len(findings) if verbose or len(findings) <= _MAX_FINDINGS else _MAX_FINDINGS - 1
+    for text in findings[:most]:
+        console.say(f"- {text}")
+    if most < len(findings):
+        console.say(f"- {counted(len(findings) - most, 'more note')} with --verbose")
+    _say_importance(outcome, console)
+    if verbose:
+        _say_details(outcome, told, console)
+
+
+def _say_importance(outcome: FitOutcome, console: Console) -> None:
+    found = outcome.importance
+    if found is None:
+        return
+    whose = "" if found.unfinished is None else f", {found.unfinished.heading}"
+    growth = "" if outcome.options.verbose else f" {_importance_line(found)}"
+    console.say(
+        f"inputs by importance{whose}: {found.measure} grows by{growth} where one is permuted among {found.rows} rows"
+    )
+    if outcome.options.verbose:
+        console.table(*importance_table(found))
+
+
+def _say_details(outcome: FitOutcome, told: Sequence[Event], console: Console) -> None:
+    """What --verbose adds."""
+    report = outcome.fit.report
     console.pairs(
-        f"fitted in {seconds}, {counted(len(outcome.fit.history), 'evaluation')}",
-        [*(details if verbose else []), *(("event", str(event)) for event in told)],
+        f"fitted in {readable_seconds(report.seconds or 0.0)}, {counted(len(outcome.fit.history), 'evaluation')}",
+        [
+            ("log marginal likelihood", evidence_text(outcome)),
+            *maximised(outcome),
+            *happened(report),
+            ("time", dict(report.lines())["time"]),
+            ("whole command", f"{readable_seconds(outcome.seconds)}, with reading and predicting"),
+            *(("event", str(event)) for event in told),
+        ],
     )
     if outcome.scores is not None:
-        where = scored_words(outcome)
-        console.pairs(f"{where}, {outcome.scores.rows:,} rows", outcome.scores.lines(outcome.prepared.encoding.target))
-    if outcome.importance is not None:
-        unfinished = outcome.importance.unfinished
-        whose = "" if unfinished is None else f", {unfinished.heading}"
-        growth = "" if verbose else f" {_importance_line(outcome.importance)}"
-        console.say(
-            f"inputs by importance{whose}: {outcome.importance.measure} grows by{growth} where one is permuted among "
-            f"{outcome.importance.rows} rows"
-        )
-        if verbose:
-            console.table(*importance_table(outcome.importance))
-    if not verbose:
-        return
+        console.pairs(scored_words(outcome), outcome.scores.lines(outcome.prepared.encoding.target))
     console.say("parameters")
     shown = outcome.parameters[:40]
     console.table(*parameter_table(shown))
     if len(shown) < len(outcome.parameters):
         console.say(f"  and {len(outcome.parameters) - len(shown):,} more")
+
+
+def _verdict(prepared: PreparedTable, model: TableModel, rows: tuple[_Numbers, _Numbers, Answers]) -> Verdict:
+    """The verdict on the rows that are scored. Args: rows, their inputs, targets and predictions."""
+    x, observed, predicted = rows
+    left_out = prepared.held_out is None
+    others = None if left_out else prepared.y
+    how = How.SAMPLE if prepared.read else How.LEFT_OUT if left_out else How.HELD_OUT
+    return model.verdict_of(x, observed, predicted, others, how)
 
 
 def _scored_rows(
@@ -326,6 +371,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,
         "held_out": None if outcome.left_out else scores,
         "leave_one_out": scores if outcome.left_out else None,
+        "verdict": outcome.verdict.to_json(),
         "importance": _importance_json(outcome.importance),
         "parameters": [row.to_json() for row in outcome.parameters],
         "evaluations": len(outcome.fit.history),

@@ -14,7 +14,7 @@ from flashgp.data.table_parts import ParquetParts
 from flashgp.fitted_table import TableSettings
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import BackendUnavailableError, DomainError
-from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 from flashgp.inference import plan as plans
 from flashgp.inference.gp import GP
 from flashgp.kernels.default import DEFAULT
@@ -100,15 +100,13 @@ def _say_prepared(options: FitArguments, prepared: PreparedTable, console: Conso
         if text not in console.notes:
             console.note(text)
     names, used, total, count = prepared.names, prepared.used, prepared.total, prepared.count
-    counts = "" if prepared.held_out is None else f": {count:,} to fit, {used - count:,} held out"
-    console.pairs(
-        f"{options.table}: {prepared.encoding.target} from {len(names)} input{'s' if len(names) > 1 else ''}",
-        [
-            ("rows", f"{used:,} of {total:,}{counts}" if counts or used < total else f"{total:,}"),
-            *([("inputs", _listed(names))] if options.verbose else []),
-            ("kernel", prepared.kernel_words),
-        ],
-    )
+    split = "" if prepared.held_out is None else f": {count:,} to fit, {used - count:,} held out"
+    rows = f"{used:,} of {total:,} rows{split}" if used < total else f"{counted(total, 'row')}{split}"
+    inputs = counted(len(names), "input")
+    about = dict(plan_summary(prepared))["time"].partition(",")[0]
+    console.say(f"{options.table}: {prepared.encoding.target} from {inputs}, {rows}; {about} to fit")
+    if options.verbose:
+        console.pairs("model", [("inputs", _listed(names)), ("kernel", prepared.kernel_words)])
 
 
 def plan_summary(prepared: PreparedTable) -> list[tuple[str, str]]:

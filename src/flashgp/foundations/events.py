@@ -394,10 +394,9 @@ class EventKind(Enum):
         "values that they were given, have them."
     )
     TARGET_TRANSFORMED = (
-        "The target is modelled on another scale, {transform}: [on {rows:n row} it gains {gain:.3g} nats of evidence "
-        "and {left_out:.3g} of leave-one-out log density, with a standard error of {error:.2g}|no other was tried]"
-        "[, since {untried}][; {needed:g} nats and "
-        "{errors:g} standard errors were asked for][. Not all were tried, since {cut}]."
+        "The target is modelled on another scale, {transform}: [{rows:n row} of it, left out one by one, are predicted "
+        "better by {left_out:.3g} in log density, beside a standard error of {error:.2g}|no other was tried]"
+        "[, since {untried}][. Not all were tried, since {cut}]."
     )
     TARGET_KEPT = (
         "The target is modelled as it is: [on {rows:n row} the best transform, {transform}, changes the evidence by "

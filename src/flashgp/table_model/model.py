@@ -26,8 +26,8 @@ from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UPDATE
-from flashgp.inference.judgement.verdict import Verdict, unjudged
-from flashgp.inference.judging import Told, out_of_range, verdict_of, verdict_of_rows
+from flashgp.inference.judgement.verdict import How, Verdict, unjudged
+from flashgp.inference.judging import Told, findings_of, out_of_range, verdict_of, verdict_of_rows
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
@@ -36,6 +36,7 @@ from flashgp.inference.progress_bar import shown_progress
 from flashgp.kernels import Kernel
 from flashgp.likelihoods import Likelihood, PredictiveDistribution
 from flashgp.processes.group import Group
+from flashgp.scores import Answers
 from flashgp.table import EncodedTable, Encoding, Missing, Order, Table, Unseen, table_of
 from flashgp.targets import Placed
 from flashgp.units import Scaling
@@ -101,16 +102,23 @@ class _Learned(FittedTable):
             findings.append(Event(EventKind.ROWS_FITTED, rows=fitted, of=len(observed)))
         if not new.any():
             return unjudged("no row with a value of the target is new to the model.", findings)
-        rows, target = state.rows_learned, self.scaling.target
+        rows = state.rows_learned
         learned = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
         seen = learned.argmax(-1) if learned.dim() > 1 else learned
-        likelihood = state.prior.likelihood.underlying
-        scored = prediction.distribution.rows(new).scored(
-            observed[new], np.asarray(target.decode(seen.double().numpy(force=True))), likelihood
-        )
-        return verdict_of_rows(state, self.scaling.x(x[new[prediction.rows]]), scored, self.of_table).with_findings(
-            findings
-        )
+        others = np.asarray(self.scaling.target.decode(seen.double().numpy(force=True)))
+        answers = prediction.distribution.rows(new)
+        return self.verdict_of(x[new[prediction.rows]], observed[new], answers, others).with_findings(findings)
+
+    def verdict_of(
+        self, x: _Numbers, observed: _Numbers, predicted: Answers, others: _Numbers | None, how: How = How.HELD_OUT
+    ) -> Verdict:
+        """The verdict on rows, encoded, with their answers. Args: others, targets that were learned; None of rows that
+        were left out one by one."""
+        state = self.posterior.state
+        if not len(observed):
+            return unjudged("no row was left out or held out.", findings_of(state, self.of_table))
+        scored = predicted.scored(observed, others, state.prior.likelihood.underlying)
+        return verdict_of_rows(state, self.scaling.x(x), scored, self.of_table, how)
 
 
 class TableModel:
@@ -513,6 +521,13 @@ class TableModel:
     def verdict(self) -> Verdict:
         """How good the predictions are, by leave-one-out, in units of the table, and what to check. Never raises."""
         return self._require("verdict").verdict
+
+    def verdict_of(
+        self, x: _Numbers, observed: _Numbers, predicted: Answers, others: _Numbers | None, how: How = How.HELD_OUT
+    ) -> Verdict:
+        """The verdict on encoded rows whose answers are known. Args: observed, targets in their units; others, targets
+        that were learned, None of rows that were left out one by one; how, which of both."""
+        return self._require("verdict_of").verdict_of(x, observed, predicted, others, how)
 
     def judge(self, table: Any, *, unseen: Unseen = "error", missing: Missing | None = None) -> Verdict:
         """The verdict on rows that were held out: those of a table with the target that the model has not learned.
