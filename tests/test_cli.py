@@ -350,6 +350,13 @@ def test_ctrl_c_while_reading_writes_nothing(folder: Path, tmp_path: Path, monke
     assert "nothing was written" in run("fit", tmp_path / "table.csv.gz", "--target", "y", code=130).stderr
 
 
+# -- demo ---------------------------------------------------------------------------------------------------------
+def test_a_demo_goes_into_a_folder(tmp_path: Path) -> None:
+    """What it does from a wheel is in tests/project/test_wheel.py."""
+    (tmp_path / "file").write_text("")
+    assert "`FOLDER` must be a folder" in run("demo", tmp_path / "file", code=2).stderr
+
+
 # -- predict ------------------------------------------------------------------------------------------------------
 def test_deviations_from_samples_say_how_certain_they_are(iterative: Path, tmp_path: Path) -> None:
     import torch
