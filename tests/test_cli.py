@@ -150,7 +150,8 @@ def test_inputs_are_ranked_by_importance(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     assert "Importance: how much worse rows are predicted" in page
     assert "1 / lengthscale" not in page
-    assert page.index("Along x") < page.index("Along &lt;script")
+    assert page.index("Along x") < page.index("By site, with numbers of rows")
+    assert page.index("By site, with numbers of rows") < page.index("Along &lt;script")
 
 
 def test_importance_is_headed_by_what_ended_the_fit(
@@ -208,7 +209,8 @@ def test_the_report_shows_it_all_and_escapes_names(folder: Path) -> None:
         "seed 3",
     ):
         assert shown in text
-    assert text.count("data:image/png;base64,") == 7
+    assert text.count("<svg ") == 8
+    assert "data:image/png" not in text, "few dots are drawn one by one"
     assert "http" not in text.replace("http-equiv", "")
     assert not re.search(r"\btiles?\b|\broutes?\b", text), "the inside of the library"
 
@@ -298,26 +300,6 @@ def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path) -> None:
     assert TableModel.load(model).posterior.count == 60
 
 
-def test_ctrl_c_ends_what_follows_the_fit_too(tmp_path: Path) -> None:
-    """Of more than a few rows nobody waits for scores and importance of a model that did not finish."""
-
-    class Interrupting(Console):
-        @contextmanager
-        def progress(self) -> Any:
-            def callback(progress: Any) -> None:
-                raise KeyboardInterrupt
-
-            yield callback
-
-    table = write(tmp_path / "table.csv", HEAD, columns(450))
-    console = Interrupting(json=True)
-    options = FitArguments(table=str(table), target="y", starts=1, kernel="RBF()", target_transform="none")
-    said = run_fit(options, console)
-    assert said["interrupted"]
-    assert said["importance"] is None
-    assert "Ctrl-C left no time for the importance of inputs." in console.notes
-
-
 def test_ctrl_c_in_the_last_solve_says_what_was_found(folder: Path, tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
     common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, "--target-transform", "none")
@@ -348,13 +330,6 @@ def test_ctrl_c_while_reading_writes_nothing(folder: Path, tmp_path: Path, monke
     (tmp_path / "table.csv.gz").write_bytes(gzip.compress((folder / "table.csv").read_bytes()))
     monkeypatch.setattr("gzip.decompress", interrupted)
     assert "nothing was written" in run("fit", tmp_path / "table.csv.gz", "--target", "y", code=130).stderr
-
-
-# -- demo ---------------------------------------------------------------------------------------------------------
-def test_a_demo_goes_into_a_folder(tmp_path: Path) -> None:
-    """What it does from a wheel is in tests/project/test_wheel.py."""
-    (tmp_path / "file").write_text("")
-    assert "`FOLDER` must be a folder" in run("demo", tmp_path / "file", code=2).stderr
 
 
 # -- predict ------------------------------------------------------------------------------------------------------

@@ -128,8 +128,11 @@ def test_profiles_beside_each_other(folder: Path) -> None:
     line = next(line for line in result.stdout.splitlines() if line.strip().startswith("exp"))
     assert line.split() == ["exp", "1", "G/s", "float32", "3", "G/s", "float32"]
     page = out.read_text()
-    assert page.count("<img") == 3
+    assert page.count("<svg") == 3
     assert "a.json" in page
+    assert "`" not in page.split("</style>")[1], "marks of another way of writing"
+    run("tune", "--show", folder / "a.json", "--out", out)
+    assert out.read_text().count("<svg") == 2, "a machine is not compared with itself"
     picture = folder / "one.png"
     run("tune", "--show", folder / "a.json", "--out", picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"

@@ -76,7 +76,18 @@ def posterior_of_classes() -> tuple[Any, Scaling]:
     return gp.condition(x, (x[:, 0] > 0.5).double()), Scaling((0.0, 0.0), (1.0, 1.0), Classes(("no", "yes")))
 
 
+def posterior_of_places() -> tuple[Any, Scaling, list[str]]:
+    """A number for each of three places, the second of which has the highest."""
+    codes = torch.arange(30, dtype=torch.float64) % 3
+    x = torch.stack([codes, torch.linspace(0, 1, 30, dtype=torch.float64)], dim=1)
+    kernel = fgp.kernels.Categorical(active_dims=(0,)) + fgp.kernels.RBF(active_dims=(1,))
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.01))
+    y = torch.tensor([0.0, 2.0, 1.0], dtype=torch.float64)[codes.long()]
+    return gp.condition(x, y), Scaling((0.0, 0.0), (1.0, 1.0), Number(10.0, 3.0)), ["here", "there", "far"]
+
+
 PLOTS: dict[str, Callable[..., Any]] = {
+    "by_category": lambda **o: plots.by_category(*posterior_of_places(), **o),
     "confusion": lambda **o: plots.confusion(*classes(), **o),
     "expected_1d": lambda **o: plots.expected_1d(*posterior_of_classes(), labels=("no", "yes"), **o),
     "precision_recall": lambda **o: plots.precision_recall(*classes(), **o),
@@ -93,6 +104,7 @@ PLOTS: dict[str, Callable[..., Any]] = {
     "machine_rates": lambda **o: plots.machine_rates({"one": machine(1e-9)}, **o),
     "prequential_error": lambda **o: plots.prequential_error(steps(30), **o),
     "pit_histogram": lambda **o: plots.pit_histogram(*data(50), **o),
+    "residuals": lambda **o: plots.residuals(*data(50), **o),
     "training_trace": lambda **o: plots.training_trace(history(1, 1), **o),
 }
 
@@ -243,12 +255,12 @@ def test_importance_names_columns_the_most_important_first() -> None:
     rendered(ax)  # "$age^2$" is a name, not mathematics
 
 
-def test_importance_of_classes_is_in_nats() -> None:
+def test_importance_of_classes_is_by_log_loss() -> None:
     values = torch.tensor([0.5, 2.0], dtype=torch.float64)
     found = fgp.Importance(("a", "b"), values.flip(0), values, values, values, 10, 20, 1, by="log_density")
     ax = plots.importance(found, unit="MPa")
     assert [round(patch.get_width(), 6) for patch in ax.patches] == [0.5, 2.0]
-    assert "log loss grows by, nats a row; 95% intervals" in texts(ax)
+    assert "log loss grows by; 95% intervals" in texts(ax)
 
 
 # -- training -----------------------------------------------------------------------------------------------------

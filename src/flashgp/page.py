@@ -1,18 +1,18 @@
 """A self-contained HTML page: headings, notes, tables and figures in one file, for screens, dark screens and paper.
 
-No script, no request to anywhere: styles are inline and figures are data. Every text is escaped where it enters the
-page, so that names from a table cannot become markup. What a page says is its caller's matter.
+No script, no request to anywhere: styles are inline, figures are SVG in the page itself, in its colours. Every text is
+escaped where it enters the page, so that names from a table cannot become markup. What a page says is its caller's
+matter.
 """
 
-import base64
 import html
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashgp import drawing
 from flashgp.foundations.atomic import replacing
 from flashgp.foundations.errors import DomainError, ShapeError
 
@@ -35,11 +35,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Notes:
-    """Sentences, as a list."""
+    """Sentences, as a list; a single one as a paragraph."""
 
     sentences: Sequence[str]
 
     def markup(self) -> str:
+        if len(self.sentences) == 1:
+            return f"<p>{_text(self.sentences[0])}</p>"
         return "<ul>" + "".join(f"<li>{_text(sentence)}</li>" for sentence in self.sentences) + "</ul>"
 
 
@@ -82,29 +84,35 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Figure:
-    """An image with a caption, which is also what is read aloud. `png` holds its bytes."""
+    """A picture with a caption, which is also what is read aloud. `svg` is its element."""
 
-    png: bytes
+    svg: str
     caption: str
 
     @staticmethod
     def of(ax: "Axes", caption: str) -> "Figure":
-        """Draw the figure of some axes, at twice the resolution of a screen. Needs matplotlib, which made the axes."""
-        from matplotlib.figure import Figure as Drawing
-
-        drawing = ax.figure
-        assert isinstance(drawing, Drawing)
-        stream = io.BytesIO()
-        # Without the version in its metadata: equal figures give equal bytes.
-        drawing.savefig(stream, format="png", dpi=192, metadata={"Software": None})
-        return Figure(stream.getvalue(), caption)
+        """Draw the figure of some axes. Needs matplotlib, which made the axes."""
+        return Figure(drawing.svg(ax, caption), caption)
 
     def markup(self) -> str:
-        data = base64.b64encode(self.png).decode("ascii")
-        return (
-            f'<figure><img src="data:image/png;base64,{data}" alt="{_text(self.caption)}">'
-            f"<figcaption>{_text(self.caption)}</figcaption></figure>"
-        )
+        return f"<figure>{self.svg}<figcaption>{_text(self.caption)}</figcaption></figure>"
+
+
+Part = Facts | Notes | Preformatted | PageTable | Figure
+
+
+def _markup(parts: Sequence[Part]) -> str:
+    """Parts below each other, figures beside each other where there is room."""
+    blocks: list[str] = []
+    figures: list[str] = []
+    for part in parts:
+        if isinstance(part, Figure):
+            figures.append(part.markup())
+            continue
+        blocks.extend(_grid(figures))
+        blocks.append(part.markup())
+    blocks.extend(_grid(figures))
+    return "".join(blocks)
 
 
 @dataclass(frozen=True)
@@ -112,34 +120,32 @@ class Section:
     """A heading and what stands under it; figures beside each other where there is room."""
 
     title: str
-    parts: Sequence[Facts | Notes | Preformatted | PageTable | Figure]
+    parts: Sequence[Part]
 
     def markup(self) -> str:
-        blocks: list[str] = []
-        figures: list[str] = []
-        for part in self.parts:
-            if isinstance(part, Figure):
-                figures.append(part.markup())
-                continue
-            blocks.extend(_grid(figures))
-            blocks.append(part.markup())
-        blocks.extend(_grid(figures))
-        return f"<section><h2>{_text(self.title)}</h2>{''.join(blocks)}</section>"
+        return f"<section><h2>{_text(self.title)}</h2>{_markup(self.parts)}</section>"
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page. Fields: title; lead, a sentence under it; highlights, (value, name) pairs set large; sections; footer."""
+    """A page.
+
+    Fields: title; lead, a sentence under it; highlights, (value, name) pairs set large; sections; footer; verdict, the
+    sentence that a reader takes along; findings, sentences under it; glance, what stands before all sections.
+    """
 
     title: str
     lead: str
     highlights: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     footer: str = ""
+    verdict: str = ""
+    findings: Sequence[str] = ()
+    glance: Sequence[Part] = ()
 
     def html(self) -> str:
         """The whole file as text."""
-        style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+        style = drawing.theme() + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
         large = "".join(
             f"<div><strong>{_text(value)}</strong><span>{_text(name)}</span></div>" for value, name in self.highlights
         )
@@ -151,7 +157,10 @@ class Page:
             "style-src 'unsafe-inline'\">\n"
             f"<title>{_text(self.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
             f"<header><h1>{_text(self.title)}</h1><p>{_text(self.lead)}</p></header>\n"
+            + (f'<p class="verdict">{_text(self.verdict)}</p>\n' if self.verdict else "")
+            + (f'<div class="findings">{Notes(self.findings).markup()}</div>\n' if self.findings else "")
             + (f'<div class="highlights">{large}</div>\n' if large else "")
+            + _markup(self.glance)
             + "\n".join(section.markup() for section in self.sections)
             + f"\n<footer>{_text(self.footer)}</footer>\n</main>\n</body>\n</html>\n"
         )
@@ -179,7 +188,8 @@ def _text(text: str) -> str:
 
 
 def _grid(figures: list[str]) -> list[str]:
-    """The figures gathered so far as one block; empties the list."""
-    block = [f'<div class="figures">{"".join(figures)}</div>'] if figures else []
+    """The figures gathered so far as one block, three beside each other where they fill rows; empties the list."""
+    kind = "figures three" if len(figures) % 3 == 0 else "figures"
+    block = [f'<div class="{kind}">{"".join(figures)}</div>'] if figures else []
     figures.clear()
     return block

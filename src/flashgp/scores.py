@@ -45,8 +45,8 @@ class TargetScores(ABC):
         """The figures that matter most, in a line. Args: explained, share of the variance, None where not known."""
 
     @abstractmethod
-    def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
-        """(text, name) pairs of the figures that matter most. Args: where, how rows were scored, in words."""
+    def highlights(self, unit: str) -> Sequence[tuple[str, str]]:
+        """(text, name) pairs of the figures that matter most, in words that people know."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -128,9 +128,9 @@ class NumberAnswers(Answers):
     def scored(self, y: Array, others: Array | None, likelihood: Likelihood) -> Scored:
         return of_numbers(y, self, others, measure=likelihood.measure, discrete=likelihood.discrete)
 
-    def inside(self, y: Array, level: float = 0.95) -> npt.NDArray[np.bool_]:
-        """Mask of the rows whose central interval of that probability holds y."""
-        lower, upper = self.interval(level)
+    def inside(self, y: Array) -> npt.NDArray[np.bool_]:
+        """Mask of the rows whose central 95 % interval holds y."""
+        lower, upper = self.interval(0.95)
         return (lower <= y) & (y <= upper)
 
     def columns(
@@ -266,11 +266,10 @@ class Scores(TargetScores):
         squared = "" if explained is None else f", R² {explained.value:.3f}"
         return f"RMSE {self.rmse:.4g}, mean absolute error {self.mae:.4g} in units of {unit}{squared}"
 
-    def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
+    def highlights(self, unit: str) -> Sequence[tuple[str, str]]:
         return [
-            (f"{self.rmse:.4g}", f"RMSE, {where}, in units of {unit}"),
-            (f"{self.nll:.4g}", f"NLL, {where}, nats per row"),
-            (f"{100 * self.coverage:.1f} %", f"inside 95 % intervals, {where}"),
+            (f"{self.rmse:.4g}", f"usual error (RMSE), in units of {unit}"),
+            (f"{100 * self.coverage:.1f} %", "of rows inside their 95 % intervals"),
         ]
 
     def lines(self, unit: str) -> Sequence[tuple[str, str]]:
@@ -295,8 +294,8 @@ class Scores(TargetScores):
 class CountScores(Scores):
     """Scores of counts, whose size says what an error of one is worth."""
 
-    def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
-        return [(f"{self.mae:.4g}", f"mean absolute error, {where}"), *super().highlights(where, unit)[1:]]
+    def highlights(self, unit: str) -> Sequence[tuple[str, str]]:
+        return [(f"{self.mae:.4g}", "mean absolute error"), *super().highlights(unit)[1:]]
 
     def lines(self, unit: str) -> Sequence[tuple[str, str]]:
         return [
@@ -386,11 +385,11 @@ class ClassScores(TargetScores):
             f"%), log loss {self.log_loss.value:.3g} (the shares of the classes alone {self.share_loss:.3g}){auc}"
         )
 
-    def highlights(self, where: str, unit: str) -> Sequence[tuple[str, str]]:
-        auc = [] if self.auc is None else [(f"{self.auc.value:.3g}", f"AUC, {where}")]
+    def highlights(self, unit: str) -> Sequence[tuple[str, str]]:
+        most = 100 * self.shares.max()
+        auc = [] if self.auc is None else [(f"{self.auc.value:.3g}", "AUC: 1 tells all apart, 0.5 none")]
         return [
-            (f"{self.log_loss.value:.3g}", f"log loss, {where}, nats per row"),
-            (f"{100 * self.accuracy.value:.1f} %", f"of labels right, {where}"),
+            (f"{100 * self.accuracy.value:.1f} %", f"of labels right; the most frequent class alone {most:.3g} %"),
             *auc,
         ]
 

@@ -17,6 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("solvers",),
     ("inference",),
     # The edges.
+    ("drawing",),
     ("page",),
     ("files",),
     ("scores",),
@@ -38,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-EDGES = RANK["page"]
+EDGES = RANK["drawing"]
 
 # The one sanctioned late import: `k.operator(x1, x2)`. In one file, inside that method, or for its annotation.
 LATE_IMPORTS = {("kernels", "operator", "operators"), ("kernels", "TYPE_CHECKING", "operators")}

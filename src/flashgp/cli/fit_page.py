@@ -1,4 +1,5 @@
-"""Report page of a fit: data, figures of merit, model, functions, plan against what happened, versions."""
+"""Report page of a fit, for someone who decides: the verdict, three figures, how good, what was learned, the data, and
+how it was computed at the end."""
 
 import platform
 import shlex
@@ -8,23 +9,37 @@ from importlib import metadata
 
 import flashgp
 from flashgp import plots
+from flashgp.foundations.estimate import Measure
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
-from flashgp.page import Facts, Figure, Notes, Page, PageTable, Preformatted, Section
-from flashgp.table.inputs import InputColumn
+from flashgp.page import Facts, Figure, Notes, Page, PageTable, Part, Preformatted, Section
 from flashgp.table.matching import shown
 
 from .after_fit import AFTER_FIT
-from .fit_pictures import function_pictures, quality_pictures
-from .outcome import FitOutcome, evidence_text, happened, maximised, scored_words
+from .fit_pictures import (
+    PICTURES,
+    first_picture,
+    function_picture,
+    importance_picture,
+    page_axes,
+    quality_pictures,
+    sliced_inputs,
+    two_way_picture,
+    worst_rows,
+)
+from .outcome import FitOutcome, evidence_text, happened, maximised
 from .parameters import parameter_table
 from .prepared import plan_summary
 
-_MAX_PARAMETERS = 200
-_SLICES, _POINTS = 2, 300  # functions along the most important inputs, at so many points
+_MAX_PARAMETERS, _MAX_COLUMNS = 60, 40
 _DAYS = 10.0  # dates that spread over more have a mean without a time of day
-_WHAT = {
-    False: "Predictions and intervals are of new observations, noise included.",
-    True: "Predictions are probabilities of classes.",
+_SEARCH = (
+    "The search: how far each evaluation was from the best one. A nat is the unit of natural logarithms: one nat less, "
+    "and the data are 2.7 times less probable."
+)
+_EXPLAINED = {
+    Measure.VARIANCE: ("{:.2f}", "R²: share of the variance explained"),
+    Measure.LOG_LOSS: ("{:.0%}", "less log loss than by the shares of the classes"),
+    Measure.SPREAD: ("{:.0%}", "of the squared median deviation explained"),
 }
 _PACKAGES = ("torch", "numpy", "scipy", "matplotlib")
 
@@ -33,22 +48,22 @@ def fit_page(outcome: FitOutcome) -> Page:
     """The report of a fit. Needs matplotlib."""
     prepared, scores = outcome.prepared, outcome.scores
     target = prepared.encoding.target
-    where = scored_words(outcome)
-    highlights = []
-    if scores is not None:
-        highlights = [
-            *scores.highlights(where, target),
-            (f"{scores.rows:,}", f"rows {'predicted from all others' if outcome.left_out else 'held out'}"),
-        ]
     count = len(prepared.names)
+    slices = _slices(outcome)
+    first = [picture for picture in (importance_picture(outcome), *slices[:1]) if picture is not None]
+    if scores is not None:
+        first = [first_picture(outcome.predicted, outcome), *first]
     return Page(
-        title=f"{target}: Gaussian process {'classification' if prepared.encoding.target_levels else 'regression'}",
-        lead=f"{outcome.options.table}, {prepared.count:,} rows fitted on {count} input{'s' * (count > 1)}",
-        highlights=highlights,
+        title=target,
+        lead=f"Predicted from {count} column{'s' * (count > 1)} of {outcome.options.table}; {prepared.count:,} rows "
+        "fitted",
+        verdict=outcome.verdict.sentence,
+        findings=[*map(str, outcome.verdict.findings)],
+        highlights=_highlights(outcome),
+        glance=first,
         sections=[
             _quality(outcome),
-            _functions(outcome),
-            _model(outcome),
+            *_functions(outcome, slices[1:]),
             _data(outcome),
             _computation(outcome),
         ],
@@ -56,93 +71,71 @@ def fit_page(outcome: FitOutcome) -> Page:
     )
 
 
+def _highlights(outcome: FitOutcome) -> list[tuple[str, str]]:
+    """The figures that matter most: the share explained, and those of the kind of target."""
+    if outcome.scores is None:
+        return []
+    explained, measure = outcome.verdict.explained, outcome.verdict.measure
+    first: list[tuple[str, str]] = []
+    if explained is not None:
+        shown, name = _EXPLAINED[measure]
+        first = [(shown.format(explained.value), name)]
+    return [*first, *outcome.scores.highlights(outcome.prepared.encoding.target)]
+
+
 def _quality(outcome: FitOutcome) -> Section:
     prepared = outcome.prepared
-    target = prepared.encoding.target
-    trace = Figure.of(plots.training_trace(outcome.fit.history), "The fit: each evaluation's distance to the best.")
+    title = "How good are the predictions?"
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
         if prepared.exact_plan is None or not outcome.fit.posterior.state.by_solves or not outcome.left_out:
             how = "No rows were scored: the time limit left no time for it."
-        return Section("Are the predictions right?", [Notes([how]), trace])
+        return Section(title, [Notes([how])])
+    rows, classes = outcome.scores.rows, bool(prepared.encoding.target_levels)
     how = (
-        f"{'Each of these rows' if prepared.held_out is not None or prepared.exact_plan is None else 'Every row'} is "
-        "predicted from all other rows with the same parameters."
+        f"{rows:,} rows are predicted, each from all other rows with the same parameters."
         if outcome.left_out
-        else "The rows held out took no part in the fit or in the standardisation."
+        else f"{rows:,} rows were held out: they took no part in the fit."
     )
+    what = "Predictions are probabilities." if classes else "Intervals are of new observations, noise included."
     return Section(
-        "Are the predictions right?",
+        title,
         [
-            Notes([how, _WHAT[bool(prepared.encoding.target_levels)]]),
-            Facts(outcome.scores.lines(target)),
+            Notes([f"{how} {what}"]),
+            Notes([f"Least expected were the observed {'classes' if classes else 'values'} of these rows:"]),
+            worst_rows(outcome),
             *quality_pictures(outcome.predicted, outcome),
-            trace,
         ],
     )
 
 
-def _functions(outcome: FitOutcome) -> Section:
-    post = outcome.fit.posterior
-    wanted = _most_important(outcome)
-    drawn = [c for c in wanted if AFTER_FIT.scored(post, _POINTS, outcome.asked.deadline) == _POINTS]
-    parts = function_pictures(outcome, drawn, _labelled, _POINTS)
-    missing = [Notes(["The time limit left no time to draw the function along every input."])]
+def _slices(outcome: FitOutcome) -> list[Figure]:
+    """What is expected along the most important inputs, as far as there is time."""
+    post, wanted = outcome.fit.posterior, sliced_inputs(outcome)
+    drawn = [c for c in wanted if AFTER_FIT.scored(post, PICTURES.points, outcome.asked.deadline) == PICTURES.points]
+    found = [function_picture(outcome, column) for column in drawn]
+    both = two_way_picture(outcome, drawn)
+    return found if both is None else [*found, both]
+
+
+def _functions(outcome: FitOutcome, slices: list[Figure]) -> list[Section]:
+    """What the model has learned, beyond the first figures; none where they say it all."""
+    found = outcome.importance
     unfinished = outcome.fit.unfinished
-    whose = [] if unfinished is None else [Notes([f"What follows is {unfinished.heading}."])]
-    return Section(
-        "What has the model learned?",
-        [*whose, *_importance(outcome), *parts, *(missing if len(drawn) < len(wanted) else [])],
-    )
-
-
-def _labelled(column: InputColumn) -> str:
-    """The name of an input, with the unit of what an axis counts; a date has none there."""
-    return f"{column.name} ({column.unit})" if column.unit and column.kind != "date" else column.name
-
-
-def _importance(outcome: FitOutcome) -> list[Notes | Figure | PageTable]:
-    found, encoding = outcome.importance, outcome.prepared.encoding
-    if found is None:
-        return []
-    how = (
-        f"Importance: the values of one input are exchanged between {found.rows:,} rows, which are predicted from "
-        f"{found.others:,} others with the same parameters. Inputs that say the same stand in for each other."
-    )
-    picture = Figure.of(
-        plots.importance(found, unit=f"in units of {encoding.target}"),
-        "Importance: how much worse rows are predicted without what an input says, with 95 % intervals.",
-    )
-    return [Notes([how]), picture]
-
-
-def _most_important(outcome: FitOutcome) -> list[int]:
-    """Numeric inputs, the most important first, in the order of the table where nothing says which."""
-    codes, found = outcome.prepared.encoding.category_positions, outcome.importance
-    order = range(len(outcome.prepared.names)) if found is None else found.order
-    return [j for j in order if j not in codes][:_SLICES]
-
-
-def _model(outcome: FitOutcome) -> Section:
-    prepared = outcome.prepared
-    shown = outcome.parameters[:_MAX_PARAMETERS]
-    rest = len(outcome.parameters) - len(shown)
-    return Section(
-        "Model",
-        [
-            Facts(
+    parts: list[Part] = [] if unfinished is None else [Notes([f"What follows is {unfinished.heading}."])]
+    if found is not None:
+        parts.append(
+            Notes(
                 [
-                    ("covariance function", prepared.kernel_words),
-                    ("mean", "constant"),
-                    ("likelihood", prepared.gp.likelihood.name),
-                    ("log marginal likelihood", evidence_text(outcome)),
-                    *maximised(outcome),
+                    f"Importance: the values of one input are exchanged between {found.rows:,} rows, which are "
+                    f"predicted from {found.others:,} others. Inputs that say the same stand in for each other."
                 ]
-            ),
-            PageTable(*parameter_table(shown)),
-            *([Notes([f"{rest:,} more parameters are in the model file."])] if rest else []),
-        ],
-    )
+            )
+        )
+    if len(slices) + 1 < len(sliced_inputs(outcome)):
+        parts.append(Notes(["The time limit left no time to draw the function along every input."]))
+    parts.extend(slices)
+    return [Section("What has the model learned?", parts)] if parts else []
 
 
 def _data(outcome: FitOutcome) -> Section:
@@ -150,9 +143,11 @@ def _data(outcome: FitOutcome) -> Section:
     scaling, encoding = prepared.scaling, prepared.encoding
     rows = [("rows in the file", f"{prepared.total:,}"), ("rows used", f"{prepared.used:,}")]
     if prepared.held_out is not None:
-        how = (
-            f"split {options.split}" if options.split is not None else f"{options.test_fraction:g}, seed {options.seed}"
-        )
+        how = f"the last {options.test_last}"
+        if options.split is not None:
+            how = f"split {options.split}"
+        elif options.test_fraction is not None:
+            how = f"a share of {options.test_fraction:g} at random, seed {options.seed}"
         rows.append(("rows held out", f"{len(prepared.held_out[1]):,} ({how})"))
     columns = []
     for column, shift, scale in zip(encoding.inputs, scaling.x_shift, scaling.x_scale, strict=True):
@@ -163,6 +158,8 @@ def _data(outcome: FitOutcome) -> Section:
             spread = f"{scale:.4g} {column.unit}".rstrip()
             mean = shown(column.kind, round(shift) if column.kind == "date" and scale >= _DAYS else shift, 4)
             columns.append((column.name, column.kind, mean, spread))
+    more = len(columns) - _MAX_COLUMNS
+    columns = columns[:_MAX_COLUMNS] + ([(f"and {more:,} more", "", "", "")] if more > 0 else [])
     columns.append((encoding.target, *scaling.target.described))
     table = PageTable(("column", "what it is", "mean", "standard deviation"), columns, (2, 3))
     notes = [*outcome.notes, *outcome.warnings]
@@ -186,15 +183,38 @@ def _computation(outcome: FitOutcome) -> Section:
         ("the whole fit", plan.fit_text, readable_seconds(report.seconds or 0.0)),
     ]
     facts = [plan_summary(outcome.prepared)[0], ("evaluations", f"{len(outcome.fit.history):,}"), *happened(report)]
+    trace = plots.training_trace(outcome.fit.history, ax=page_axes())
     return Section(
         "How it was computed",
         [
+            *_model(outcome),
+            *([] if outcome.scores is None else [Facts(outcome.scores.lines(outcome.prepared.encoding.target))]),
+            Figure.of(trace, _SEARCH),
             Facts(facts),
             PageTable(("", "expected", "happened"), compared, (1, 2)),
             *([Notes([str(event) for event in report.events])] if report.events else []),
             Preformatted(shlex.join(["flashgp", *sys.argv[1:]])),
         ],
     )
+
+
+def _model(outcome: FitOutcome) -> list[Part]:
+    prepared = outcome.prepared
+    shown_rows = outcome.parameters[:_MAX_PARAMETERS]
+    rest = len(outcome.parameters) - len(shown_rows)
+    return [
+        Facts(
+            [
+                ("covariance function", prepared.kernel_words),
+                ("mean", "constant"),
+                ("likelihood", prepared.gp.likelihood.name),
+                ("log marginal likelihood", evidence_text(outcome)),
+                *maximised(outcome),
+            ]
+        ),
+        PageTable(*parameter_table(shown_rows)),
+        *([Notes([f"{rest:,} more parameters are in the model file."])] if rest else []),
+    ]
 
 
 def _bytes(count: int | None) -> str:

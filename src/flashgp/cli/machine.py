@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashgp import plots
+from flashgp.drawing import PAGE_SIZE, png
 from flashgp.foundations.atomic import write_whole
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.machine import accelerator
@@ -27,7 +28,8 @@ from flashgp.foundations.profile_store import (
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.page import Facts, Figure, Page, PageTable, Section, write_page
 from flashgp.planner.tuning import tuned
-from flashgp.plots.axes import new_figure, require_matplotlib
+from flashgp.plots.axes import new_axes, new_figure, require_matplotlib
+from flashgp.plots.machine import OPERATION_NAMES
 
 from .console import Console
 from .options import BenchArguments, DoctorArguments, TuneArguments, listed, require_writable
@@ -109,23 +111,30 @@ def _beside(profiles: Mapping[str, MachineProfile]) -> tuple[list[str], list[lis
 
 def _draw(out: str, profiles: Mapping[str, MachineProfile]) -> None:
     """A figure of all operations, or a page with the figures and the table."""
+    several = len(profiles) > 1  # beside itself every rate of a single one is 1
     if out.lower().endswith(".png"):
-        axes = new_figure((14.0, 4.0)).subplots(1, 3).flat
+        axes = new_figure((14.0, 4.0)).subplots(1, len(OPERATIONS) + several).flat
         for ax, operation in zip(axes, OPERATIONS, strict=False):
             plots.machine_rates(profiles, operation, ax=ax)
-        plots.machine_bandwidths(profiles, ax=axes[len(OPERATIONS)])
-        write_whole(out, Figure.of(axes[0], "").png)
+        if several:
+            plots.machine_bandwidths(profiles, ax=axes[len(OPERATIONS)])
+        write_whole(out, png(axes[0]))
         return
     head, rows = _beside(profiles)
-    figures = [Figure.of(plots.machine_rates(profiles, one), f"GFLOP/s of {one} by order.") for one in OPERATIONS]
-    figures.append(Figure.of(plots.machine_bandwidths(profiles), "Copies, exponentials and products."))
+    figures = [
+        Figure.of(plots.machine_rates(profiles, one, ax=new_axes(None, PAGE_SIZE)), f"Speed of {name} by order.")
+        for one, name in OPERATION_NAMES.items()
+    ]
+    if several:
+        ax = plots.machine_bandwidths(profiles, ax=new_axes(None, PAGE_SIZE))
+        figures.append(Figure.of(ax, "Copies, exponentials and products, as multiples of the first machine's rates."))
     facts = [(name, f"{p.processor}, {p.cores} cores, torch {p.torch_version}") for name, p in profiles.items()]
     page = Page(
-        title="Machine profiles" if len(profiles) > 1 else "Machine profile",
-        lead="What plans predict seconds from, as `flashgp tune` measured it.",
+        title="Machine profiles" if several else "Machine profile",
+        lead="How fast a machine is, which plans predict seconds from. Measured by flashgp tune.",
         highlights=[],
         sections=[
-            Section("Machines", [Facts(facts)]),
+            Section("Machines" if several else "Machine", [Facts(facts)]),
             Section("Rates by size", figures),
             Section("All rates", [PageTable(head, rows)]),
         ],

@@ -4,23 +4,18 @@ Each takes `ax=None`, draws, and returns the matplotlib Axes; nothing is shown. 
 that no global state knows (`ax.figure.savefig(...)` writes it). Needs matplotlib: pip install 'flashgp[plot]'.
 """
 
-from .classes import (
-    confusion,
-    expected_1d,
-    precision_recall,
-    probability_2d,
-    reliability,
-    roc,
-    rootogram,
-)
+from .classes import confusion, precision_recall, reliability, roc, rootogram
+from .expected import by_category, expected_1d, probability_2d
 from .importance import importance
 from .machine import machine_bandwidths, machine_rates
 from .posterior import posterior_1d
 from .predictive import calibration, pit_histogram, predicted_observed
+from .residuals import residuals
 from .stream import latency, prequential_error
 from .training import training_trace
 
 __all__ = [
+    "by_category",
     "calibration",
     "confusion",
     "expected_1d",
@@ -35,6 +30,7 @@ __all__ = [
     "prequential_error",
     "probability_2d",
     "reliability",
+    "residuals",
     "roc",
     "rootogram",
     "training_trace",

@@ -1,6 +1,6 @@
 """Common parts of plots: a figure outside global state, a quiet style, safe colours, and at most so many points.
 
-Colours are Okabe & Ito's (2008), told apart with any colour vision. Texts from data are never read as mathematics.
+Colours are those of `flashgp.drawing`. Texts from data are never read as mathematics.
 """
 
 import textwrap
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.drawing import BLUE, GREEN, GREY, GRID, INK, ORANGE, PAPER, SKY, VERMILLION
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, ShapeError
 from flashgp.foundations.normal import half_width
 from flashgp.scores import NumberAnswers
@@ -17,14 +18,15 @@ from flashgp.target_transform import WarpedNormal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-BLUE, VERMILLION, GREEN, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9"
-INK, GREY, _GRID = "#222222", "#6b6b6b", "#e4e4e4"
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY)  # of lines and bars of different things, in this order
 _SIZE = (5.4, 4.0)  # inches
 _LONGEST_LABEL = 40
-_CHARACTERS = 56  # of a label on one line
+SMALL = 9.0  # points, of ticks, legends and notes
+_CHARACTER = 5.9  # points that a letter of a label takes, and less of small text
+_BESIDE = 80.0  # points of ticks and their label, beside the axes
 _CALENDAR = (
     -719_162 + 366,
     2_932_896 - 366,
@@ -52,7 +54,7 @@ def new_figure(size: tuple[float, float]) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    figure = Figure(figsize=size, layout="constrained", facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
 
@@ -61,18 +63,25 @@ def style(
     ax: "Axes", x_label: str, y_label: str, title: str = "", grid: Literal["both", "x", "y", ""] = "both"
 ) -> None:
     """Labels, a faint grid behind the data, no frame on top and right."""
-    ax.set_xlabel(textwrap.fill(plain(x_label), _CHARACTERS), parse_math=False, color=INK)
-    ax.set_ylabel(textwrap.fill(plain(y_label), _CHARACTERS // 2), parse_math=False, color=INK)
+    across, up = (max(12, int((points - _BESIDE) / _CHARACTER)) for points in _room(ax))
+    # Beside names of bars, which take room on the left, a label ends where the axis does.
+    place: Any = "right" if grid == "x" else "center"
+    ax.set_xlabel(_two_lines(x_label, across), parse_math=False, color=INK, loc=place)
+    ax.set_ylabel(_two_lines(y_label, up), parse_math=False, color=INK)
     if title:
         ax.set_title(plain(title), parse_math=False, loc="left", fontsize="medium", color=INK)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         ax.spines[side].set_color(GREY)
-    ax.tick_params(colors=GREY, labelcolor=INK, labelsize="small")
+    ax.tick_params(colors=GREY, labelcolor=INK, labelsize=SMALL)
     if grid:
-        ax.grid(True, axis=grid, color=_GRID, linewidth=0.8)
+        ax.grid(True, axis=grid, color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
+
+
+def _two_lines(text: str, width: int) -> str:
+    return textwrap.fill(plain(text), width, max_lines=2, placeholder=" …")
 
 
 def date_axis(ax: "Axes", low: float, high: float) -> float:
@@ -93,6 +102,15 @@ def date_axis(ax: "Axes", low: float, high: float) -> float:
     return float(dates.date2num(np.datetime64("1970-01-01")))
 
 
+def plain_log_ticks(axis: "Axis", within: Sequence[float] = (1.0,)) -> None:
+    """Numbers written out on a logarithmic axis: powers of ten times `within`."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=within))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def note(ax: "Axes", text: str, place: str = "lower right") -> None:
     """Small text inside a corner of the axes, readable over data."""
     vertical, horizontal = place.split()
@@ -103,16 +121,45 @@ def note(ax: "Axes", text: str, place: str = "lower right") -> None:
         transform=ax.transAxes,
         ha=horizontal,
         va="bottom" if vertical == "lower" else "top",
-        fontsize="small",
+        fontsize=SMALL,
         color=INK,
         parse_math=False,
-        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 2.0},
+        bbox={"facecolor": PAPER, "alpha": 0.8, "edgecolor": "none", "pad": 2.0},
     )
 
 
 def legend(ax: "Axes", **options: Any) -> None:
     """A legend without a box around it."""
-    ax.legend(fontsize="small", framealpha=0.8, edgecolor="none", labelcolor=INK, **options)
+    drawn = ax.legend(fontsize=SMALL, framealpha=0.8, edgecolor="none", labelcolor=INK, **options)
+    for text in drawn.get_texts():
+        text.set_parse_math(False)
+        text.set_text(plain(text.get_text()))
+
+
+def legend_above(ax: "Axes") -> None:
+    """A legend above the axes, which it hides nothing of, in as many columns as there is room for."""
+    _, texts = ax.get_legend_handles_labels()
+    if not texts:
+        return
+    room = _room(ax)[0] - 5.0 * SMALL  # beside the numbers of the other axis
+
+    def width(columns: int) -> float:  # a legend fills column by column
+        letters = sum(max(map(len, some)) for some in np.array_split(texts, columns))
+        return 0.1 * SMALL * _CHARACTER * letters + 3.0 * SMALL * columns
+
+    columns = next((count for count in range(len(texts), 1, -1) if width(count) <= room), 1)
+    legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, columnspacing=1.0, handlelength=1.4,
+           borderaxespad=0.2)  # fmt: skip
+
+
+def _room(ax: "Axes") -> tuple[float, float]:
+    """Width and height of the part of the figure that the axes have, in points."""
+    from matplotlib.figure import SubFigure
+
+    figure, spec = ax.figure, ax.get_subplotspec()
+    assert not isinstance(figure, SubFigure)
+    rows, columns = (1, 1) if spec is None else spec.get_gridspec().get_geometry()
+    return 72.0 * float(figure.get_figwidth()) / columns, 72.0 * float(figure.get_figheight()) / rows
 
 
 def plain(text: str, longest: int = _LONGEST_LABEL * 3) -> str:
@@ -202,6 +249,7 @@ def empty(ax: "Axes", text: str) -> None:
     ax.text(0.5, 0.5, plain(text, 300), transform=ax.transAxes, ha="center", va="center", color=GREY, parse_math=False)
 
 
-def short(names: Sequence[str]) -> list[str]:
-    """Names short enough for tick labels."""
-    return [plain(name.replace("\n", " "), _LONGEST_LABEL) for name in names]
+def short(names: Sequence[str], ax: "Axes | None" = None) -> list[str]:
+    """Names short enough for tick labels: of an axis, at most two fifths of the width."""
+    longest = _LONGEST_LABEL if ax is None else max(8, min(_LONGEST_LABEL, int(0.4 * _room(ax)[0] / _CHARACTER)))
+    return [plain(name.replace("\n", " "), longest) for name in names]

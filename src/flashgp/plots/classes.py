@@ -1,4 +1,4 @@
-"""Pictures of classes and counts: reliability, ROC, precision and recall, confusion; what is expected along inputs."""
+"""Pictures of classes and counts: reliability, ROC, precision and recall, confusion, rootogram."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,33 +6,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.drawing import BLUE, GREY, INK, SKY, VERMILLION
 from flashgp.foundations.errors import DomainError, ShapeError
-from flashgp.foundations.normal import QUANTILE_975, half_width
+from flashgp.foundations.normal import QUANTILE_975
 from flashgp.foundations.quantities import counted
 from flashgp.scores import ClassScores
 
-from .axes import (
-    BLUE,
-    COLOURS,
-    GREY,
-    INK,
-    SKY,
-    VERMILLION,
-    date_axis,
-    empty,
-    legend,
-    new_axes,
-    note,
-    percent,
-    short,
-    style,
-)
+from .axes import SMALL, empty, legend, new_axes, note, short, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from flashgp.inference.posterior import Posterior
-    from flashgp.units import Scaling
 
 Array = npt.NDArray[np.float64]
 _MAX_SHOWN = 12  # classes in a picture
@@ -96,8 +79,8 @@ def reliability(y: Any, probability: Any, *, label: str = "", ax: "Axes | None" 
     ax.errorbar(bins.probability, bins.share, yerr=QUANTILE_975 * bins.spread, color=BLUE, ecolor=SKY, marker="o",
                 linewidth=2.0, elinewidth=2.0, label=f"{counted(len(bins.rows), 'bin')} of rows", zorder=3)  # fmt: skip
     note(ax, f"calibration error {bins.error.text()},\nby chance {bins.by_chance:.3g}, {counted(scores.rows, 'row')}")
-    ax.text(0.03, 0.80, "too low", transform=ax.transAxes, color=GREY, fontsize="small", va="top")
-    ax.text(0.97, 0.34, "too high", transform=ax.transAxes, color=GREY, fontsize="small", ha="right")
+    ax.text(0.03, 0.80, "too low", transform=ax.transAxes, color=GREY, fontsize=SMALL, va="top")
+    ax.text(0.97, 0.34, "too high", transform=ax.transAxes, color=GREY, fontsize=SMALL, ha="right")
     legend(ax, loc="upper left")
     return ax
 
@@ -190,6 +173,8 @@ def confusion(y: Any, probability: Any, *, labels: Sequence[Any] = (), ax: "Axes
         >>> fgp.plots.confusion(y, p, labels=("bad", "good")).get_xlabel()
         'most probable class'
     """
+    from matplotlib.patches import Rectangle
+
     scores, ax = class_scores(y, probability), new_axes(ax)
     style(ax, "most probable class", "observed class", grid="")
     count = scores.log_probability.shape[1]
@@ -199,13 +184,16 @@ def confusion(y: Any, probability: Any, *, labels: Sequence[Any] = (), ax: "Axes
     table = np.zeros((count, count), np.int64)
     np.add.at(table, (scores.codes, scores.log_probability.argmax(axis=1)), 1)
     shown = np.sort(np.argsort(-scores.shares, kind="stable")[:_MAX_SHOWN])
-    names = short([str(one) for one in labels] or [str(code) for code in range(count)])
+    names = short([str(one) for one in labels] or [str(code) for code in range(count)], ax)
     cells = table[np.ix_(shown, shown)]
     share = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
-    ax.imshow(share, cmap="Blues", vmin=0.0, vmax=1.25, aspect="auto")
+    ax.set_xlim(-0.5, len(shown) - 0.5)
+    ax.set_ylim(len(shown) - 0.5, -0.5)
     for (row, column), value in np.ndenumerate(cells):
-        ax.text(column, row, f"{value:,}", ha="center", va="center", color=INK, fontsize="small")
-    ax.set_xticks(range(len(shown)), [names[k] for k in shown], rotation=30 if len(shown) > 3 else 0)
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1.0, 1.0, color=BLUE, alpha=0.75 * share[row, column], lw=0))
+        ax.text(column, row, f"{value:,}", ha="center", va="center", color=INK, fontsize=SMALL)
+    turned: Any = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(shown) > 3 else {}
+    ax.set_xticks(range(len(shown)), [names[k] for k in shown], **turned)
     ax.set_yticks(range(len(shown)), [names[k] for k in shown])
     if len(shown) < count:
         note(ax, f"{len(shown)} of {count} classes drawn")
@@ -248,151 +236,6 @@ def rootogram(y: Any, expected: Any, *, label: str = "", ax: "Axes | None" = Non
     ax.axhspan(-0.5 * QUANTILE_975, 0.5 * QUANTILE_975, color=GREY, alpha=0.15, linewidth=0, zorder=1)
     ax.axhline(0.0, color=INK, linewidth=0.8, zorder=4)
     legend(ax, loc="upper right")
-    return ax
-
-
-def expected_1d(
-    posterior: "Posterior",
-    scaling: "Scaling",
-    *,
-    column: int = 0,
-    labels: Sequence[Any] = (),
-    level: float = 0.95,
-    points: int = 300,
-    x_label: str = "",
-    y_label: str = "",
-    dates: bool = False,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    """What is expected along one column of x: the probability of a class or the mean of a number, others at medians.
-
-    The band is of the function: what is expected where f is at the ends of its central interval. Of more than two
-    classes each has a line, and no band.
-
-    Args:
-        posterior: of a likelihood that is no noise added to f.
-        scaling: of x, and the target, as `TableModel.scaling`.
-        column: along which to look, from 0.
-        labels: of the classes; empty of numbers.
-        level: probability of the band.
-        points: places along the column.
-        x_label: with units.
-        y_label: what is expected.
-        dates: whether the column holds days since 1970-01-01, which are then shown as dates.
-        ax: as of `reliability`.
-
-    Raises:
-        BackendUnavailableError: without matplotlib.
-    Cost: a prediction at `points` places.
-
-    Example:
-        >>> x = np.linspace(-2.0, 2.0, 30)
-        >>> model = fgp.TableModel().fit({"x": x, "warm": x + np.sin(9.0 * x) > 0.0}, target="warm")
-        >>> fgp.plots.expected_1d(model.posterior, model.scaling, labels=(False, True), x_label="x").get_ylabel()
-        'probability of True'
-    """
-    import torch
-
-    kept = posterior.state.training_table
-    place = kept.x.detach().median(dim=0).values.cpu().double().numpy()
-    x = kept.x[:, column].detach().cpu().double().numpy()
-    line = np.linspace(float(x.min()), float(x.max()), points)
-    grid = np.tile(place, (points, 1))
-    grid[:, column] = line
-    like, likelihood = posterior.state.like[0], posterior.state.prior.likelihood
-    with torch.no_grad():
-        prediction = posterior.predict(torch.as_tensor(grid, dtype=like.dtype, device=like.device))
-        several = len(labels) > 2
-        mean = prediction.probability if labels else prediction.observation_mean
-        lines = np.asarray(mean.double().cpu()).reshape(points, -1)
-        half = half_width(level) * prediction.variance.double().sqrt()
-        ends = [prediction.mean.double() + side * half for side in (-1.0, 1.0)]
-        bands = [] if several else [likelihood.predictive(f, torch.zeros_like(f)).mean.cpu().numpy() for f in ends]
-    unit = 1.0 if labels else scaling.target.sizes[1]
-    line = line * scaling.x_scale[column] + scaling.x_shift[column]
-    ax = new_axes(ax, (6.4, 4.0))
-    style(ax, x_label or f"column {column + 1} of x", y_label or (f"probability of {labels[-1]}" if labels else "mean"))
-    if dates:
-        line = line + date_axis(ax, float(line[0]), float(line[-1]))
-    if bands:
-        ax.fill_between(line, unit * bands[0], unit * bands[1], color=BLUE, alpha=0.25, linewidth=0,
-                        label=f"{percent(level)}, function", zorder=2)  # fmt: skip
-    for k, values in enumerate(lines.T[: len(COLOURS)]):
-        ax.plot(line, unit * values, color=COLOURS[k], linewidth=2.0, zorder=3,
-                label=str(labels[k]) if several else "expected")  # fmt: skip
-    if labels:
-        ax.set_ylim(0.0, 1.0)
-    ax.set_xlim(line[0], line[-1])
-    legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, borderaxespad=0.2)
-    return ax
-
-
-def probability_2d(
-    posterior: "Posterior",
-    scaling: "Scaling",
-    *,
-    columns: tuple[int, int] = (0, 1),
-    label: str = "the second class",
-    names: tuple[str, str] = ("column 1 of x", "column 2 of x"),
-    points: int = 60,
-    rows: int = 600,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    """The probability of the second of two classes over two columns of x, others at their medians, with the rows.
-
-    Args:
-        posterior: of two classes.
-        scaling: of x, as `TableModel.scaling`.
-        columns: along which to look, from 0.
-        label: the class.
-        names: of the columns.
-        points: places along each column.
-        rows: drawn at most.
-        ax: as of `reliability`.
-
-    Raises:
-        BackendUnavailableError: without matplotlib.
-    Cost: a prediction at the square of `points`.
-
-    Example:
-        >>> u = np.random.default_rng(0).uniform(-1.0, 1.0, (40, 2))
-        >>> table = {"u": u[:, 0], "v": u[:, 1], "in": (u**2).sum(1) + 0.2 * np.sin(40.0 * u[:, 0]) < 0.6}
-        >>> model = fgp.TableModel().fit(table, target="in")
-        >>> ax = fgp.plots.probability_2d(model.posterior, model.scaling, names=("u", "v"), points=8)
-        >>> ax.get_xlabel(), ax.get_ylabel()
-        ('u', 'v')
-    """
-    import torch
-
-    from .axes import shown_rows
-
-    kept, (first, second) = posterior.state.training_table, columns
-    x, y = (values.detach().cpu().double().numpy() for values in (kept.x, kept.y))
-    ends = [np.linspace(float(x[:, j].min()), float(x[:, j].max()), points) for j in columns]
-    grid = np.tile(np.median(x, axis=0), (points * points, 1))
-    across, up = np.meshgrid(*ends)
-    grid[:, first], grid[:, second] = across.reshape(-1), up.reshape(-1)
-    like = posterior.state.like[0]
-    with torch.no_grad():
-        prediction = posterior.predict(torch.as_tensor(grid, dtype=like.dtype, device=like.device))
-        p = prediction.probability.double().cpu().numpy().reshape(points, points)
-
-    def own(values: Any, j: int) -> Any:
-        return values * scaling.x_scale[j] + scaling.x_shift[j]
-
-    ax = new_axes(ax, (6.4, 4.4))
-    style(ax, *names, grid="")
-    levels = np.linspace(0.0, 1.0, 11)
-    filled = ax.contourf(own(ends[0], first), own(ends[1], second), p, levels=levels, cmap="RdBu", alpha=0.55)
-    ax.contour(own(ends[0], first), own(ends[1], second), p, levels=[0.5], colors=INK, linewidths=1.2)
-    ax.figure.colorbar(filled, ax=ax, label=f"probability of {label}", ticks=[0.0, 0.5, 1.0])
-    some = shown_rows(len(x), rows)
-    for code, colour, marker in ((0, VERMILLION, "v"), (1, BLUE, "o")):
-        these = some[y[some] == code]
-        ax.scatter(own(x[these, first], first), own(x[these, second], second), s=14, color=colour, marker=marker,
-                   edgecolors="white", linewidths=0.4, zorder=3)  # fmt: skip
-    if x.shape[1] > 2:
-        note(ax, "other inputs at their median", "upper right")
     return ax
 
 

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flashgp.drawing import BLUE, GREY, INK
 from flashgp.foundations.errors import ShapeError
 
-from .axes import BLUE, GREY, INK, new_axes, note, percent, short, style
+from .axes import new_axes, note, percent, short, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 MAX_ROWS = 25
 
 
-def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: "Axes | None" = None) -> "Axes":
+def importance(
+    found: "Importance", *, unit: str = "", level: float = 0.95, rows: int = MAX_ROWS, ax: "Axes | None" = None
+) -> "Axes":
     """The permutation importance of every column, the most important first, with intervals: how much RMSE grows, eq.
     (M-152), of classes and counts log loss, eq. (M-151).
 
@@ -24,13 +27,14 @@ def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: 
         found: what `importance()` of a posterior, a TableModel or a GPRegressor with one output gave.
         unit: of RMSE, that of the target, for the axis.
         level: probability of the intervals.
+        rows: drawn at most.
         ax: axes to draw on; a new figure's by default.
 
     Raises:
         ShapeError: for several outputs.
         DomainError: unless 0 < level < 1.
         BackendUnavailableError: without matplotlib.
-    Cost: O(columns); at most 25 are drawn, and the plot says so.
+    Cost: O(columns).
 
     Example:
         >>> x = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -44,18 +48,18 @@ def importance(found: "Importance", *, unit: str = "", level: float = 0.95, ax: 
             f"`found` must be of one output, got an importance of shape {tuple(found.rmse.shape)}; plot the posterior "
             "of each output, post.by_output[j].importance()"
         )
-    shown = found.order[:MAX_ROWS][::-1]
+    shown = found.order[:rows][::-1]
     low, high = (end.numpy()[shown] for end in found.growth_interval(level))
     values = found.growth.numpy()[shown]
     ax = new_axes(ax, (5.4, max(2.2, 1.1 + 0.3 * len(shown))))
     whose = "" if found.unfinished is None else found.unfinished.heading
-    unit = unit if found.by == "rmse" else "nats a row"
+    unit = unit if found.by == "rmse" else ""
     style(ax, f"{found.measure} grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", whose, grid="x")
     heights = np.arange(len(shown))
     ax.barh(heights, values, height=0.66, color=BLUE, alpha=0.85)
-    ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
+    ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", color=INK, elinewidth=1.2, capsize=3)
     ax.axvline(0.0, color=GREY, linewidth=0.9)
-    labels = short([found.names[j] for j in shown])
+    labels = short([found.names[j] for j in shown], ax)
     ax.set_yticks(heights)
     for tick, text in zip(ax.set_yticklabels(labels), labels, strict=True):
         tick.set_parse_math(False)

@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from flashgp.drawing import GREY, INK
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.profile import OPERATIONS, MachineProfile, curves_of, operation_flops
 
-from .axes import COLOURS, GREY, INK, empty, legend, new_axes, plain, style
+from .axes import COLOURS, empty, legend, new_axes, plain, plain_log_ticks, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = (*COLOURS, GREY)
-_NAMES = {"gemm": "matrix product", "cholesky": "Cholesky"}
+OPERATION_NAMES = {"gemm": "matrix products", "cholesky": "Cholesky factorisations"}
 
 
 def machine_rates(
@@ -39,7 +40,7 @@ def machine_rates(
     if operation not in OPERATIONS:
         raise DomainError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {operation!r}")
     ax = new_axes(ax)
-    style(ax, "order n", "GFLOP/s", _NAMES[operation])
+    style(ax, "order n", "GFLOP/s", OPERATION_NAMES[operation])
     drawn = False
     for place, (name, profile) in enumerate(profiles.items()):
         for rates, device, marker in ((profile.cpu, "", "o"), (profile.accelerator, " GPU", "s")):
@@ -56,7 +57,8 @@ def machine_rates(
         return ax
     ax.set_xscale("log")
     ax.set_yscale("log")
-    _plain_ticks(ax)
+    for axis in (ax.xaxis, ax.yaxis):
+        plain_log_ticks(axis, (1.0, 2.0, 5.0))
     legend(ax, loc="lower right")
     return ax
 
@@ -97,16 +99,6 @@ def machine_bandwidths(profiles: Mapping[str, MachineProfile], *, ax: "Axes | No
     if len(kinds) > 1:
         legend(ax, loc="lower right")
     return ax
-
-
-def _plain_ticks(ax: "Axes") -> None:
-    """1, 2, 5, 10, ... written out on both logarithmic axes."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        axis.set_minor_formatter(NullFormatter())
 
 
 def _others(profile: MachineProfile) -> dict[str, float]:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.drawing import BLUE, GREY, INK, SKY
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.normal import half_width
 from flashgp.targets import Number
 from flashgp.units import Scaling
 
-from .axes import BLUE, GREY, INK, SKY, date_axis, legend, new_axes, note, numbers, percent, shown_rows, style
+from .axes import date_axis, legend_above, new_axes, note, numbers, percent, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from flashgp.inference.posterior import Posterior
 
 MAX_DATA = 5_000
-_MAX_MARKS = 1_000
+_MARKS = 400  # places of them that are told apart along the axis
 _MARGIN = 0.05  # of the data's range, on each side
 
 
@@ -149,15 +150,15 @@ def posterior_1d(
         if len(rows) < len(x):
             note(ax, f"{len(rows):,} of {len(x):,} rows drawn")
     elif d > 1 and len(x):
-        # Where the column has data: marks along the axis, below the plot's own range.
-        marks = x[shown_rows(len(x), _MAX_MARKS)]
-        ax.plot(marks, np.full(len(marks), 0.012), linestyle="none", marker="|", markersize=7, markeredgewidth=0.8,
-                color=INK, alpha=0.5, transform=ax.get_xaxis_transform(), label="data", zorder=5)  # fmt: skip
-        note(ax, "other inputs at their median" if at is None else "other inputs held fixed", "upper right")
+        # Where the column has data: marks along the axis, below the plot's own range, as one line with gaps.
+        steps = np.unique(np.rint(_MARKS * (x - x.min()) / (np.ptp(x) or 1.0)))
+        marks = x.min() + np.ptp(x) * steps / _MARKS
+        ax.plot(np.repeat(marks, 3), np.tile([0.0, 0.025, np.nan], len(marks)), linewidth=0.8, color=INK, alpha=0.5,
+                transform=ax.get_xaxis_transform(), label="data", zorder=5)  # fmt: skip
+        if at is None:
+            note(ax, "other inputs at their median", "upper right")
     ax.set_xlim(line[0], line[-1])
-    legend(
-        ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, columnspacing=1.0, handlelength=1.4, borderaxespad=0.2
-    )
+    legend_above(ax)
     return ax
 
 

@@ -5,26 +5,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flashgp.drawing import BLUE, GREY, INK, SKY, VERMILLION
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import QUANTILE_975
 from flashgp.foundations.quantities import counted
 
-from .axes import (
-    BLUE,
-    GREY,
-    INK,
-    SKY,
-    VERMILLION,
-    central,
-    empty,
-    legend,
-    moments,
-    new_axes,
-    note,
-    percent,
-    shown_rows,
-    style,
-)
+from .axes import SMALL, central, empty, legend, legend_above, moments, new_axes, note, percent, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -148,7 +134,6 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
     ax.plot([0, 1], [0, 1], color=GREY, linewidth=1.0, dashes=(4, 3), zorder=2)
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1)
-    ax.set_aspect("equal")
     _percent(ax)
     if len(observed) == 0:
         empty(ax, "no held-out rows")
@@ -171,8 +156,8 @@ def calibration(y: Any, prediction: Any, *, ax: "Axes | None" = None) -> "Axes":
             label="this model", zorder=3)  # fmt: skip
     at = float(np.mean(needed <= 0.95))
     ax.scatter([0.95], [at], color=VERMILLION, s=28, zorder=4, label=f"95% intervals hold {at:.1%}", clip_on=False)
-    ax.text(0.03, 0.80, "too wide", transform=ax.transAxes, color=GREY, fontsize="small", va="top")
-    ax.text(0.97, 0.34, "too narrow", transform=ax.transAxes, color=GREY, fontsize="small", ha="right")
+    ax.text(0.03, 0.66, "too wide", transform=ax.transAxes, color=GREY, fontsize=SMALL, va="top")
+    ax.text(0.97, 0.34, "too narrow", transform=ax.transAxes, color=GREY, fontsize=SMALL, ha="right")
     legend(ax, loc="upper left")
     return ax
 
@@ -221,7 +206,7 @@ def pit_histogram(y: Any, prediction: Any, *, bins: int = 10, ax: "Axes | None" 
     ax.axhline(
         width, color=INK, linewidth=1.0, dashes=(4, 3), zorder=3, label=f"calibrated, {counted(len(observed), 'row')}"
     )
-    legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)  # above the bars
+    legend_above(ax)
     return ax
 
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashgp.drawing import BLUE, GREY, INK, ORANGE, VERMILLION
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.quantities import counted, readable_seconds
 
-from .axes import BLUE, GREY, INK, ORANGE, VERMILLION, empty, legend, new_axes, note, shown_rows, style
+from .axes import empty, legend, new_axes, note, plain_log_ticks, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,6 +115,7 @@ def latency(steps: Sequence[Any], *, deadline: float | None = None, ax: "Axes | 
         missed = int((seconds > deadline).sum())
         text += f"\n{counted(missed, 'step')} of {len(seconds):,} beyond {readable_seconds(deadline)}"
     ax.set_yscale("log")
+    plain_log_ticks(ax.yaxis)
     ax.set_ylim(top=6.0 * ax.get_ylim()[1])  # room for the legend
     note(ax, text, "lower right")
     legend(ax, loc="upper left", ncols=2)

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashgp.drawing import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION
 from flashgp.foundations.quantities import counted
 from flashgp.inference.training.history import Stage
 
-from .axes import BLUE, GREEN, GREY, ORANGE, SKY, VERMILLION, empty, legend, new_axes, note, shown_rows, style
+from .axes import empty, legend, new_axes, note, plain_log_ticks, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,6 +69,7 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
                 marker="o" if len(own) <= 40 else None, markersize=1.6 * width, label=label,
                 zorder=4 if start == winner else 3)  # fmt: skip
     ax.set_yscale("log")
+    plain_log_ticks(ax.yaxis)
     ax.set_ylim(bottom=_FLOOR * 0.7)
     last = max(index for _, index, _ in finite)
     ax.set_xlim(-0.03 * last - 0.5, 1.03 * last + 0.5)

@@ -60,6 +60,24 @@ _Rows = npt.NDArray[np.int64]
 _Planned = tuple[Approximation | None, Plan, tuple[Event, ...]]
 
 
+@dataclass(frozen=True, eq=False)
+class RowPlaces:
+    """Numbers of rows in the table as its messages count. Fields: fitted, held_out, (n,) and (n_test,), from 1; of,
+    what is counted: "line" of the file, or "row" where lines are not known."""
+
+    fitted: _Rows
+    held_out: _Rows
+    of: str
+
+    @staticmethod
+    def in_table(table: Table, fitted: _Rows, held_out: _Rows) -> "RowPlaces":
+        """Args: fitted, held_out, positions in the table, from 0."""
+        if table.lines is None:
+            return RowPlaces(fitted + table.first_row, held_out + table.first_row, "row")
+        lines = np.asarray(table.lines)
+        return RowPlaces(lines[fitted], lines[held_out], "line")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedTable(Prepared):
     """A table ready to fit.
@@ -71,6 +89,7 @@ class PreparedTable(Prepared):
         notes: sentences for the user.
         x, y: (n, d) and (n,), the rows that are fitted, of a table that is read a random sample of them, in its units.
         held_out: others, likewise; None where nothing is held out.
+        places: of both in the table; None of rows that are read.
         count: rows that are fitted.
         total: rows of the table.
     """
@@ -82,6 +101,7 @@ class PreparedTable(Prepared):
     x: _Numbers
     y: _Numbers
     held_out: tuple[_Numbers, _Numbers] | None
+    places: RowPlaces | None
     count: int
     total: int
 
@@ -143,7 +163,9 @@ def prepare(
         settings, gp, standard.scalings, (standard.x, standard.y), options, approximation,
         (*odd, *standard.events, *chosen, *events), encoding=encoding, kernel_words=words, plan=plan,
         notes=tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes, *more))),
-        x=x, y=y, held_out=None if test is None else (data.x[test], data.y[test]), count=len(y), total=data.total,
+        x=x, y=y, held_out=None if test is None else (data.x[test], data.y[test]),
+        places=RowPlaces.in_table(table, data.rows[train], data.rows[[] if test is None else test]),
+        count=len(y), total=data.total,
     )  # fmt: skip
 
 
@@ -205,7 +227,7 @@ def prepare_rows(
         with_run(options, group=group), asked,
         (*decided, *sample.findings("none", gp), *standard.events, *chosen),
         encoding=encoding, kernel_words=words, plan=plan,
-        notes=(*encoding.notes, *notes, *more), x=x, y=y, held_out=None, count=survey.count,
+        notes=(*encoding.notes, *notes, *more), x=x, y=y, held_out=None, places=None, count=survey.count,
         total=total or survey.count,
     )  # fmt: skip
 
