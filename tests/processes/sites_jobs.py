@@ -23,11 +23,11 @@ def shared(group: Any, counts: tuple[int, ...], kind: str) -> tuple[float, float
     x, y, _ = table(sum(counts))
     own, gp = Shares(counts).slice(dist.get_rank(group)), model(Poisson())
     how: dict[str, Any] = {"approximation": "sparse", "inducing": x[:9]}
-    if kind == "classes":
+    if kind.endswith("classes"):
         gp, y = fgp.GP(gp.kernel, likelihood=fgp.likelihoods.Categorical(3)), y.clamp(max=2.0)
     if kind == "exact":
         how = {}
-    elif kind != "sparse":
+    elif not kind.startswith("sparse"):
         how = {"approximation": "full_scale", "inducing": 9, "neighbours": 12}
     alone, ours = gp.condition(x, y, **how), gp.condition(x[own], y[own], group=group, **how)
     fit = how | {"settings": FEW, "starts": 1, "progress": False, "max_iterations": 6, "priors": "given"}

@@ -6,7 +6,7 @@ from processes import sites_jobs
 from processes.launch import Ranks
 
 
-@pytest.mark.parametrize("kind", ["sparse", "exact", "full_scale", "classes"])
+@pytest.mark.parametrize("kind", ["sparse", "sparse classes", "exact", "full_scale", "classes"])
 def test_sites_over_ranks_are_those_of_one_process(ranks: Ranks, kind: str) -> None:
     found = ranks.run(sites_jobs.shared, 2, (61, 40), kind)
     assert found[0] == found[1]

@@ -45,6 +45,12 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
         {"inducing": "real m d", "gram": "double m m", "projected": "double m p", "sample_x": "double s d",
          "sample_y": "double s t", "sample_row_variance?": "double s", "x?": "real count d", "y?": "real count t"},
     ),
+    "sparse_outputs": (
+        ("count",), ("scale",),
+        {"inducing": "real m d", "gram": "double p m m", "projected": "double p m 1", "sums": "double 4 p",
+         "sample_x": "double s d", "sample_y": "double s t", "sample_row_variance?": "double s", "x?": "real count d",
+         "y?": "real count t"},
+    ),
 }  # fmt: skip
 _DTYPES = {"real": (torch.float32, torch.float64), "double": (torch.float64,), "whole": (torch.int64,)}
 
@@ -75,14 +81,16 @@ def read_state(
     }
     container.require_all_read()
     check_values({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}, None)
-    if kind == "sparse" and not tensors["inducing"].numel():
+    by_points = kind.startswith("sparse")
+    if by_points and not tensors["inducing"].numel():
         raise refused("inducing", "one point at least", "none")
     sizes: dict[str, tuple[int, ...]] = {name: (count,) for name, count in counts.items()}
-    sizes |= {"1": (1,), "3": (3,), "p": (gp.outputs or 1,), "t": () if gp.outputs is None else (gp.outputs,)}
+    sizes |= {"1": (1,), "3": (3,), "4": (4,), "p": (gp.outputs or 1,)}
+    sizes["t"] = () if gp.outputs is None else (gp.outputs,)
     _check_shapes(tensors, wanted, sizes)
-    if (kind == "full_scale_outputs") != (kind != "sparse" and gp.separate):
+    if kind.endswith("_outputs") != gp.separate:
         raise refused(f"{FIELD}.kind", "that of the outputs' noise", kind)
-    read = _sparse if kind == "sparse" else _full_scale
+    read = _sparse if by_points else _full_scale
     return read(gp, tensors, counts, numbers, how, target)
 
 
@@ -159,8 +167,11 @@ def _sparse(
         tensors.get("sample_row_variance"),
         getattr(gp.likelihood, "row_variance", None),
     )
-    if min(numbers["left"], numbers["squares"]) < 0:
-        raise refused(FIELD, "squares and variances not negative", str(numbers))
+    own = tensors.get("sums")
+    if own is None:
+        own = torch.tensor([numbers[name] for name in ("squares", "logs", "noise_logs", "left")], dtype=torch.float64)
+    if bool((own[[0, 3]] < 0.0).any()):
+        raise refused(FIELD, "squares and variances not negative", str(own.tolist()))
     if not 0 < len(tensors["sample_x"]) <= count:
         raise refused("sample_x", f"one row at least, and at most {count}", len(tensors["sample_x"]))
     if not torch.equal(tensors["gram"], tensors["gram"].mT):
@@ -175,15 +186,17 @@ def _sparse(
         raise refused("sample_row_variance", "there where the rows have variances", "another sample")
     check_rows(gp, tensors["inducing"])
     at = {name: tensor.to(target) for name, tensor in tensors.items()}
-    _check_positive(at["gram"])
-    sums = BoundSums(count, at["gram"], at["projected"], **numbers)
+    sums = BoundSums.of(count, at["gram"], at["projected"], own.to(target), numbers["scale"])
+    for one in sums.each:
+        _check_positive(one.gram)
     sample = Block(at["sample_x"], at["sample_y"], at.get("sample_row_variance"))
     with refusing("inducing"):
         table = (at["x"], at["y"]) if "x" in at else None
         state = streamed.restore(gp.to(target), at["inducing"], sums, sample, table, how)
-    explained = float((sums.projected * sums.weights).sum())  # of the squares, by the inducing points
-    if not explained <= sums.squares * (1.0 + ROOM):
-        raise refused("projected", f"what squares of {sums.squares:g} can be explained by", f"{explained:g}")
+    for one in sums.each:
+        explained = float((one.projected * one.weights).sum())  # of the squares, by the inducing points
+        if not explained <= float(one.squares) * (1.0 + ROOM):
+            raise refused("projected", f"what squares of {one.squares:g} can be explained by", f"{explained:g}")
     return state
 
 

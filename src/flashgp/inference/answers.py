@@ -189,7 +189,7 @@ _FULL_SCALE: Answers = {
 _INDUCING: Answers = {
     **_APPROXIMATE, "append": _joined, "bound": lambda state: state.bound, "bracket": _bracket,
     "leave_one_out": _held_left_out, "leave_out": _given_left_out, "lost": lambda state: state.bound,
-    "paths": streamed.draw_paths, "predict": _predicted_by(streamed.StreamedPredictor),
+    "paths": streamed.draw_paths, "predict": _predicted_by(streamed.predictor),
 }  # fmt: skip
 ANSWERS: Mapping[type[BaseState], Answers] = {
     State: _EXACT, OutputStates: _EXACT, FullScaleState: _FULL_SCALE, FullScaleOutputs: _FULL_SCALE,

@@ -152,17 +152,6 @@ def obstacle(prior: Prior, kind: str, *, batch: bool, ranks: int = 1) -> str:
     """
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
-    if kind == "sparse" and prior.separate and prior.factors > 1:
-        if not prior.likelihood.underlying.has_sites:
-            name = prior.likelihood.name
-            return (
-                f"by inducing points alone is of one latent function, got {name} with {prior.factors}; pass "
-                'approximation="full_scale"'
-            )
-        return (
-            f"by inducing points alone needs outputs that share their noise, got {prior.factors} with noise of their "
-            'own; pass Gaussian(shared=True), or approximation="full_scale"'
-        )
     likelihood = prior.likelihood
     counted = likelihood.rows_alike or likelihood.known_variances is not None
     if kind == "sparse" and not counted and (likelihood.has_sites or ranks > 1):

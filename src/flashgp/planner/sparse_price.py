@@ -19,7 +19,8 @@ class SparsePrice(ApproximatePrice):
 
     @property
     def rows_at_once(self) -> int:
-        block = max(self.work.min_block, self.work.block_numbers // max(1, self.sizes.inducing))
+        numbers = self.problem.factors * self.sizes.inducing
+        block = max(self.work.min_block, self.work.block_numbers // max(1, numbers))
         return min(max(self.of_rank(self.problem.n), self.sample), block)
 
     def own(self, rows: int) -> int:
@@ -40,13 +41,14 @@ class SparsePrice(ApproximatePrice):
 
     def value(self, rows: int) -> float:
         m, own = self.sizes.inducing, self.own(rows)
-        return own * m / self.rates.block_pairs + self.gemm(2.0 * own * m**2 + 2.0 * m**3)
+        solved = self.gemm(own * m**2)  # A, which outputs with noise of their own have in common
+        return own * m / self.rates.block_pairs + solved + self.problem.factors * self.gemm(own * m**2 + 2.0 * m**3)
 
     @property
     def sums_wire(self) -> float:
         """Bytes sent for a value of all rows."""
         m = self.sizes.inducing
-        return summed_wire(self.problem, m * m + m * self.problem.outputs + 6)
+        return summed_wire(self.problem, self.problem.factors * (m * m + 4) + m * self.problem.outputs + 2)
 
     def step(self, rows: int) -> Cost:
         m, own, problem = self.sizes.inducing, self.own(rows), self.problem
@@ -55,7 +57,8 @@ class SparsePrice(ApproximatePrice):
         if rows >= self.n:
             numbers = m * problem.features.width + 2 * problem.parameters  # a gradient by points and parameters
             sent = self.sums_wire + summed_wire(problem, numbers) + evaluation_wire(problem)
-        return Cost.of(self.value(rows) + pairs + self.gemm(5.0 * own * m**2 + 6.0 * m**3), sent)
+        products = 2.0 * own * m**2 + problem.factors * (3.0 * own * m**2 + 6.0 * m**3)
+        return Cost.of(self.value(rows) + pairs + self.gemm(products), sent)
 
     def layout(self, rows: int) -> Cost:
         return Cost.of(self.points(rows), points_wire(self.problem, self.sizes.inducing))
@@ -91,6 +94,7 @@ class SparsePrice(ApproximatePrice):
         problem, m = self.problem, self.sizes.inducing
         n, d, p, rows = problem.n, problem.d, problem.outputs, self.rows_at_once
         block, beside = 8 * rows * m, 8 * rows * (problem.numbers + d + 4 * p + 4)
+        more = problem.factors - 1
         samples = 0 if problem.ranks == 1 else min(n, problem.ranks * self.sample)
         return [
             Allocation(HELD, "rows and targets", 0 if self.read else 8 * self.of_rank(n) * (d + p)),
@@ -101,8 +105,8 @@ class SparsePrice(ApproximatePrice):
             Allocation(LAYOUT, "samples of all ranks", 2 * 8 * samples * (d + p + 2)),
             Allocation(PASS, "covariances of a block of rows", 9 * block // 4),
             Allocation(PASS, "a block of rows", beside),
-            Allocation(PASS, "matrices of inducing points", self.square(7 if samples else 5)),
+            Allocation(PASS, "matrices of inducing points", self.square((7 if samples else 5) + 7 * more)),
             Allocation(GRADIENT, "covariances of a block of rows", 11 * block // 4),
             Allocation(GRADIENT, "a block of rows", 2 * beside),
-            Allocation(GRADIENT, "matrices of inducing points", self.square(9)),
+            Allocation(GRADIENT, "matrices of inducing points", self.square(9 + 9 * more)),
         ]

@@ -1,7 +1,7 @@
 """Rows that are read in passes instead of held: what a source offers, and which objects are one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -93,6 +93,27 @@ class Held(RowSource):
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)).to(self.x.device)
         for index in order.split(SHUFFLED_ROWS):
             yield "", self.x[index], self.y[index], None if self.row_variance is None else self.row_variance[index]
+
+
+class Encoded(RowSource):
+    """Rows whose targets are encoded as they are read. Args: encode, a function of targets and their name."""
+
+    def __init__(self, rows: RowSource, encode: Callable[[Any, str], Any]) -> None:
+        self._rows, self._encode, self.columns = rows, encode, rows.columns
+
+    @property
+    def length(self) -> int | None:
+        return self._rows.length
+
+    def batches(self) -> Iterator[Batch]:
+        return self._encoded(self._rows.batches())
+
+    def shuffled(self, seed: int) -> Iterator[Batch]:
+        return self._encoded(self._rows.shuffled(seed))
+
+    def _encoded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for place, x, y, row_variance in batches:
+            yield place, x, self._encode(y, f"y of {place}"), row_variance
 
 
 def source_of(rows: Any) -> RowSource:

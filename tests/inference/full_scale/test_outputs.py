@@ -116,9 +116,3 @@ def test_cells_that_miss_are_refused() -> None:
         gp.condition(x, y, **ALL)
     with pytest.raises(DomainError, match="`y`"):
         post.append(x[50:], y[50:])
-
-
-def test_inducing_points_alone_refuse_them() -> None:
-    for (gp, x, y), text in ((numbers(), "share their noise"), (classes(), "one latent function, got Categorical")):
-        with pytest.raises(DomainError, match=text):
-            gp.condition(x, y, approximation="sparse", inducing=5)

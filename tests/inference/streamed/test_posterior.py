@@ -80,8 +80,6 @@ def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
     weighted = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, row_weight=torch.ones(30)))
     with pytest.raises(DomainError, match="row_weight"):
         fgp.fit(weighted, x, y, approximation="sparse")
-    with pytest.raises(DomainError, match="share"):
-        read(fgp.GP(model().kernel, outputs=2), x, torch.stack([y, y], 1))
     with pytest.raises(MemoryBudgetError, match="inducing"):
         read(model(), x, y, memory="10KiB")
     for option in ({"solver": "cg"}, {"jitter": 1e-6}, {"differentiable": True}):

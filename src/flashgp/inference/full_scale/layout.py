@@ -116,7 +116,7 @@ def layout_of(
     group.
 
     Args:
-        noise: variance of each row, (n or 1,), or of each output too, of which the least counts.
+        noise: variance of each row, (n or 1,), or of each output too.
         points: inducing points (m, d) instead of chosen ones.
     Cost: 20 m rows by m pivots, and n distances to 4,096 rows.
     """
@@ -124,7 +124,6 @@ def layout_of(
     space = GroupSpace(group, Shares.even(len(x), group.size))
     near = neighbourhoods(scaled_points(prior, rows, x), settings, seed, space)
     if points is None:
-        noise = noise if noise.dim() == 1 else noise.amin(-1)
         points = of_first(pivot_points(prior, x, noise, sizes.inducing, seed), group)
     return Layout(points, near, sizes)
 
@@ -136,6 +135,8 @@ FAR_OFF = 10.0  # times the middle noise variance, beyond which that of a row co
 def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: int, group: Group = ALONE) -> Tensor:
     """At most so many of the rows x, (n, d), as inducing points, (m, d): pivots among 20 times as many random rows.
 
+    Args: noise, variance of each row, (n or 1,), or of each output too, of which the least counts.
+
     With a group x and noise are of this rank's rows, and the points those of all rows, the same on every rank and for
     any number of ranks.
 
@@ -144,6 +145,7 @@ def pivot_points(prior: Prior, x: Tensor, noise: Tensor, inducing: int, seed: in
     shares = group.shares(len(x)) if group.size > 1 else Shares((len(x),))
     order = torch.randperm(shares.total, generator=torch.Generator().manual_seed(seed))[: PIVOT_SHARE * inducing]
     part = order.sort().values
+    noise = noise if noise.dim() == 1 else noise.amin(-1)
     noise = rows_of_all(noise.expand(len(x)), part, shares, group)
     if len(noise) and float(middle := noise.median()) > 0.0:  # a few rows that say nothing are no noise of the others
         noise = noise.clamp_max(FAR_OFF * middle)

@@ -17,7 +17,6 @@ from flashgp.inference.predict.exact_predictor import OutputPredictor
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
 from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.predictor import Predictor
-from flashgp.inference.predict.prior_draws import draw_seed
 
 
 def predictor(state: AnyFullScale, *, deterministic: bool) -> Predictor:
@@ -32,10 +31,7 @@ def paths(state: AnyFullScale, count: int, features: int, seed: int | None) -> P
     """See `Posterior.paths`; outputs are independent."""
     if isinstance(state, FullScaleState):
         return draw_paths(state, count, features, seed)
-    generator = torch.Generator().manual_seed(draw_seed(seed))
-    seeds = torch.randint(2**62, (len(state.parts),), generator=generator).tolist()
-    each = [draw_paths(part, count, features, own) for part, own in zip(state.parts, seeds, strict=True)]
-    return Paths.beside(state, each)
+    return Paths.of_outputs(state, draw_paths, count, features, seed)
 
 
 def leave_one_out(state: AnyFullScale) -> LeaveOneOut:

@@ -7,7 +7,7 @@ One solve for all of them; a point then costs O(n). The draw f0 of the prior is 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -50,8 +50,13 @@ class Paths:
         self._state, self._prior, self._values = state, prior, values
 
     @classmethod
-    def beside(cls, state: BaseState, each: "Sequence[Paths]") -> "Paths":
-        """Functions of independent outputs. Args: state, of all; each, functions of one output."""
+    def of_outputs(
+        cls, state: BaseState, draw: "Callable[..., Paths]", count: int, features: int, seed: int | None
+    ) -> "Paths":
+        """Functions of independent outputs. Args: state, of all; draw, functions of one output by its state."""
+        generator = torch.Generator().manual_seed(draw_seed(seed))
+        seeds = torch.randint(2**62, (len(state.parts),), generator=generator).tolist()
+        each = [draw(part, count, features, own) for part, own in zip(state.parts, seeds, strict=True)]
 
         def values(x: Tensor) -> Tensor:
             return torch.stack([one._values(x) for one in each], -1).flatten(-2)

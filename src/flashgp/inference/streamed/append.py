@@ -18,7 +18,7 @@ from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.rows import inputs_of, move_row_variances_to_likelihood, noise_of, sample_rows
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.sources.source import Held, RowSource, source_of
+from flashgp.sources.source import Encoded, Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, row_variances
 
 
@@ -40,7 +40,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
         )
     source: RowSource
     if y is None:
-        source = source_of(x)
+        source = Encoded(source_of(x), state.prior.likelihood.encoded)
     else:
         rows = [t.clone() for t in checked_rows(state.prior, x, y, state.like)]
         known = None
@@ -55,7 +55,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     function = dataclasses.replace(state.function, workspace=Workspace())
 
     def blocks() -> Iterator[Block]:
-        size = block_rows(function.rank)
+        size = block_rows(function.rank, prior.factors)
         for _, block in checked(source, prior.outputs, state.inducing.shape[-1]):
             check_alike(state, block)
             sample.add(block)
@@ -68,7 +68,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     assert sums is not None
     if sums is before:
         return state
-    if sample.rows.row_variance is None and not known_there and len(noise_of(prior, sample.rows)) == 1:
+    if sample.rows.row_variance is None and not known_there and noise_of(prior, sample.rows).numel() == 1:
         noise = float(noise_of(prior, sample.rows))
         sums = sums.with_more_noise(max(noise, noise_floor(function, sums.count)) / max(noise, state.floor))
     assert sums.inner is not None  # which may fail

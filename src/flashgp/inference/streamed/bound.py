@@ -6,7 +6,8 @@ w = M^-1 b:
     log p(y) >= -1/2 [ p n log 2 pi + p sum log(s_i + d_i) + p log|M| + tr(r^T S^-1 r) - tr(w^T b) ]
 
 Everything is a sum over rows but what M says. The first pass adds up A^T S^-1 A, b and four numbers; the second, with
-M known, the gradient. Memory is that of one block of rows and of m x m numbers, whatever the number of rows.
+M known, the gradient. Memory is that of one block of rows and of m x m numbers, whatever the number of rows. Outputs
+with noise of their own have an S, an M and a b each, and A in common, (M-400).
 Sources: Titsias (2009), Variational learning of inducing variables in sparse Gaussian processes; Titsias (2025), New
 bounds for sparse variational Gaussian processes, and Bui, Ashman & Turner (2025), Tighter sparse variational Gaussian
 processes, for the logarithm in place of d_i / s; Titsias (2014), Variational inference for Gaussian and determinantal
@@ -16,7 +17,7 @@ point processes, for the upper bound.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -45,12 +46,13 @@ PART_NUMBERS = 2**19  # of one buffer of the rows that a thread takes at a time:
 PART_ROWS = 128  # at least, below which calls weigh as much as arithmetic
 PANELS = 4  # of a symmetric product
 STRIP = 64  # columns of a tile of one, at least
+Numbers = float | Tensor  # of one covariance matrix, or (outputs,)
 
 
 class BlockInputs(NamedTuple):
-    """Inputs of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), the log
-    factor that the likelihood adds to their density, None for zero, and `block` of the rows where it is known, which
-    a pass may overwrite."""
+    """Inputs of a block: residual of the sites' targets (b, p), features, variance of the sites (b,) or (1,), or of
+    each output (b, p) or (1, p), the log factor that the likelihood adds to their density, None for zero, and `block`
+    of the rows where it is known, which a pass may overwrite."""
 
     residual: Tensor
     rows: Rows
@@ -82,6 +84,13 @@ class BlockInputs(NamedTuple):
         """As `block` of the rows, to be overwritten."""
         return block(basis, self.rows) if self.known is None else self.known
 
+    @property
+    def matrices(self) -> list[tuple[Tensor, Tensor]]:
+        """Residual and noise, (b,) or (1,), of each covariance matrix."""
+        if self.noise.dim() == 1:
+            return [(self.residual, self.noise)]
+        return list(zip(self.residual.split(1, dim=-1), self.noise.unbind(-1), strict=True))
+
 
 def parts_of(rows: int, inducing: int) -> list[slice]:
     """Parts of the rows of a block, as many as a thread takes at a time; one of no rows."""
@@ -97,17 +106,54 @@ class BoundSums:
 
     Fields: count of rows; gram, A^T S^-1 A, (m, m); projected, b, (m, p); squares, tr(r^T S^-1 r); logs, sum log(s_i +
     d_i); noise_logs, sum log s_i; left, sum d_i / s_i, what the inducing points leave of the trace beside the noise;
-    scale, what the likelihood adds to the density of its sites, nats, (M-177).
+    scale, what the likelihood adds to the density of its sites, nats, (M-177). Of outputs with noise of their own all
+    but count and scale have a dimension for these in front, where p is 1.
     """
 
     count: int
     gram: Tensor
     projected: Tensor
-    squares: float
-    logs: float
-    noise_logs: float
-    left: float
+    squares: Numbers
+    logs: Numbers
+    noise_logs: Numbers
+    left: Numbers
     scale: float = 0.0
+
+    @classmethod
+    def none(cls, rank: int, shape: Sequence[int], device: torch.device) -> "BoundSums":
+        """Sums of no rows. Args: rank, m; shape, (p,), or (outputs, 1) where each has noise of its own."""
+        *each, p = shape
+        gram, projected = (torch.zeros(*each, rank, k, dtype=F64, device=device) for k in (rank, p))
+        return cls.of(0, gram, projected, torch.zeros(4, *each, dtype=F64, device=device), 0.0)
+
+    @classmethod
+    def of(cls, count: int, gram: Tensor, projected: Tensor, numbers: Tensor, scale: float) -> "BoundSums":
+        """Args: numbers, squares, logs, noise_logs and left, (4,) or (4, outputs)."""
+        squares, logs, noise_logs, left = numbers.tolist() if numbers.dim() == 1 else numbers.unbind()
+        return cls(count, gram, projected, squares, logs, noise_logs, left, scale)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The inverse of `of`."""
+        own = (self.squares, self.logs, self.noise_logs, self.left)
+        return torch.stack([torch.as_tensor(one, dtype=F64, device=self.gram.device) for one in own])
+
+    @property
+    def each(self) -> "list[BoundSums]":
+        """The sums of every covariance matrix, among which what the likelihood adds is split evenly."""
+        if self.gram.dim() == 2:
+            return [self]
+        scale, columns = self.scale / len(self.gram), zip(self.gram, self.projected, self.numbers.mT, strict=True)
+        return [BoundSums.of(self.count, gram, b, numbers, scale) for gram, b, numbers in columns]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `none`."""
+        return *self.projected.shape[:-2], self.projected.shape[-1]
+
+    def joined(self, other: "BoundSums") -> "BoundSums":
+        """The sums of the rows of both, (M-175)."""
+        return BoundSums(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
     @cached_property
     def inner(self) -> Tensor:
@@ -146,43 +192,46 @@ class BoundSums:
     @property
     def lower(self) -> float:
         """The lower bound on log p(y), nats, eq. (M-160)."""
-        p = self.projected.shape[1]
-        fit = self.squares - float((self.projected * self.weights).sum())
-        return self.scale - 0.5 * (p * (self.count * LOG_2PI + self.logs + self._log_determinant) + fit)
+        p = self.projected.shape[-1]
+        fit = self.squares - (self.projected * self.weights).sum((-2, -1))
+        return self.scale - 0.5 * float((p * (self.count * LOG_2PI + self.logs + self._log_determinant) + fit).sum())
 
     def lower_at(self, values: "BoundSums") -> float:
         """The bound at the q(u) of other sums, which sites and `scale` here are made from, nats, eq. (M-274)."""
-        weights, m = values.weights, len(values.gram)
-        fit = self.squares + float((weights * (self.gram @ weights - 2.0 * self.projected + weights)).sum())
-        spread = float(torch.cholesky_solve(self.gram, values.inner).trace() + values.covariance.trace()) - m
+        weights, m = values.weights, values.gram.shape[-1]
+        fit = self.squares + (weights * (self.gram @ weights - 2.0 * self.projected + weights)).sum((-2, -1))
+        spread = (torch.cholesky_solve(self.gram, values.inner) + values.covariance).diagonal(dim1=-2, dim2=-1).sum(-1)
         logs = self.count * LOG_2PI + self.logs + values._log_determinant
-        return self.scale - 0.5 * (logs + fit + spread)
+        return self.scale - 0.5 * float((logs + fit + spread - m).sum())
 
     @property
     def upper(self) -> float:
         """An upper bound on log p(y), nats, eq. (M-161): where the data have to fit, the noise of every row grows by
         the factor c = 1 + sum d_i / s_i. Where c is large, which it is for many rows unless the inducing points leave
         next to nothing, the fit counts for nothing, and the bound is half a nat a row above the evidence."""
-        c = 1.0 + self.left
+        if self.gram.dim() > 2:
+            return sum(one.upper for one in self.each)
+        c = 1.0 + float(self.left)
         weights = torch.cholesky_solve(self.projected / c, _factor(self.gram, c))
-        return self.upper_with((self.squares - float((self.projected * weights).sum())) / c)
+        return self.upper_with((float(self.squares) - float((self.projected * weights).sum())) / c)
 
     def upper_with(self, fit: float) -> float:
         """Upper bound with another number that tr(r^T (K + S)^-1 r) is not below, (M-242)."""
         p = self.projected.shape[1]
-        return self.scale - 0.5 * (p * (self.count * LOG_2PI + self.noise_logs + self._log_determinant) + fit)
+        whole = p * (self.count * LOG_2PI + self.noise_logs + self._log_determinant) + fit
+        return self.scale - 0.5 * float(whole)
 
     @property
-    def _log_determinant(self) -> float:
-        return 2.0 * float(self.inner.diagonal().log().sum())
+    def _log_determinant(self) -> Tensor:
+        return 2.0 * self.inner.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _factor(gram: Tensor, divisor: float) -> Tensor:
     """The Cholesky factor of I + gram / divisor. Raises: NotPositiveDefiniteError."""
     scaled = gram / divisor
-    scaled.diagonal().add_(1.0)
+    scaled.diagonal(dim1=-2, dim2=-1).add_(1.0)
     factor, info = torch.linalg.cholesky_ex(scaled)
-    if int(info):
+    if bool(info.any()):
         raise NotPositiveDefiniteError("I + A^T S^-1 A of the collapsed bound is not positive definite")
     return factor
 
@@ -228,7 +277,8 @@ class StreamedBound:
         """The first pass over residuals (b, p), rows and noise variances, (b,) or (1,): (M-160)."""
         found = added(self.basis, self.floor, blocks)
         if self.group.size > 1:
-            found = _over_ranks(found, self.basis, self.prior.outputs or 1, self.group)
+            own = BoundSums.none(self.basis.rank, shape_of(self.prior), self.basis.lower.device)
+            found = _over_ranks(found or own, self.group)
         assert found is not None
         assert found.count == self.count
         return found if self.times == 1.0 else found.repeated(self.times)
@@ -240,14 +290,16 @@ class StreamedBound:
 
             by A = (h w^T - p A M^-1 + p e A) / s,   by r = -h / s,   by diag(K) = -p e / (2 s)
             by s = (|h|^2 / s + p diag(A M^-1 A^T) / s - p e) / (2 s)
+
+        summed over the covariance matrices.
         """
-        weights, inverse, p = sums.weights, sums.covariance, sums.projected.shape[1]
+        each, p, m = sums.each, sums.projected.shape[-1], self.basis.rank
         # A^T h w^T and A^T A M^-1 of all rows are known: what is left to add up is A^T (e / s) A.
-        spread = torch.zeros_like(sums.gram)
-        pull = partial(self._pulled, weights=weights, inverse=inverse)
+        spread = torch.zeros_like(each[0].gram)
+        pull = partial(self._pulled, each=[(one.weights, one.covariance) for one in each])
         for inputs in blocks:
-            found = side_by_side([partial(pull, part) for part in inputs.parts(len(weights))], weights.device)
-            add_gram(spread, [part.scaled for part in found])
+            found = side_by_side([partial(pull, part) for part in inputs.parts(m)], spread.device)
+            add_gram(spread, [scaled for part in found for scaled in part.scaled])
             rows, by_diagonal = inputs.rows, torch.cat([part.by_diagonal for part in found])
             along = TorchTiles().diagonal_gradient(PairProblem(self.form, self.theta, rows), by_diagonal)
             self._add([None] * len(self.by_points), along.theta)
@@ -258,27 +310,36 @@ class StreamedBound:
             across = [joined(parts) for parts in zip(*(part.across.rows for part in found), strict=True)]
             yield Slopes(torch.cat([part.by_residual for part in found]), by_noise, summed(across, along.rows))
         spread = self.times * (spread.tril() + spread.tril(-1).mT)
-        inner = (weights @ weights.mT).add_(inverse, alpha=p)
-        inner.diagonal().sub_(p)
+        inner = torch.zeros_like(spread)
+        for one in each:
+            inner.addmm_(one.weights, one.weights.mT).add_(one.covariance, alpha=p)
+        inner.diagonal().sub_(p * len(each))
         inner = inner.div_(self.group.size).add_(spread, alpha=p)  # what all ranks know is split evenly
         own: PairGradient = self.basis.pull_among(inner)
         self._add(own.rows, own.theta)
 
-    def _pulled(self, part: BlockInputs, weights: Tensor, inverse: Tensor) -> "_Pulled":
-        """Terms of some rows of a block. Args: weights, w; inverse, M^-1."""
-        p, times = weights.shape[1], self.times
+    def _pulled(self, part: BlockInputs, each: Sequence[tuple[Tensor, Tensor]]) -> "_Pulled":
+        """Terms of some rows of a block. Args: each, w and M^-1 of every covariance matrix."""
+        times, whole = self.times, None
         a, left = part.block(self.basis)
-        noise = part.noise.clamp_min(self.floor)
-        h, share = part.residual.addmm(a, weights, alpha=-1.0).div_(noise.unsqueeze(-1)), 1.0 / (noise + left)
-        a.div_(noise.unsqueeze(-1))
-        slope = self.workspace.empty(a.shape, F64, a.device)
-        add_product_(slope, a, inverse, alpha=-p * times, beta=0.0)
-        by_noise = times * (h.square().sum(-1) - p * share) - (slope * a).sum(-1)
-        by_noise = torch.where(part.noise < self.floor, 0.0, 0.5 * by_noise)
-        slope.addcmul_(a, (noise * share).unsqueeze(-1), value=p * times).addmm_(h, weights.mT, alpha=times)
-        across = self.basis.pull_across(part.rows, slope)
-        a.mul_((noise * share.sqrt()).unsqueeze(-1))
-        return _Pulled(-times * h, by_noise, -0.5 * times * p * share, across, a)
+        by_residual, by_noise, by_diagonal, scaled = list[Tensor](), list[Tensor](), torch.zeros_like(left), []
+        for (residual, variance), (weights, inverse) in zip(part.matrices, each, strict=True):
+            p, noise = weights.shape[1], variance.clamp_min(self.floor)
+            h, share = residual.addmm(a, weights, alpha=-1.0).div_(noise.unsqueeze(-1)), 1.0 / (noise + left)
+            white = a.div_(noise.unsqueeze(-1)) if len(each) == 1 else a / noise.unsqueeze(-1)
+            slope = self.workspace.empty(a.shape, F64, a.device)
+            add_product_(slope, white, inverse, alpha=-p * times, beta=0.0)
+            own = times * (h.square().sum(-1) - p * share) - (slope * white).sum(-1)
+            by_noise.append(torch.where(variance < self.floor, 0.0, 0.5 * own))
+            slope.addcmul_(white, (noise * share).unsqueeze(-1), value=p * times).addmm_(h, weights.mT, alpha=times)
+            whole = slope if whole is None else whole.add_(slope)
+            scaled.append(white.mul_((noise * share.sqrt()).unsqueeze(-1)))
+            by_residual.append(-times * h)
+            by_diagonal.sub_(share, alpha=0.5 * times * p)
+        assert whole is not None
+        across = self.basis.pull_across(part.rows, whole)
+        noise_slopes = by_noise[0] if part.noise.dim() == 1 else torch.stack(by_noise, -1)
+        return _Pulled(torch.cat(by_residual, -1), noise_slopes, by_diagonal, across, scaled)
 
     def _add(self, points: Sequence[Tensor | None], theta: Sequence[Tensor | None]) -> None:
         self.by_points = summed(self.by_points, points)
@@ -294,45 +355,41 @@ def added(
     Args: floor, of the noise.
     Cost: b m evaluations and 2 b m^2 flops for b rows; m^2 numbers.
     """
-    m, device = basis.rank, basis.lower.device
-    gram, projected = torch.zeros(m, m, dtype=F64, device=device), None
-    squares = logs = noise_logs = left = scale = 0.0
-    count = 0
+    m, device, count, scale = basis.rank, basis.lower.device, 0, 0.0
+    gram, projected, numbers, shared = list[Tensor](), list[Tensor](), list[list[float]](), True
     for inputs in blocks:
-        parts = inputs.parts(m)
-        found = side_by_side([partial(_white, basis, part, floor) for part in parts], device)
-        add_gram(gram, [white.a for white in found])
-        for white in found:
-            here = white.a.mT @ white.residual
-            projected = here if projected is None else projected.add_(here)
-            squares += float(white.residual.square().sum())
-            logs += float((white.noise + white.left).log().sum())
-            noise_logs += float(white.noise.log().sum()) * (len(white.a) / len(white.noise))
-            left += float((white.left / white.noise).sum())
+        found = side_by_side([partial(_white, basis, part, floor) for part in inputs.parts(m)], device)
+        if not gram:
+            shared = inputs.noise.dim() == 1
+            gram = [torch.zeros(m, m, dtype=F64, device=device) for _ in found[0]]
+            projected = [torch.zeros(m, one.residual.shape[1], dtype=F64, device=device) for one in found[0]]
+            numbers = [[0.0] * 4 for _ in found[0]]
+        for j, whites in enumerate(zip(*found, strict=True)):
+            add_gram(gram[j], [white.a for white in whites])
+            for white in whites:
+                projected[j].add_(white.a.mT @ white.residual)
+                numbers[j] = [one + more for one, more in zip(numbers[j], white.numbers, strict=True)]
         scale += 0.0 if inputs.log_scale is None else float(inputs.log_scale.sum())
         count += inputs.rows.count
-    if projected is None:
+    if not gram:
         return before
-    gram = gram.tril() + gram.tril(-1).mT
-    if before is None:
-        return BoundSums(count, gram, projected, squares, logs, noise_logs, left, scale)
-    return BoundSums(
-        before.count + count, before.gram + gram, before.projected + projected, before.squares + squares,
-        before.logs + logs, before.noise_logs + noise_logs, before.left + left, before.scale + scale,
-    )  # fmt: skip
+    gram = [one.tril() + one.tril(-1).mT for one in gram]
+    four = torch.tensor(numbers, dtype=F64, device=device)
+    tensors = (gram[0], projected[0], four[0]) if shared else (torch.stack(gram), torch.stack(projected), four.mT)
+    own = BoundSums.of(count, *tensors, scale)
+    return own if before is None else before.joined(own)
 
 
-def _over_ranks(own: BoundSums | None, basis: Basis, outputs: int, group: Group) -> BoundSums:
-    """The sums of all ranks' rows, by one all-reduce of m x m + m p + 6 numbers, (M-221). Args: own, None of none."""
-    m, device = basis.rank, basis.lower.device
-    if own is None:
-        zeros = torch.zeros(m, m, dtype=F64, device=device), torch.zeros(m, outputs, dtype=F64, device=device)
-        own = BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0)
-    numbers = [float(own.count), own.squares, own.logs, own.noise_logs, own.left, own.scale]
-    few = torch.tensor(numbers, dtype=F64, device=device)
-    gram, projected, few = sum_together(group, (own.gram, own.projected, few))
-    count, *others = few.tolist()
-    return BoundSums(int(count), gram, projected, *others)
+def shape_of(prior: Prior) -> tuple[int, ...]:
+    """See `BoundSums.none`."""
+    return (prior.factors, 1) if prior.separate else (prior.outputs or 1,)
+
+
+def _over_ranks(own: BoundSums, group: Group) -> BoundSums:
+    """The sums of all ranks' rows, by one all-reduce of m x m + m p + 6 numbers for each matrix, (M-221)."""
+    few = torch.tensor([own.count, own.scale], dtype=F64, device=own.gram.device)
+    gram, projected, numbers, few = sum_together(group, (own.gram, own.projected, own.numbers, few))
+    return BoundSums.of(int(few[0]), gram, projected, numbers, float(few[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,24 +402,36 @@ class _WhiteBlock:
     noise: Tensor
     left: Tensor
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """squares, logs, noise_logs and left of `BoundSums`."""
+        logs = float(self.noise.log().sum()) * (len(self.a) / len(self.noise))
+        squares, left = float(self.residual.square().sum()), float((self.left / self.noise).sum())
+        return squares, float((self.noise + self.left).log().sum()), logs, left
 
-def _white(basis: Basis, part: BlockInputs, floor: float) -> _WhiteBlock:
-    """White part of a block, of rows divided by the root of their noise."""
+
+def _white(basis: Basis, part: BlockInputs, floor: float) -> list[_WhiteBlock]:
+    """White part of a block, of rows divided by the root of their noise, of every covariance matrix."""
     a, left = part.block(basis)
-    noise = part.noise.clamp_min(floor)
-    root = noise.rsqrt().unsqueeze(-1)
-    return _WhiteBlock(a.mul_(root), part.residual * root, noise, left)
+    found = []
+    for residual, noise in part.matrices:
+        noise = noise.clamp_min(floor)
+        root = noise.rsqrt().unsqueeze(-1)
+        white = a.mul_(root) if len(part.matrices) == 1 else a * root
+        found.append(_WhiteBlock(white, residual * root, noise, left))
+    return found
 
 
 class _Pulled(NamedTuple):
-    """The gradient by what some rows bring. Fields: by_residual (b, p); by_noise and by_diagonal (b,); across, by the
-    covariances with the inducing points; scaled, A with each row times the root of e / s, (b, m)."""
+    """The gradient by what some rows bring. Fields: by_residual (b, p); by_noise (b,) or (b, p); by_diagonal (b,);
+    across, by the covariances with the inducing points; scaled, A with each row times the root of e / s, (b, m), of
+    every covariance matrix."""
 
     by_residual: Tensor
     by_noise: Tensor
     by_diagonal: Tensor
     across: PairGradient
-    scaled: Tensor
+    scaled: list[Tensor]
 
 
 def block(basis: Basis, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -33,14 +33,15 @@ def bracket(state: StreamedState, source: RowSource, size: int | None = None) ->
             f"`rows` must be the {state.count:,} training rows of {state.inducing.shape[-1]} columns, got "
             f"{survey.count:,} of {survey.width}; give those that the posterior has seen"
         )
-    function, weights = state.function, state.sums.weights
+    function, each, columns = state.function, state.sums.each, state.prior.outputs or 1
     size = size or max(block_rows(function.rank), PAIRS // survey.count)
-    left, fit, noisy = (weights.new_zeros(weights.shape[1]) for _ in range(3))
-    explained = torch.zeros_like(weights)
+    left, fit, noisy = (function.lower.new_zeros(columns) for _ in range(3))
+    explained = function.lower.new_zeros(function.rank, columns)
     for inputs in inputs_of(state.prior_of_rows, survey.blocks(size), state.inducing.device):
         a, _ = block(function, inputs.rows)
-        noise = inputs.noise.clamp_min(state.floor).unsqueeze(-1)
-        v = (inputs.residual - a @ weights) / noise
+        noise = inputs.noise.clamp_min(state.floor)
+        noise = noise if noise.dim() == 2 else noise.unsqueeze(-1)
+        v = (inputs.residual - torch.cat([a @ one.weights for one in each], -1)) / noise
         here = a.mT @ v
         pairs = CovarianceOperator(PairProblem(function.form, function.theta, inputs.rows), torch.float64)
         left += ((v * (pairs @ v)).sum(0) - here.square().sum(0)).clamp_min_(0.0).sqrt()
@@ -49,4 +50,5 @@ def bracket(state: StreamedState, source: RowSource, size: int | None = None) ->
         explained += here
     whole = left.square() + noisy + explained.square().sum(0)
     least = torch.where(whole > 0.0, fit.square() / whole, torch.zeros_like(whole))
-    return Bound(state.sums.lower, min(state.sums.upper, state.sums.upper_with(float(least.sum()))), state.count)
+    upper = sum(one.upper_with(float(fit.sum())) for one, fit in zip(each, least.chunk(len(each)), strict=True))
+    return Bound(state.sums.lower, min(state.sums.upper, upper), state.count)

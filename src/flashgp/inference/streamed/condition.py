@@ -125,7 +125,7 @@ def _state(
     events = [EVENT] if settings.run.deterministic else []
 
     def sums_at(values: InducingValues | None) -> BoundSums:
-        blocks = blocks_of(survey, len(points), settings.run.deadline)
+        blocks = blocks_of(survey, prior, len(points), settings.run.deadline)
         return bound.sums(inputs_of(prior, blocks, device, values=values))
 
     likelihood, site_settings = prior.likelihood, SiteSettings().of_posterior()

@@ -122,7 +122,8 @@ class StreamedFit(EngineFit[Any]):
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
-        if not self.whole.cut and self.options.run.group.size == 1:
+        one_noise = not (self.prior.separate and self.prior.likelihood.has_sites)  # as a minibatch has
+        if not self.whole.cut and self.options.run.group.size == 1 and one_noise:
             self.weighted = sample_chosen(self.plan, self.survey, self.options, self.reading, log)
         if self.weighted is None:
             return deadline

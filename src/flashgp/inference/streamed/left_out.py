@@ -12,12 +12,10 @@ from torch import Tensor
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
-from flashgp.inference.streamed.bound import BlockInputs
+from flashgp.inference.streamed.bound import BlockInputs, BoundSums, block
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.operators.covariance import CovarianceOperator
-from flashgp.pairwise.problem import PairProblem
 from flashgp.sources.survey import Block
 
 F64 = torch.float64
@@ -34,29 +32,32 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     size, count = block_rows(state.function.rank), len(rows.x)
     blocks = [rows.part(start, start + size) for start in range(0, count, size)]
     inputs = list(inputs_of(state.prior_of_rows, blocks, state.inducing.device, values=state.values))
-    parts = [_part(state, block, found) for block, found in zip(blocks, inputs, strict=True)]
+    parts = [_block(state, one, found) for one, found in zip(blocks, inputs, strict=True)]
     outputs, likelihood = state.prior.outputs, state.prior.likelihood
     found = [torch.cat(columns) for columns in zip(*parts, strict=True)]
     if not likelihood.underlying.has_sites:
-        noise = torch.cat([part.noise.expand(len(part.residual)) for part in inputs])
-        mean, variance = (t.squeeze(-1) for t in found[:2])
+        noise = torch.cat([part.noise for part in inputs])
+        mean, variance = (t.reshape(noise.shape) for t in found[:2])
         y = rows.y.to(mean.device)
         return of_observations(likelihood, mean, variance - noise, y, state.result_dtype)
     return LeaveOneOut(*((t if outputs is not None else t.squeeze(-1)).to(state.result_dtype) for t in found))
 
 
-def _part(state: StreamedState, rows: Block, inputs: BlockInputs) -> tuple[Tensor, Tensor, Tensor]:
+def _block(state: StreamedState, rows: Block, inputs: BlockInputs) -> tuple[Tensor, ...]:
     """Mean, variance and log density of the sites' targets of some rows, (b, p) each."""
-    function = state.function
-    residual, features, noise, *_ = inputs
-    y = residual + state.prior.mean_at(rows.x.to(residual.device))
-    a = function(features)
-    diagonal = CovarianceOperator(PairProblem(function.form, function.theta, features), F64).diagonal()
-    left = (diagonal - a.square().sum(-1)).clamp_min_(0.0)
-    noise = noise.clamp_min(state.floor)
-    h = residual - a @ state.sums.weights
-    spread = torch.linalg.solve_triangular(state.sums.inner.mT, a, upper=True, left=False).square().sum(-1)
-    kept = (1.0 - spread / noise).clamp_min(EPS)
-    variance = (left + spread / kept + noise).unsqueeze(-1).expand_as(h)
-    error = h / kept.unsqueeze(-1)
+    y = inputs.residual + state.prior.mean_at(rows.x.to(inputs.residual.device))
+    a, left = block(state.function, inputs.rows)
+    each = [
+        _of_matrix(one.sums, a, left, residual, noise.clamp_min(state.floor))
+        for one, (residual, noise) in zip(state.parts or (state,), inputs.matrices, strict=True)
+    ]
+    error, variance = (torch.cat(columns, -1) for columns in zip(*each, strict=True))
     return y - error, variance, -0.5 * (error.square() / variance + variance.log() + LOG_2PI)
+
+
+def _of_matrix(sums: BoundSums, a: Tensor, left: Tensor, residual: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Errors of the sites' targets and their variances, (b, p), under one covariance matrix."""
+    h = residual - a @ sums.weights
+    spread = torch.linalg.solve_triangular(sums.inner.mT, a, upper=True, left=False).square().sum(-1)
+    kept = (1.0 - spread / noise).clamp_min(EPS)
+    return h / kept.unsqueeze(-1), (left + spread / kept + noise).unsqueeze(-1).expand_as(h)

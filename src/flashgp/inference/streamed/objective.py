@@ -14,7 +14,7 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.prior import Prior
 from flashgp.inference.sites import SiteSettings, from_prior
-from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound
+from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound, shape_of
 from flashgp.inference.streamed.rows import inputs_of, prior_of_sample
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluation_of_first
@@ -30,12 +30,12 @@ BLOCK_NUMBERS = 2**21  # of one buffer of a block: 16 MiB
 MIN_BLOCK = 256  # rows, below which calls weigh as much as arithmetic
 
 
-def block_rows(inducing: int) -> int:
-    """Rows of a block."""
-    return max(MIN_BLOCK, BLOCK_NUMBERS // max(1, inducing))
+def block_rows(inducing: int, matrices: int = 1) -> int:
+    """Rows of a block, for which there are so many numbers of each covariance matrix."""
+    return max(MIN_BLOCK, BLOCK_NUMBERS // max(1, inducing * matrices))
 
 
-def blocks_of(survey: Survey, inducing: int, deadline: Deadline) -> Iterator[Block]:
+def blocks_of(survey: Survey, prior: Prior, inducing: int, deadline: Deadline) -> Iterator[Block]:
     """A pass in blocks; of several ranks, this one's rows.
 
     Raises: TimeUp before the first batch or block after the deadline; of several ranks at the beginning, on all.
@@ -43,13 +43,13 @@ def blocks_of(survey: Survey, inducing: int, deadline: Deadline) -> Iterator[Blo
     if survey.group.size > 1:
         if late(survey.group, deadline):
             raise TimeUp
-        return survey.blocks(block_rows(inducing))
+        return survey.blocks(block_rows(inducing, prior.factors))
 
     def check() -> None:
         if deadline.passed():
             raise TimeUp
 
-    return survey.blocks(block_rows(inducing), check)
+    return survey.blocks(block_rows(inducing, prior.factors), check)
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def first_values(
 
     Cost: some ten passes over the sample.
     """
-    prior, start = bound.prior, InducingValues.of_prior(bound.basis, bound.floor)
+    prior, start = bound.prior, InducingValues.of_prior(bound.basis, bound.floor, shape_of(bound.prior))
     sample, of_sample = survey.of_sample, prior_of_sample(prior, survey)
     if survey.count < settings.sample_ratio * sample.count:
         return start
@@ -70,7 +70,7 @@ def first_values(
     )
 
     def sums_at(values: InducingValues) -> BoundSums:
-        blocks = blocks_of(sample, len(points), deadline)
+        blocks = blocks_of(sample, prior, len(points), deadline)
         return few.sums(inputs_of(of_sample, blocks, points.device, values=values))
 
     found = start.sums
@@ -233,4 +233,4 @@ class StreamedLogJoint(LogJoint):
         return
 
     def _blocks(self) -> Iterator[Block]:
-        return blocks_of(self.survey, len(self.points), self._deadline)
+        return blocks_of(self.survey, self._prior, len(self.points), self._deadline)

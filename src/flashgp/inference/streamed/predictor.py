@@ -19,6 +19,7 @@ from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import FLOOR, rounding_of
+from flashgp.inference.predict.exact_predictor import OutputPredictor
 from flashgp.inference.predict.paths import Paths, repeated_mean
 from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
@@ -108,6 +109,8 @@ def draw_paths(state: StreamedState, count: int, features: int, seed: int | None
 
     Cost: m^2 t flops for t functions; then (features + m) t of each point.
     """
+    if state.parts:
+        return Paths.of_outputs(state, draw_paths, count, features, seed)
     began = time.perf_counter()
     count = check_count(count, "count", 0)
     generator = torch.Generator().manual_seed(draw_seed(seed))
@@ -134,6 +137,14 @@ def _values(state: StreamedState, prior: PriorDraws, weights: Tensor, x: Tensor)
     """m + f0 + a^T weights, (n_test, t)."""
     values = prior(x) + state.function.taped(state.prior.kernel.rows(x)) @ weights
     return values + repeated_mean(state.prior.mean_at(x), values.shape[-1])
+
+
+def predictor(state: StreamedState, *, deterministic: bool) -> Predictor:
+    """Predictor of a state, or of that of each output."""
+    if not state.parts:
+        return StreamedPredictor(state, deterministic=deterministic)
+    each = [StreamedPredictor(part, deterministic=deterministic) for part in state.parts]
+    return OutputPredictor(each, partial(draw_paths, state))
 
 
 def floor_of(state: StreamedState, points: Rows) -> float:

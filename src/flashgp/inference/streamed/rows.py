@@ -18,7 +18,7 @@ from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.inference.streamed.steps import InducingValues
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
-from flashgp.sources.source import Held, RowSource
+from flashgp.sources.source import Encoded, Held, RowSource
 from flashgp.sources.survey import Block, Survey, checked
 
 SAMPLE_ROWS = 2000  # at least, of those that are kept
@@ -121,6 +121,7 @@ def survey_of(
 ) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
     likelihood = prior.likelihood
+    source = source if isinstance(source, Held) else Encoded(source, likelihood.encoded)
     ordered = likelihood.has_sites and not likelihood.rows_alike  # only fits of such are refused
     kind = "full_scale" if ordered else "sparse"
     refuse_unfit(prior, kind, batch=False)

@@ -1,6 +1,7 @@
 """StreamedState: a prior given rows that were read, by inducing points: m numbers and m x m, whatever the rows."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -80,6 +81,9 @@ class StreamedState(BaseState):
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
     all rows; sample, some of them, float64; report; run; held, the rows where the caller holds them, else None;
     ranks, of which each has read a part of the rows; online, how many rows joined since conditioning.
+
+    Of outputs with noise of their own `sums` are those of each, and `parts` the state of each, of y without an axis for
+    outputs.
     """
 
     prior: Prior
@@ -93,8 +97,23 @@ class StreamedState(BaseState):
     ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
     factor: ClassVar[None] = None
-    parts: ClassVar[tuple[()]] = ()
     replicates: ClassVar[None] = None
+
+    @cached_property
+    def parts(self) -> "tuple[StreamedState, ...]":
+        if self.sums.gram.dim() == 2:
+            return ()
+
+        def column(rows: Any, j: int) -> Any:
+            return None if rows is None else type(rows)(rows.x, rows.y[:, j].contiguous(), rows.row_variance)
+
+        return tuple(
+            replace(
+                self, prior=self.prior.output(j, live=False), sums=sums, sample=column(self.sample, j),
+                held=column(self.held, j), report=replace(self.report, events=list(self.report.events)),
+            )
+            for j, sums in enumerate(self.sums.each)
+        )  # fmt: skip
 
     def of_rows(self, name: str) -> Held:
         """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
@@ -172,17 +191,26 @@ class StreamedState(BaseState):
 
     def tensors(self) -> dict[str, Tensor]:
         sums, sample = self.sums, self.sample
+        if self.prior.separate and not self.parts:
+            raise DomainError(
+                f"`model` must be of all latent functions of {self.prior.likelihood.name} to be saved, got one of "
+                "by_output; save the posterior itself"
+            )
         found = {
             "inducing": self.inducing, "gram": sums.gram, "projected": sums.projected, "sample_x": sample.x,
             "sample_y": sample.y,
         }  # fmt: skip
+        if self.parts:
+            found["sums"] = sums.numbers
         if sample.row_variance is not None:
             found["sample_row_variance"] = sample.row_variance
         return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
 
     def numbers(self) -> dict[str, Any]:
-        names = ("left", "logs", "noise_logs", "scale", "squares")
-        return {"kind": "sparse", "count": self.count, **{name: getattr(self.sums, name) for name in names}}
+        kind, names = "sparse", ["scale", "left", "logs", "noise_logs", "squares"]
+        if self.parts:
+            kind, names = "sparse_outputs", names[:1]
+        return {"kind": kind, "count": self.count, **{name: getattr(self.sums, name) for name in names}}
 
     def with_prior(self, prior: Prior) -> "StreamedState":
         return replace(self, prior=prior.held())

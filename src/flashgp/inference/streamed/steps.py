@@ -4,12 +4,13 @@ With w and M of q(u) = N(w, M^-1), whitened, and d_i what the inducing points le
 
     q(f_i) = N(m(x_i) + a_i^T w, a_i^T M^-1 a_i + d_i s_i / (s_i + d_i))
 
+of each latent function, whose w, M and sites are its own and whose A and d_i are those of all (M-400).
 The site s_i depends on that and it on the site, row by row. A step is one in A^T S^-1 A and A^T S^-1 r, so that nothing
 is kept of a row. Where sites need no iteration one pass says everything (bound.py).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,6 +31,7 @@ from flashgp.processes.group import Group
 
 ROUNDS = 40  # of Aitken's extrapolation, each of which squares the error, or of bisection where that leads elsewhere
 EXACT = 1e-9  # of a logarithm of a variance
+OF_SEVERAL = 1e-4  # where functions share a row, whose expectations take long: e of it changes the bound by e^2 / 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +45,9 @@ class InducingValues:
     new: bool = False
 
     @classmethod
-    def of_prior(cls, basis: Basis, floor: float) -> "InducingValues":
-        m = basis.rank
-        zeros = basis.lower.new_zeros(m, m), basis.lower.new_zeros(m, 1)
-        return cls(basis, BoundSums(0, *zeros, 0.0, 0.0, 0.0, 0.0), floor)
+    def of_prior(cls, basis: Basis, floor: float, shape: Sequence[int] = (1,)) -> "InducingValues":
+        """Args: shape, see `BoundSums.none`."""
+        return cls(basis, BoundSums.none(basis.rank, shape, basis.lower.device), floor)
 
     def towards(self, sums: BoundSums, share: float) -> "InducingValues":
         """q(u) after a part of the step to that of some sums."""
@@ -61,8 +62,9 @@ class InducingValues:
         own, its = self.sums.inner, other.sums.inner
         spread = torch.linalg.solve_triangular(own, its, upper=False)
         apart = its.mT @ (self.sums.weights - other.sums.weights)
-        logs = own.diagonal().log().sum() - its.diagonal().log().sum()
-        return float(0.5 * (spread.square().sum() - len(own) + apart.square().sum()) + logs)
+        logs, its_logs = (one.diagonal(dim1=-2, dim2=-1).log() for one in (own, its))
+        squares = spread.square().sum() - logs.numel() + apart.square().sum()
+        return float(0.5 * squares + logs.sum() - its_logs.sum())
 
     @torch.no_grad()
     def sites(self, prior: Prior, x: Tensor, y: Tensor, rows: Rows) -> tuple[Sites, Marginals, tuple[Tensor, Tensor]]:
@@ -88,10 +90,12 @@ class InducingValues:
     def _sites(self, prior: Prior, x: Tensor, y: Tensor, rows: Rows) -> tuple[Sites, Marginals, tuple[Tensor, Tensor]]:
         """`sites` of the rows that a thread takes at a time."""
         a, left = known = block(self.basis, rows)
-        solved = a.clone()
-        solve_rows_(self.sums.inner, solved)
-        spread = torch.linalg.vector_norm(solved, dim=-1).square_()
-        mean = (prior.mean_at(x) + a @ self.sums.weights).squeeze(-1)
+        inner, weights = (t if t.dim() == 3 else t.unsqueeze(0) for t in (self.sums.inner, self.sums.weights))
+        mean = prior.mean_at(x) + torch.cat([a @ one for one in weights], -1)
+        spread, left = torch.stack([_spread(a, one) for one in inner], -1), left.unsqueeze(-1)
+        alone = prior.outputs is None
+        if alone:
+            mean, spread, left = (t.squeeze(-1) for t in (mean, spread, left))
         if self.new:
             return *local_sites(prior.likelihood, y, Marginals(mean, spread + left)), known
         least, floor = LEAST * (spread + left), self.floor
@@ -104,16 +108,25 @@ class InducingValues:
         low = least.log()
         for _ in range(ROUNDS):
             one = after(own)
-            if not bool(((one - own).abs() > EXACT).any()):
+            if not bool(((one - own).abs() > (EXACT if alone else OF_SEVERAL)).any()):
                 break
-            low, high = torch.where(one > own, own, low), torch.where(one > own, high, own)
+            if alone:  # others move what is between
+                low, high = torch.where(one > own, own, low), torch.where(one > own, high, own)
             two = after(one)
             bend = two - 2.0 * one + own
             aim = torch.where(bend == 0.0, two, own - (one - own).square() / bend.where(bend != 0.0, 1.0))
-            own = torch.where((aim >= low) & (aim <= high), aim, 0.5 * (low + high))
+            between = 0.5 * (low + high if alone else own + one)
+            own = torch.where((aim >= low) & (aim <= high), aim, between)
         at = Marginals(mean, spread + own.exp())
         sites = prior.likelihood.sites_at(y, at.mean, at.variance, None)
         return replace(sites, variance=sites.variance.clamp_min(self.floor)), at, known  # as sums of them will have it
+
+
+def _spread(a: Tensor, inner: Tensor) -> Tensor:
+    """The diagonal of A M^-1 A^T, (b,). Args: inner, the Cholesky factor of M."""
+    solved = a.clone()
+    solve_rows_(inner, solved)
+    return torch.linalg.vector_norm(solved, dim=-1).square_()
 
 
 @dataclass(frozen=True)
@@ -149,10 +162,11 @@ def settled_pass(
         return group.number_of_first(one.before.divergence(other.before))
 
     first, passes = at(start), 1
+    none = InducingValues.of_prior(start.basis, start.floor, start.sums.shape)
     if not first.value >= least:  # NaN too
-        first, passes = at(InducingValues.of_prior(start.basis, start.floor)), 2
+        first, passes = at(none), 2
     if not math.isfinite(first.value):  # under a wide prior: from sites of rows by themselves
-        alone = replace(InducingValues.of_prior(start.basis, start.floor), new=True)
+        alone = replace(none, new=True)
         first, passes = at(InducingValues(start.basis, sums_at(alone), start.floor)), passes + 2
     tolerance = settings.of_rows(tolerance, first.sums.count)
     last, steps, moved = settle(
