@@ -24,6 +24,7 @@ from flashgp.inference.online.new_sites import refuse_numbers, with_sites_to_com
 from flashgp.inference.online.refine import refined
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.output_states import AnyState, OutputStates
+from flashgp.inference.predict.components import component, components
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out, of_observations
@@ -170,8 +171,12 @@ def _bracket(state: StreamedState, rows: Any) -> Bound:
 _ALL: Answers = {
     "importance": lambda state, groups, settings: importance(state.training_table, groups, settings),
 }
+_TERMS: Answers = {
+    "component": lambda state, part: component(state, part, answer),
+    "components": lambda state: components(state, answer),
+}
 _EXACT: Answers = {
-    **_ALL, "append": _with_rows(online.append, online.append), "drop": online.drop, "fantasize": fantasize,
+    **_ALL, **_TERMS, "append": _with_rows(online.append, online.append), "drop": online.drop, "fantasize": fantasize,
     "leave_one_out": _left_out,
     "log_marginal_likelihood": _evidence, "paths": draw_paths_together, "predict": predict_together,
     "predict_seconds": _planned_seconds, "refine": refined, "replace": _replaced,
@@ -187,7 +192,7 @@ _FULL_SCALE: Answers = {
     "predict": _predicted_by(full_scale.predictor),
 }  # fmt: skip
 _INDUCING: Answers = {
-    **_APPROXIMATE, "append": _joined, "bound": lambda state: state.bound, "bracket": _bracket,
+    **_APPROXIMATE, **_TERMS, "append": _joined, "bound": lambda state: state.bound, "bracket": _bracket,
     "leave_one_out": _held_left_out, "leave_out": _given_left_out, "lost": lambda state: state.bound,
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.predictor),
 }  # fmt: skip
@@ -208,6 +213,10 @@ _APART = {
     ),
     **dict.fromkeys(("bound", "bracket"), ("inducing points alone", "take posterior.log_marginal_likelihood()")),
     "leave_out": ("inducing points alone", "take posterior.leave_one_out()"),
+    **dict.fromkeys(
+        ("component", "components"),
+        ("exact posteriors and inducing points alone", 'condition on fewer rows, or with approximation="sparse"'),
+    ),
 }
 
 

@@ -215,6 +215,18 @@ class BaseState:
         """The state with what a prior knows of rows to come, and another record of updates."""
         return replace(self, prior=prior, online=online)  # type: ignore[type-var]
 
+    @property
+    def some_inputs(self) -> Tensor:
+        """Inputs of training rows, (*batch, k, d): of all that are held."""
+        return self.x
+
+    def of_term(self, prior: Prior) -> Self:
+        """The state of a term of f, eq. (M-410): with the covariance of the term with what this one knows f by.
+
+        Args: prior, of the term, whose kernel is a summand; asked of states that answer `component`.
+        """
+        raise NotImplementedError
+
     def with_prior(self, prior: Prior) -> Self:
         """The state under a prior whose likelihood gives the same covariance matrix and residual."""
         prior = prior.held()

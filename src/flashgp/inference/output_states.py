@@ -144,6 +144,11 @@ class OutputStates(BaseState):
         return self.parts[0].checked_points(x, name)
 
     def obstacle(self, question: str) -> str | None:
+        if question in ("component", "components"):
+            return (
+                f"`{question}` is of one covariance matrix, got a posterior of {len(self.parts)} outputs with noise of "
+                f"their own; take post.by_output[j].{question}"
+            )
         return next((reason for part in self.parts if (reason := part.obstacle(question)) is not None), None)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from flashgp.inference.full_scale.state import Lost
 from flashgp.inference.judgement.verdict import Verdict
 from flashgp.inference.judging import judge
 from flashgp.inference.online.fantasies import Fantasies
+from flashgp.inference.predict.components import Component
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
@@ -30,6 +31,7 @@ from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.streamed.state import Bound
+from flashgp.kernels.base import Kernel
 from flashgp.planner.plan import Plan
 from flashgp.planner.products import ProductPlan
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -313,6 +315,31 @@ class Posterior:
         Source: Wilson, Borovitskiy, Terenin, Mostowsky & Deisenroth (2020), eq. 13.
         """
         return self._ask("paths", count, features, seed)
+
+    def component(self, part: int | Kernel) -> Component:
+        """Posterior of one term of a sum of covariance functions, such as a trend or a season, eq. (M-410).
+
+        Terms are those of sums, also inside of scales and products, from left to right: `variance * (a + b)` has two.
+        The prior mean belongs to none.
+
+        Args:
+            part: the number of the term, from 0; or a kernel that has the structure of one term alone, with or without
+                its scale, such as the one that the sum was made of, whatever its parameters are by now. Of several such
+                terms the one with its values.
+
+        Returns:
+            Component, with `predict(x_test)`, and its share of the variance.
+
+        Raises:
+            DomainError: for what is none, or of several terms; of outputs with noise of their own, or of full scale.
+        Cost: nothing; predictions cost what those of the whole do.
+        """
+        return self._ask("component", part)
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """Posterior of each term, as `component`."""
+        return self._ask("components")
 
     # -- what this posterior answers ----------------------------------------------------------------------------------
     def can(self, question: str) -> str | None:

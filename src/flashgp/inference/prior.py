@@ -270,7 +270,7 @@ class Prior(NamedValues):
     @property
     def title(self) -> str:
         """Title in one line."""
-        parts = f"kernel={_outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood={self.likelihood.name}"
+        parts = f"kernel={outline(self.kernel)}, mean={type(self.mean).__name__}, likelihood={self.likelihood.name}"
         return f"GP({parts})" if self.outputs is None else f"GP({parts}, outputs={self.outputs})"
 
     def __repr__(self) -> str:
@@ -316,10 +316,10 @@ def conflicting(x: Tensor, y: Tensor, noise: Tensor, outputs: int | None) -> boo
     return False
 
 
-def _outline(kernel: Kernel) -> str:
+def outline(kernel: Kernel) -> str:
     """A one-line formula of a kernel tree."""
     name = type(kernel).__name__
-    parts = [_outline(part) for part in kernel.parts]
+    parts = [outline(part) for part in kernel.parts]
     match name:
         case "Sum":
             return "(" + " + ".join(parts) + ")"

@@ -200,6 +200,13 @@ class State(BaseState):
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"residual": self.residual, "representer_weights": self.representer_weights}
 
+    def of_term(self, prior: Prior) -> "State":
+        device = self.x.device
+        return replace(
+            self, prior=prior, rows=prior.kernel.rows(self.points), weights=self.representer_weights, whitened=None,
+            theta=tuple(value.to(device) for value in prior.kernel.theta()), solver=self.solves, versions=(),
+        )  # fmt: skip
+
     def with_prior(self, prior: Prior) -> "State":
         again = super().with_prior(prior)
         return replace(again, weights=self.representer_weights, solver=self.solves, online=UpdateState())

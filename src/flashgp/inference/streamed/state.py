@@ -240,6 +240,17 @@ class StreamedState(BaseState):
         return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.run)
 
     @property
+    def some_inputs(self) -> Tensor:
+        """Those of the kept sample."""
+        return self.sample.x
+
+    def of_term(self, prior: Prior) -> "StreamedState":
+        kernel = prior.kernel
+        theta = tuple(value.to(self.inducing.device) for value in kernel.theta())
+        points = kernel.rows(self.inducing.to(torch.float64))
+        return replace(self, prior=prior, function=replace(self.function, form=kernel.form, theta=theta, points=points))
+
+    @property
     def floor(self) -> float:
         """Below which rounding decides a noise variance, (M-148)."""
         return noise_floor(self.function, self.count)
