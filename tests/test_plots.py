@@ -88,6 +88,7 @@ def posterior_of_places() -> tuple[Any, Scaling, list[str]]:
 
 PLOTS: dict[str, Callable[..., Any]] = {
     "by_category": lambda **o: plots.by_category(*posterior_of_places(), **o),
+    "components": lambda: plots.components(posterior())[0],
     "confusion": lambda **o: plots.confusion(*classes(), **o),
     "expected_1d": lambda **o: plots.expected_1d(*posterior_of_classes(), labels=("no", "yes"), **o),
     "precision_recall": lambda **o: plots.precision_recall(*classes(), **o),
@@ -339,3 +340,25 @@ def machine(seconds: float) -> Any:
         BUILT_IN, name="measured", cpu=replace(BUILT_IN.cpu, operations=times(seconds)),
         accelerator=replace(BUILT_IN.accelerator, operations=times(seconds / 10)),
     )  # fmt: skip
+
+
+def test_components_have_a_picture_for_each_term() -> None:
+    x = torch.linspace(17000, 17400, 60, dtype=torch.float64)[:, None]
+    k = fgp.kernels
+    gp = fgp.GP(k.RBF(300.0) + 2.0 * k.Periodic(period=100.0), likelihood=fgp.likelihoods.Gaussian(0.1))
+    post = gp.condition(x, torch.sin(2 * math.pi * x[:, 0] / 100.0))
+    axes = plots.components(post, dates=True, x_label="day", x_range=(17000.0, 17800.0))
+    assert len(axes) == 2
+    assert rendered(axes[0]).std() > 0.05
+    assert "variance * Periodic: " in texts(axes[1])
+    assert "2018" in texts(axes[1])
+    part = post.component(1)
+    (mean,) = axes[1].get_lines()
+    line = np.linspace(17000.0, 17800.0, 300)
+    wanted = part.predict(torch.as_tensor(line)[:, None]).mean.numpy()
+    assert np.allclose(mean.get_ydata(), wanted)
+    assert f"{100 * float(part.share):.3g}% of the variance" in texts(axes[1])
+    scaled = plots.components(post, scaling=Scaling((0.0,), (2.0,), Number(5.0, 3.0)))[1].get_lines()[0]
+    assert np.allclose(scaled.get_ydata().max(), 3.0 * part.predict(x).mean.max(), rtol=0.02)
+    with pytest.raises(DomainError, match="`scaling` must be of a target without a transform"):
+        plots.components(post, scaling=Scaling((0.0,), (2.0,), Classes(("a", "b"))))

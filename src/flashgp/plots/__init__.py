@@ -5,6 +5,7 @@ that no global state knows (`ax.figure.savefig(...)` writes it). Needs matplotli
 """
 
 from .classes import confusion, precision_recall, reliability, roc, rootogram
+from .components import components
 from .expected import by_category, expected_1d, probability_2d
 from .importance import importance
 from .machine import machine_bandwidths, machine_rates
@@ -17,6 +18,7 @@ from .training import training_trace
 __all__ = [
     "by_category",
     "calibration",
+    "components",
     "confusion",
     "expected_1d",
     "importance",

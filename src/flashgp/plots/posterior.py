@@ -1,6 +1,7 @@
 """The posterior along one input: mean, intervals, samples, and the data where there is but one input."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .axes import date_axis, legend_above, new_axes, note, numbers, percent, sho
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
     from flashgp.inference.fit import Fit
     from flashgp.inference.posterior import Posterior
@@ -80,41 +82,12 @@ def posterior_1d(
     """
     import torch
 
-    from flashgp.inference.fit import Fit
-
     half_width(level)  # refuses what is no probability
-    if isinstance(posterior, Fit):
-        posterior = posterior.posterior
-    like = posterior.state.like[0]
-    if like.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
-        raise ShapeError(
-            f"`posterior` must be of one model with one output, got x of shape {tuple(like.shape)} and outputs "
-            f"{posterior.gp.outputs}; plot one at a time"
-        )
-    kept = posterior.state.training_table  # of rows that were read a sample
-    d = like.shape[-1]
-    if not 0 <= column < d or points < 2 or samples < 0:
-        raise DomainError(
-            f"`column` must be 0 to {d - 1}, `points` at least 2 and `samples` at least 0, got {column}, {points} and "
-            f"{samples}; correct them"
-        )
-    x, y = numbers(kept.x[:, column], "x"), numbers(kept.y, "y")
-    low, high = (float(x.min()), float(x.max())) if len(x) else (-1.0, 1.0)
-    # Beyond the data only where they are shown; a slice stays within the column's range.
-    margin = (_MARGIN if d == 1 else 0.0) * (high - low) if high > low else 1.0
-    first, last = (low - margin, high + margin) if x_range is None else x_range
-    if not -math.inf < first < last < math.inf:
-        raise DomainError(f"`x_range` must be two finite numbers, the smaller first, got {x_range!r}; correct them")
-    line = np.linspace(first, last, points)
-    if at is not None:
-        place = numbers(at, "at")
-        if place.shape != (d,):
-            raise ShapeError(f"`at` must have shape ({d},), one value per column of x, got {place.shape}")
-    else:
-        place = kept.x.detach().median(dim=0).values.cpu().double().numpy() if len(x) else np.zeros(d)
-    grid = np.tile(place, (points, 1))
-    grid[:, column] = line
-    prediction = posterior.predict(torch.as_tensor(grid, dtype=like.dtype, device=like.device))
+    if samples < 0:
+        raise DomainError(f"`samples` must be at least 0, got {samples}; correct it")
+    along = slice_of(posterior, column, x_range, at, points)
+    d, line, x, y = along.x_test.shape[-1], along.line, along.x, along.y
+    prediction = along.posterior.predict(along.x_test)
     with torch.no_grad():
         mean = numbers(prediction.mean, "mean")
         latent = np.sqrt(numbers(prediction.variance, "variance"))
@@ -160,6 +133,58 @@ def posterior_1d(
     ax.set_xlim(line[0], line[-1])
     legend_above(ax)
     return ax
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Points along one column of x. Fields: posterior; line, (points,); x_test, (points, d); x and y of the rows."""
+
+    posterior: "Posterior"
+    line: npt.NDArray[np.float64]
+    x_test: "Tensor"
+    x: npt.NDArray[np.float64]
+    y: npt.NDArray[np.float64]
+
+
+def slice_of(
+    posterior: "Posterior | Fit", column: int, x_range: tuple[float, float] | None, at: Any, points: int
+) -> Slice:
+    """See `posterior_1d`."""
+    import torch
+
+    from flashgp.inference.fit import Fit
+
+    if isinstance(posterior, Fit):
+        posterior = posterior.posterior
+    like = posterior.state.like[0]
+    if like.dim() != 2 or posterior.gp.outputs is not None or posterior.batch_shape:
+        raise ShapeError(
+            f"`posterior` must be of one model with one output, got x of shape {tuple(like.shape)} and outputs "
+            f"{posterior.gp.outputs}; plot one at a time"
+        )
+    kept = posterior.state.training_table  # of rows that were read a sample
+    d = like.shape[-1]
+    if not 0 <= column < d or points < 2:
+        raise DomainError(
+            f"`column` must be 0 to {d - 1} and `points` at least 2, got {column} and {points}; correct them"
+        )
+    x, y = numbers(kept.x[:, column], "x"), numbers(kept.y, "y")
+    low, high = (float(x.min()), float(x.max())) if len(x) else (-1.0, 1.0)
+    # Beyond the data only where they are shown; a slice stays within the column's range.
+    margin = (_MARGIN if d == 1 else 0.0) * (high - low) if high > low else 1.0
+    first, last = (low - margin, high + margin) if x_range is None else x_range
+    if not -math.inf < first < last < math.inf:
+        raise DomainError(f"`x_range` must be two finite numbers, the smaller first, got {x_range!r}; correct them")
+    line = np.linspace(first, last, points)
+    if at is not None:
+        place = numbers(at, "at")
+        if place.shape != (d,):
+            raise ShapeError(f"`at` must have shape ({d},), one value per column of x, got {place.shape}")
+    else:
+        place = kept.x.detach().median(dim=0).values.cpu().double().numpy() if len(x) else np.zeros(d)
+    grid = np.tile(place, (points, 1))
+    grid[:, column] = line
+    return Slice(posterior, line, torch.as_tensor(grid, dtype=like.dtype, device=like.device), x, y)
 
 
 def _samples(
