@@ -101,9 +101,8 @@ def test_weights_of_an_approximation() -> None:
     x, y, error = table(60)
     options = {"optimise": False, "likelihood": fgp.likelihoods.Gaussian(0.05, shared=True)}
     exact = quick(**options).fit(x, y, 1 / error**2).predict(AT)
-    near = quick(**options, approximation="full_scale", inducing=60, neighbours=60).fit(x, y, 1 / error**2).predict(AT)
-    np.testing.assert_allclose(near, exact, atol=1e-5)
-    with pytest.raises(fgp.DomainError, match="got row_weight or others of single rows; leave them out, or pass"):
-        quick(approximation="sparse").fit(x, y, 1 / error**2)
+    for how in ({"approximation": "full_scale", "neighbours": 60}, {"approximation": "sparse"}):
+        near = quick(**options, **how, inducing=60).fit(x, y, 1 / error**2).predict(AT)
+        np.testing.assert_allclose(near, exact, atol=1e-3)
     same = quick(**options, approximation="sparse", inducing=20).fit(x, y, np.full(60, 7.0)).predict(AT)
     np.testing.assert_array_equal(same, quick(**options, approximation="sparse", inducing=20).fit(x, y).predict(AT))

@@ -153,13 +153,11 @@ def obstacle(prior: Prior, kind: str, *, batch: bool, ranks: int = 1) -> str:
     if batch:
         return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
     likelihood = prior.likelihood
-    counted = likelihood.rows_alike or likelihood.known_variances is not None
-    if kind == "sparse" and not counted and (likelihood.has_sites or ranks > 1):
-        where = "" if likelihood.has_sites else " over ranks"
+    if kind == "sparse" and ranks > 1 and not likelihood.rows_alike and likelihood.known_variances is None:
         return (
-            f"by inducing points alone{where} needs a likelihood that treats all rows alike but for known variances, "
-            'got row_weight or others of single rows; leave them out, or pass approximation="full_scale" with '
-            "neighbours"
+            "by inducing points alone over ranks needs a likelihood that treats all rows alike but for known "
+            'variances, got row_weight or others of single rows; leave them out, or pass approximation="full_scale" '
+            "with neighbours"
         )
     return ""
 

@@ -14,21 +14,25 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import refuse_unfit
+from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import Fit
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import SiteSettings
 from flashgp.inference.streamed.bound import StreamedBound
 from flashgp.inference.streamed.condition import condition
-from flashgp.inference.streamed.objective import first_values
+from flashgp.inference.streamed.objective import StreamedLogJoint, first_values
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.history import Stage
+from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SampleSettings, StochasticSettings
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block, surveyed
+from inference.full_scale.test_factor import differences
 
 F64 = torch.float64
 FEW = FitSettings(stochastic=StochasticSettings(first_rows=100))  # of which the sample is
@@ -173,7 +177,41 @@ def test_numbers_of_rows_that_are_read_or_over_ranks_are_refused() -> None:
     for call in (
         lambda: fgp.fit(gp, [(x, y)], inducing=5),
         lambda: refuse_unfit(gp, "sparse", batch=False, ranks=2),
-        lambda: fitted(L.Gaussian(0.1, row_weight=weight), x, y, inducing=5),
+        lambda: fgp.fit(model(L.Gaussian(0.1, row_weight=weight)), [(x, y)], inducing=5),
     ):
         with pytest.raises(DomainError, match="treats all rows alike"):
             call()
+
+
+@pytest.mark.parametrize("known", [None, 0.05])
+def test_weights_of_a_noise_divide_it(known: float | None) -> None:
+    """Its gradient and posterior by few points, whose choice looks at them; rows join with theirs."""
+    x, y, weight = counts(40)
+    y, beside = y.log1p(), None if known is None else known * (1.0 + x[:, 0])
+    gp = model(L.Gaussian(0.1, beside, row_weight=weight))
+    noise = gp.likelihood.sites(y, None).variance.detach()
+    as_noise = model(L.Gaussian(None, noise))
+    found, wanted = (one.condition(x, y, approximation="sparse", inducing=9) for one in (gp, as_noise))
+    assert torch.equal(found.inducing, wanted.inducing)
+    torch.testing.assert_close(found.predict(x).mean, wanted.predict(x).mean, rtol=1e-10, atol=1e-10)
+    assert evidence(found) == pytest.approx(evidence(wanted), rel=1e-10)
+    problem = Problem(gp, x, y, DirectSettings(TorchTiles()))
+    of = StreamedLogJoint(problem, surveyed(Held(x, y), None, 40, 0), x[:9])
+    theta = of.parameters.values()
+    slopes = differences(of, theta)
+    assert abs(of(theta).gradient - slopes).max() <= 1e-6 * (1.0 + abs(slopes).max())
+    last = None if beside is None else beside[30:]
+    first = L.Gaussian(0.1, None if beside is None else beside[:30], row_weight=weight[:30])
+    few = model(first).condition(x[:30], y[:30], approximation="sparse", inducing=x[:9])
+    longer = few.append(x[30:], y[30:], row_variance=last, row_weight=weight[30:])
+    likelihood = longer.gp.likelihood
+    whole = fgp.GP(gp.kernel, likelihood=likelihood).condition(x, y, approximation="sparse", inducing=x[:9])
+    assert evidence(longer) == pytest.approx(evidence(whole), rel=1e-9)
+
+
+def test_fits_of_weights_are_exact_where_all_rows_are_points() -> None:
+    x, y, weight = counts(60)
+    y, likelihood = y.log1p(), L.Gaussian(0.1, row_weight=weight)
+    found = fitted(likelihood, x, y, inducing=x).gp.state_dict()
+    for name, value in fgp.fit(model(likelihood), x, y, starts=1, priors="given").gp.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-3)

@@ -51,7 +51,7 @@ def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: Con
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
     group = settings.run.group
-    prior, rows = move_row_variances_to_data(prior, shard(rows, group), group, fitting=False)
+    prior, rows = move_row_variances_to_data(prior, shard(rows, group), group)
     survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline, group=group)
     return condition_on(prior, survey, asked, settings)
 

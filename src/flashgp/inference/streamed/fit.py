@@ -87,7 +87,7 @@ class StreamedFit(EngineFit[Any]):
         self.options, self.searchers, self.interrupts = options, ALONE, []
         refuse_exact_fit(options)
         refuse_unfit(prior, "sparse", batch=False, ranks=group.size)
-        prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), group, fitting=True)
+        prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), group)
         clock = options.run.deadline.clock
         began = clock()
         self.whole = whole = survey_of(
@@ -122,7 +122,8 @@ class StreamedFit(EngineFit[Any]):
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
-        one_noise = not (self.prior.separate and self.prior.likelihood.has_sites)  # as a minibatch has
+        likelihood = self.prior.likelihood
+        one_noise = not likelihood.has_sites or (likelihood.rows_alike and not self.prior.separate)  # as a minibatch
         if not self.whole.cut and self.options.run.group.size == 1 and one_noise:
             self.weighted = sample_chosen(self.plan, self.survey, self.options, self.reading, log)
         if self.weighted is None:

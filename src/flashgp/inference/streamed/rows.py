@@ -39,13 +39,11 @@ def prior_of_sample(prior: Prior, survey: Survey) -> Prior:
 
 
 def noise_of(prior: Prior, rows: Block) -> Tensor:
-    """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; 1 where a likelihood knows rows
-    one by one, which these are not told apart for; of iterated sites that of each row by itself."""
+    """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; of iterated sites that of each
+    row by itself."""
     if not prior.likelihood.has_sites:
         y = rows.y.double()
         return local_sites(prior.likelihood, y, from_prior(prior, rows.x, y).at)[0].variance
-    if rows.row_variance is None and not prior.likelihood.rows_alike:
-        return torch.ones(1, dtype=torch.float64, device=rows.y.device)
     return prior_of_rows(prior, rows).sites(rows.y).variance
 
 
@@ -76,25 +74,22 @@ def inputs_of(
         yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale, known)
 
 
-def move_row_variances_to_data(
-    prior: Prior, source: RowSource, group: Group, *, fitting: bool
-) -> tuple[Prior, RowSource]:
+def move_row_variances_to_data(prior: Prior, source: RowSource, group: Group) -> tuple[Prior, RowSource]:
     """Known variances of rows that are held go from the likelihood to the rows. What else a likelihood knows of single
     rows stays there: passes take them one after the other, and the sample by their numbers.
 
-    Raises: DomainError for that where rows are read or spread over ranks, and in fits of sites that are observations.
+    Raises: DomainError for that where rows are read or spread over ranks.
     """
     likelihood = prior.likelihood
     if likelihood.rows_alike:
         return prior, source
     known = likelihood.known_variances
     if known is None or known.dim() != 1 or not isinstance(source, Held):
-        if isinstance(source, Held) and group.size == 1 and not (fitting and likelihood.has_sites):
+        if isinstance(source, Held) and group.size == 1:
             return prior, source
         where, way = "where rows are read", "give known variances with the rows, as (x, y, row_variance)"
         if isinstance(source, Held):
-            where = "where inducing points are fitted" if group.size == 1 else "over ranks"
-            way = 'pass approximation="full_scale" with neighbours'
+            where, way = "over ranks", 'pass approximation="full_scale" with neighbours'
         raise DomainError(
             f"`likelihood` must be one that treats all rows alike {where}, got row_weight or others of single rows; "
             f"leave them out, or {way}"
@@ -122,11 +117,9 @@ def survey_of(
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
     likelihood = prior.likelihood
     source = source if isinstance(source, Held) else Encoded(source, likelihood.encoded)
-    ordered = likelihood.has_sites and not likelihood.rows_alike  # only fits of such are refused
-    kind = "full_scale" if ordered else "sparse"
-    refuse_unfit(prior, kind, batch=False)
+    refuse_unfit(prior, "sparse", batch=False)
     survey = surveyed_over(group, source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
-    refuse_unfit(prior, kind, batch=prior.is_batch(survey.x, survey.y))
+    refuse_unfit(prior, "sparse", batch=prior.is_batch(survey.x, survey.y))
     prior_of_rows(prior, survey.sample)  # which may be refused
     try:
         prior_of_sample(prior, survey).likelihood.check_targets(survey.y)
