@@ -13,7 +13,7 @@ from matplotlib import font_manager
 
 from flashgp import drawing, plots
 from flashgp.plots.axes import legend, new_axes, style
-from test_plots import PLOTS, data, important
+from test_plots import PLOTS, data, important, posterior_of_places
 
 HOSTILE = "</text><script>alert(1)</script> $a^2$ & \x07 \ud800"
 
@@ -72,6 +72,7 @@ MORE: dict[str, Callable[..., Any]] = {
     "many names": lambda **o: plots.importance(
         important(list(np.linspace(1, 2, 300)), [f"column {k}" for k in range(300)]), rows=8, **o
     ),
+    "long categories": lambda **o: plots.by_category(*posterior_of_places()[:2], [LONG, "there", "far"], **o),
     "dates": lambda **o: plots.residuals(*data(50), against=np.linspace(19_000, 19_400, 50), dates=True, **o),
     "many rows": lambda **o: plots.residuals(*data(6_000), **o),
     "many classes": lambda **o: plots.confusion(
@@ -110,6 +111,7 @@ def test_names_stay_text() -> None:
     style(ax, HOSTILE, "y")
     ax.plot([0, 1], [0, 1], label=HOSTILE)
     legend(ax)
+    ax.text(0.5, 0.5, "a bell: \x07")
     found = parsed(drawing.svg(ax, HOSTILE))
     assert found.attrib["aria-label"].startswith("</text><script>")
     assert [element.tag for element in found.iter("script")] == []

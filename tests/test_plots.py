@@ -239,6 +239,45 @@ def test_predictions_of_another_length_or_kind_are_refused() -> None:
         plots.pit_histogram(*data(3), bins=0)
 
 
+def test_residuals_are_observed_less_predicted_and_show_what_is_left() -> None:
+    generator = np.random.default_rng(0)
+    when = np.arange(400.0)
+    wave = np.sin(when / 30.0)
+    mean, std = generator.normal(size=400), np.full(400, 0.5)
+    y = mean + wave + 0.1 * generator.normal(size=400)
+    ax = plots.residuals(y, (mean, std), against=when, x_label="hour")
+    dots = np.concatenate([np.asarray(c.get_offsets()) for c in ax.collections if len(c.get_offsets()) > 1])
+    assert np.allclose(dots[np.argsort(dots[:, 0])][:, 1], y - mean)
+    line = next(c for c in ax.containers if c.get_label() == "mean of 40 rows").lines[0]
+    at, means = (np.asarray(values, dtype=float) for values in line.get_data())
+    assert np.abs(means - np.sin(at / 30.0)).max() < 0.25, "the wave that is left"
+    assert ax.get_xlabel() == "hour"
+    assert f"outside ({np.mean(np.abs(y - mean) > 1.959964 * std):.1%})" in texts(ax)
+    assert "2022" in texts(plots.residuals(y, (mean, std), against=19_000.0 + when, dates=True))
+    assert "no held-out rows" in texts(plots.residuals(np.zeros(0), (np.zeros(0), np.zeros(0))))
+    with pytest.raises(ShapeError, match="`against` must have one number for each of 400 rows, got 3"):
+        plots.residuals(y, (mean, std), against=[1.0, 2.0, 3.0])
+
+
+def test_categories_are_drawn_where_they_are_predicted_the_highest_first() -> None:
+    post, scaling, levels = posterior_of_places()
+    ax = plots.by_category(post, scaling, levels, at=[0.0, 0.5])
+    assert [label.get_text() for label in ax.get_yticklabels()][::-1] == ["there (10)", "far (10)", "here (10)"]
+    dots = next(line for line in ax.get_lines() if line.get_label() == "expected").get_xdata()[::-1]
+    grid = torch.tensor([[1.0, 0.5], [2.0, 0.5], [0.0, 0.5]], dtype=torch.float64)
+    prediction = post.predict(grid)
+    assert np.allclose(dots, 10.0 + 3.0 * prediction.mean.numpy())
+    lines = {c.get_label(): np.asarray(c.get_segments())[::-1, :, 0] for c in ax.collections}
+    spread = 3.0 * 1.959964 * prediction.observation_variance.sqrt().numpy()
+    assert np.allclose(lines["95%, new observation"][:, 1], dots + spread, atol=1e-5)
+    half = 3.0 * 1.959964 * prediction.variance.sqrt().numpy()
+    assert np.allclose(lines["95%, function"][:, 0], dots - half, atol=1e-5)
+    many = [f"place {k}" for k in range(30)]
+    assert "the 12 most frequent of 30" in texts(plots.by_category(post, scaling, many))
+    with pytest.raises(ShapeError, match=r"`at` must have shape \(2,\)"):
+        plots.by_category(post, scaling, levels, at=[0.0])
+
+
 # -- importance ---------------------------------------------------------------------------------------------------
 def important(rmse: list[float], names: list[str]) -> fgp.Importance:
     values = torch.tensor(rmse, dtype=torch.float64)

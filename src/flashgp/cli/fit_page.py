@@ -1,6 +1,7 @@
 """Report page of a fit, for someone who decides: the verdict, three figures, how good, what was learned, the data, and
 how it was computed at the end."""
 
+import os
 import platform
 import shlex
 import sys
@@ -30,7 +31,7 @@ from .outcome import FitOutcome, evidence_text, happened, maximised
 from .parameters import parameter_table
 from .prepared import plan_summary
 
-_MAX_PARAMETERS, _MAX_COLUMNS = 60, 40
+_MAX_PARAMETERS, _MAX_COLUMNS = 30, 20
 _DAYS = 10.0  # dates that spread over more have a mean without a time of day
 _SEARCH = (
     "The search: how far each evaluation was from the best one. A nat is the unit of natural logarithms: one nat less, "
@@ -55,8 +56,8 @@ def fit_page(outcome: FitOutcome) -> Page:
         first = [first_picture(outcome.predicted, outcome), *first]
     return Page(
         title=target,
-        lead=f"Predicted from {count} column{'s' * (count > 1)} of {outcome.options.table}; {prepared.count:,} rows "
-        "fitted",
+        lead=f"Predicted from {count} column{'s' * (count > 1)} of {os.path.basename(outcome.options.table)}; "
+        f"{prepared.count:,} rows fitted",
         verdict=outcome.verdict.sentence,
         findings=[*map(str, outcome.verdict.findings)],
         highlights=_highlights(outcome),
@@ -79,7 +80,7 @@ def _highlights(outcome: FitOutcome) -> list[tuple[str, str]]:
     first: list[tuple[str, str]] = []
     if explained is not None:
         shown, name = _EXPLAINED[measure]
-        first = [(shown.format(explained.value), name)]
+        first = [(shown.format(explained.value).replace("%", " %"), name)]
     return [*first, *outcome.scores.highlights(outcome.prepared.encoding.target)]
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flashgp import plots
-from flashgp.drawing import PAGE_SIZE
+from flashgp.drawing import PAGE_SIZE, VERMILLION
 from flashgp.foundations.events import EventKind
 from flashgp.page import Figure, PageTable
-from flashgp.plots.axes import new_axes
+from flashgp.plots.axes import date_axis, legend_above, new_axes
 from flashgp.scores import Answers, ClassAnswers, NumberAnswers
 from flashgp.table.inputs import InputColumn
 from flashgp.table.matching import shown
@@ -260,6 +260,13 @@ def _forecast(outcome: FitOutcome, common: dict[str, Any]) -> Figure:
     ends = np.array([low, high + PICTURES.forecast * (high - low)])
     first, last = prepared.scaling.x(ends[:, None])[:, 0].tolist()
     ax = plots.posterior_1d(outcome.fit.posterior, samples=0, x_range=(first, last), **common)
+    if prepared.held_out is not None:
+        later, observed = prepared.held_out[0][:, 0], prepared.held_out[1]
+        moved = date_axis(ax, float(ends[0]), float(ends[1]))
+        ax.scatter(
+            later + moved, observed, s=10, color=VERMILLION, marker="D", linewidths=0, label="held out", zorder=6
+        )
+        legend_above(ax)
     return Figure.of(ax, f"Along {prepared.names[0]}, and on beyond the last date of the table.")
 
 

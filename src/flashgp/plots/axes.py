@@ -69,7 +69,7 @@ def style(
     ax.set_xlabel(_two_lines(x_label, across), parse_math=False, color=INK, loc=place)
     ax.set_ylabel(_two_lines(y_label, up), parse_math=False, color=INK)
     if title:
-        ax.set_title(plain(title), parse_math=False, loc="left", fontsize="medium", color=INK)
+        ax.set_title(_two_lines(title, across), parse_math=False, loc="left", fontsize="medium", color=INK)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -136,8 +136,9 @@ def legend(ax: "Axes", **options: Any) -> None:
         text.set_text(plain(text.get_text()))
 
 
-def legend_above(ax: "Axes") -> None:
-    """A legend above the axes, which it hides nothing of, in as many columns as there is room for."""
+def legend_above(ax: "Axes", side: Literal["left", "right"] = "left", markerscale: float = 1.0) -> None:
+    """A legend above the axes, which it hides nothing of, in as many columns as there is room for. Args: side, where it
+    begins or ends."""
     _, texts = ax.get_legend_handles_labels()
     if not texts:
         return
@@ -148,8 +149,8 @@ def legend_above(ax: "Axes") -> None:
         return 0.1 * SMALL * _CHARACTER * letters + 3.0 * SMALL * columns
 
     columns = next((count for count in range(len(texts), 1, -1) if width(count) <= room), 1)
-    legend(ax, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, columnspacing=1.0, handlelength=1.4,
-           borderaxespad=0.2)  # fmt: skip
+    legend(ax, loc=f"lower {side}", bbox_to_anchor=(float(side == "right"), 1.0), ncols=columns, columnspacing=1.0,
+           handlelength=1.4, borderaxespad=0.2, markerscale=markerscale)  # fmt: skip
 
 
 def _room(ax: "Axes") -> tuple[float, float]:

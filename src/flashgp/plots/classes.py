@@ -253,6 +253,5 @@ def _unit_square(ax: "Axes") -> None:
 
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1.02)
-    ax.set_aspect("equal")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=None))

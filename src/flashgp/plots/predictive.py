@@ -96,7 +96,7 @@ def predicted_observed(
     error = float(np.sqrt(np.mean(np.square(observed - mean))))
     drawn = f"\n{len(rows):,} of {len(observed):,} rows drawn" if len(rows) < len(observed) else ""
     note(ax, f"RMSE {error:.4g}, {counted(len(observed), 'row')}{drawn}")
-    legend(ax, loc="upper left")
+    legend(ax, loc="upper left", markerscale=1.0 if few else 2.0)
     return ax
 
 

@@ -94,5 +94,5 @@ def residuals(
                     markersize=3.0, label=f"mean of {len(errors) // bins:,} rows", zorder=4)  # fmt: skip
     if len(rows) < len(observed):
         note(ax, f"{len(rows):,} of {len(observed):,} rows drawn")
-    legend_above(ax)
+    legend_above(ax, markerscale=1.0 if few else 2.0)
     return ax
