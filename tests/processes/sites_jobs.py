@@ -7,7 +7,15 @@ from torch import Tensor
 from torch import distributed as dist
 
 import flashgp as fgp
+from flashgp.inference.data import Data
+from flashgp.inference.exact.condition import condition
+from flashgp.inference.over_ranks import gathered_for
+from flashgp.inference.posterior_by_sites import condition_by_sites
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import SiteSettings
 from flashgp.likelihoods import Poisson
+from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
 from inference.iterated import model, table
 from processes.streamed_jobs import FEW, apart
@@ -37,3 +45,25 @@ def shared(group: Any, counts: tuple[int, ...], kind: str) -> tuple[float, float
         apart(answers(alone), answers(ours)), apart(answers(one.posterior), answers(other.posterior)),
         apart(values[:1], values[1:]),
     )  # fmt: skip
+
+
+def sampled(group: Any, counts: tuple[int, ...]) -> float:
+    """The difference from one process where variances of rows are sampled, as there is no factor, (M-370)."""
+    x, y, _ = table(sum(counts))
+    own, gp = Shares(counts).slice(dist.get_rank(group)), model(Poisson())
+    always = SiteSettings(solved_seconds=0.0)
+
+    def posterior(data: Data, settings: ConditionSettings) -> fgp.Posterior:
+        def conditioned(one: Data) -> Any:
+            return condition(one.prior, one, settings)
+
+        return fgp.Posterior(condition_by_sites(data, settings.run, settings.time, conditioned, always))
+
+    alone = posterior(Data.of(gp, x, y), ConditionSettings(Run(), solver="cg"))
+    ranks = Group.of(group)
+    with ranks.together():
+        asked = ConditionSettings(Run(group=ranks), solver="cg")
+        _, data, _, asked = gathered_for(gp, Data.of(gp, x[own], y[own]), ranks, asked, {})
+        ours = posterior(data, asked)
+    assert alone.report.standard_error, "sampled"
+    return apart(answers(alone), answers(ours))

@@ -14,3 +14,9 @@ def test_sites_over_ranks_are_those_of_one_process(ranks: Ranks, kind: str) -> N
     assert conditioned < 1e-9
     assert fitted < 1e-4
     assert parameters < 1e-4
+
+
+def test_sampled_variances_over_ranks_are_those_of_one_process(ranks: Ranks) -> None:
+    one, other = ranks.run(sites_jobs.sampled, 2, (61, 40))
+    assert one == other
+    assert one < 1e-6
