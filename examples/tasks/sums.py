@@ -1,0 +1,18 @@
+"""Add and multiply covariance functions: a trend, a season that changes, and noise."""
+
+import torch
+
+import flashgp as fgp
+
+month = torch.arange(96.0, dtype=torch.float64)[:, None]
+generator = torch.Generator().manual_seed(0)
+sales = 0.05 * month[:, 0] + torch.sin(2.0 * torch.pi * month[:, 0] / 12.0)
+sales += 0.1 * torch.randn(96, generator=generator, dtype=torch.float64)
+
+trend = 1.0 * fgp.kernels.SquaredExponential(lengthscale=60.0)
+season = 1.0 * fgp.kernels.Periodic(period=12.0, lengthscale=1.0) * fgp.kernels.SquaredExponential(lengthscale=90.0)
+fit = fgp.fit(fgp.GP(trend + season), month, sales, starts=1)
+
+year = fit.posterior.predict(torch.arange(96.0, 108.0, dtype=torch.float64)[:, None])
+print(year.mean, year.interval(0.95))
+assert fit.verdict.word in ("good", "excellent")
