@@ -53,13 +53,16 @@ from flashgp.foundations.json_values import (
     refused,
     strict_json,
 )
+from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.gp import GP
+from flashgp.inference.mixture_state import MixtureState, batch_of
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.run import Run
+from flashgp.inference.state import State
 from flashgp.planner.problem import chosen_device
 from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
@@ -108,7 +111,7 @@ def save(
             f"`model` must be a Posterior, a Fit, a TableModel or a GPRegressor, got {type(model).__name__}; pass what "
             "gp.condition(x, y) or a fit returned"
         )
-    state, prior = posterior.state, posterior.state.prior
+    state, prior = posterior.state.stored, posterior.state.prior
     if state.run.group.rank:
         raise DomainError(
             f"`model` of a group must be saved by rank 0, got rank {state.run.group.rank} of "
@@ -116,7 +119,7 @@ def save(
         )
     trains = set(prior.trainable_names())
     description, tensors = describe(prior, {name: name in trains for name, _ in prior.named_parameters()})
-    tensors |= state.tensors()
+    tensors |= posterior.state.tensors()
     factors, each = _factors([part.factor for part in state.parts]), prior.separate
     attempts = [float(value) for factor in factors for value in factor.attempts]
     if factors:
@@ -209,6 +212,8 @@ def load(
         sizes = None if FIELD in config else check_shapes(container, config["outputs"], separate=separate)
         check_memory(2 * container.nbytes, "the model")
         gp = rebuild(config, container.tensor, modules).held()
+        if "log_weights" in container:
+            gp = _drawn(gp, container)
         if "code" in config:
             warn_of_other_code(config["code"], config["modules"], modules)
         how = (
@@ -228,8 +233,11 @@ def _read_exact(
     sizes: tuple[int, tuple[int, ...]],
     how: tuple[Report, Run, UpdateState],
     target: torch.device,
-) -> AnyState:
-    """An exact state. Args: sizes, the number of distinct rows and the batch shape. Raises: ModelFileError."""
+) -> AnyState | MixtureState:
+    """An exact state, or a mixture of such. Args: sizes, the number of distinct rows and the batch shape.
+
+    Raises: ModelFileError.
+    """
     n, batch = sizes
     data = {name: container.tensor(name) for name in STORED}
     factor = None
@@ -238,6 +246,7 @@ def _read_exact(
             raise refused("attempts", "numbers", attempts)
         factor = Factor(container.lower_triangle("factor", n), container.tensor("jitter"), attempts)
     group = container.tensor("group") if "group" in container else None
+    log_weights = container.tensor("log_weights") if "log_weights" in container else None
     container.require_all_read()
     check_values(data, factor)
     check_rows(gp, data["x"])
@@ -253,7 +262,25 @@ def _read_exact(
         report, run, online = how
         state = restore(gp, data, factors, report, group=group, run=run, online=online)
         check_batch(gp, state.rows, state.theta, batch, data)
-    return state
+    if log_weights is None:
+        return state
+    if log_weights.shape != batch or log_weights.dtype != torch.float64 or log_weights.isnan().any():
+        raise refused("log_weights", f"float64 of shape {batch}", f"{log_weights.dtype} {tuple(log_weights.shape)}")
+    assert isinstance(state, State)
+    return MixtureState(state, log_weights.to(target), report)
+
+
+def _drawn(gp: GP, container: Container) -> GP:
+    """The batch of draws of a mixture over hyperparameters. Raises: ModelFileError."""
+    draws = {}
+    for name, parameter in named_parameter_objects(gp):
+        if f"draws.{name}" not in container:
+            continue
+        raw = container.tensor(f"draws.{name}")
+        if raw.dtype != torch.float64 or raw.shape[1:] != parameter.raw.shape or not bool(raw.isfinite().all()):
+            raise refused(f"draws.{name[:60]}", f"finite, of shape (draws, {tuple(parameter.raw.shape)})", raw.shape)
+        draws[f"{name}.raw"] = raw
+    return batch_of(gp, draws)
 
 
 def _each(factor: Factor) -> list[Factor]:

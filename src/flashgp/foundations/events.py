@@ -88,6 +88,17 @@ class ApproximationReason(StrEnum):
     NO_OTHER = "no approximation of this model would be quicker"
 
 
+class NoDraws(StrEnum):
+    """Reason that a fit has one set of hyperparameters and no draws of them; its value continues a sentence."""
+
+    LIKELIHOOD = "the likelihood has sites that are found by iteration"
+    OUTPUTS = "there are several outputs, or several tables"
+    MODULES = "the model has modules of your own"
+    ROWS = "the rows are too many for exact gradients in float64 on the processor"
+    APPROXIMATION = "inference is approximate"
+    SECONDS = "averaging over them would take longer than the fit"
+
+
 class SampleReason(StrEnum):
     """Reason that a fit went through a sample in place of passes over all rows; its value continues a sentence."""
 
@@ -448,6 +459,17 @@ class EventKind(Enum):
     SEARCH_LEFT = (
         "The parameters found on few rows within the time limit explained no more than a constant: those that the data "
         "suggest, or the same with the noise reset, are better by {gain:.3g} nats. More time finds better ones."
+    )
+    HYPERPARAMETERS_DRAWN = (
+        "Predictions average over {draws} sets of hyperparameters by Laplace's approximation; importance would make "
+        "{effective:.1f} equal ones of the draws."
+    )
+    HYPERPARAMETERS_SAMPLED = (
+        "Predictions average over hyperparameters sampled by {chains:n chain} of NUTS in {evaluations:,} gradients: "
+        "R-hat at most {r_hat:.3g}, {effective:.0f} effective draws at least[; {divergences:n transition} diverged]."
+    )
+    HYPERPARAMETERS_FIXED = (
+        "Predictions are by the best hyperparameters alone, since {reason}[: {share:.1f} times as long]."
     )
     LENGTHSCALES_RESET = (
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."

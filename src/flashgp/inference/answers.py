@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flashgp.foundations.checks import check_points, promotions
+from flashgp.foundations.checks import check_count, check_points, promotions
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.quantities import readable_seconds
@@ -18,6 +18,7 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.full_scale import outputs as full_scale
 from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.mixture_state import MixtureState
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize
 from flashgp.inference.online.new_sites import refuse_numbers, with_sites_to_come
@@ -27,10 +28,12 @@ from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.components import component, components
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import importance
-from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out, of_observations
+from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out, mixed, of_observations
+from flashgp.inference.predict.paths import Paths, draw_paths
 from flashgp.inference.predict.plan import planners_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor
+from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.predict.together import draw_paths_together, predict_together, ranks_of
 from flashgp.inference.state import State
 from flashgp.inference.streamed import append as streamed_append
@@ -102,6 +105,24 @@ def _joined(state: StreamedState, x: Any, y: Any, *known: Any, **numbers: Any) -
     for row, target in parts:
         state = streamed_append.append(state, row, target, *known)
     return state
+
+
+# -- mixtures ----------------------------------------------------------------------------------------------------------
+def _mixed(state: MixtureState, x_test: Any, **options: Any) -> Prediction:
+    points = state.checked_points(x_test, "x_test")
+    return predict_together(state.each, points, **options).mixed(state.log_weights)
+
+
+def _mixed_left_out(state: MixtureState) -> LeaveOneOut:
+    """Leave-one-out where each row takes the draws as the others have them, eq. (M-382)."""
+    return mixed(leave_one_out(state.each), state.log_weights)
+
+
+def _mixed_paths(state: MixtureState, count: int, features: int, seed: int | None) -> Paths:
+    seed, count = draw_seed(seed), check_count(count, "count", 0)
+    weights, generator = state.log_weights.exp().cpu(), torch.Generator().manual_seed(seed)
+    which = torch.multinomial(weights, max(1, count), replacement=True, generator=generator)[:count]
+    return Paths.mixed(state, lambda each: draw_paths(state.each, each, features, seed), which)
 
 
 # -- approximations ----------------------------------------------------------------------------------------------------
@@ -196,9 +217,14 @@ _INDUCING: Answers = {
     "leave_one_out": _held_left_out, "leave_out": _given_left_out, "lost": lambda state: state.bound,
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.predictor),
 }  # fmt: skip
+_MIXTURE: Answers = {
+    **_ALL, "leave_one_out": _mixed_left_out, "log_marginal_likelihood": lambda state: _evidence(state.point),
+    "paths": _mixed_paths, "predict": _mixed,
+    "predict_seconds": lambda state, rows: _planned_seconds(state.each, rows),
+}  # fmt: skip
 ANSWERS: Mapping[type[BaseState], Answers] = {
-    State: _EXACT, OutputStates: _EXACT, FullScaleState: _FULL_SCALE, FullScaleOutputs: _FULL_SCALE,
-    StreamedState: _INDUCING,
+    State: _EXACT, OutputStates: _EXACT, MixtureState: _MIXTURE, FullScaleState: _FULL_SCALE,
+    FullScaleOutputs: _FULL_SCALE, StreamedState: _INDUCING,
 }  # fmt: skip
 
 # What some kinds do not answer: of which posteriors a question is, and what to do elsewhere.
@@ -224,6 +250,8 @@ def refusal(state: BaseState, question: str) -> str | None:
     """Reason that a state does not answer a question, in four parts; None if it does. Args: question, of
     `Posterior`."""
     if question in _APART and question not in ANSWERS[type(state)]:
+        if (reason := state.obstacle(question)) is not None:
+            return reason
         of, way = _APART[question]
         return f"`{question}` is of {of}, got one by the route {state.report.route!r} of {state.count:,} rows; {way}"
     return state.obstacle(question)

@@ -124,6 +124,11 @@ class BaseState:
         return self.like[0].dtype
 
     @property
+    def stored(self) -> "BaseState":
+        """The state whose prior, factors and records a file has."""
+        return self
+
+    @property
     def plan(self) -> Plan | None:
         """Plan of exact inference; `report.plan` may be one of an approximation."""
         return None

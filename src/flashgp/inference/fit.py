@@ -13,7 +13,7 @@ from torch import Tensor
 from flashgp.foundations.checks import check_flag, check_jitter
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
-from flashgp.foundations.events import Event
+from flashgp.foundations.events import Event, EventKind, NoDraws
 from flashgp.foundations.report import Report
 from flashgp.foundations.transforms import refuse_transformed
 from flashgp.foundations.usual_names import usual_names_refused
@@ -41,6 +41,7 @@ from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, refuse_exact_fit
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.inference.training.uncertainty import refuse
 from flashgp.planner.plan import Plan
 from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.group import Group
@@ -152,6 +153,7 @@ def fit(
     neighbours: int | str = "auto",
     exact_posterior: bool = False,
     method: str | None = None,
+    uncertainty: str | None = None,
     group: Any = None,
 ) -> Fit:
     """Fit the trainable parameters to data by maximising the log joint, eq. (M-38); the argument is not changed.
@@ -220,6 +222,11 @@ def fit(
             "variational" is a lower bound on log p(y), "ep", of `Bernoulli`, moments. "laplace" takes slope and
             curvature at the mode, eq. (M-350), by exact inference, for comparison with others' results: the report
             warns where it is known to fail.
+        uncertainty: of the hyperparameters, which point estimates leave out: intervals of small tables, and of many
+            columns, are then too narrow. "laplace" averages predictions over 32 sets, the best and draws of Laplace's
+            approximation, eq. (M-381); "nuts" over samples of four chains of the No-U-Turn sampler, eq. (M-383), in
+            some thousand gradients; "auto" is "laplace" where that takes no longer than the fit, else nothing, and the
+            report says which. Of Gaussian likelihoods with one output, by exact inference.
         group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
@@ -260,7 +267,7 @@ def fit(
         options = FitOptions(
             starts, initial, priors, max_iterations,
             Run(seed, deterministic, tolerance, ranks, device, dtype, memory, deadline),
-            plan, check_jitter(jitter), checkpoint, callback, settings or FitSettings(),
+            plan, check_jitter(jitter), checkpoint, callback, settings or FitSettings(), uncertainty=uncertainty,
         )  # fmt: skip
         if y is None:
             if exact_posterior:
@@ -319,6 +326,8 @@ def fit_as(
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
     refuse_beside_sites(gp, passes, approximate=asked is not None, exact_posterior=exact is not None)
     options = options if gp.likelihood.has_sites else options.by_sites()
+    if asked is not None or exact is not None:
+        refuse(NoDraws.APPROXIMATION, options.uncertainty)
     if asked is None:
         assert isinstance(rows, Data)
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
@@ -331,6 +340,8 @@ def fit_as(
     else:
         assert isinstance(rows, Data)
         fitted, tried = fit_by_trial(gp, rows, options, asked, rival, exact)
+    if asked is not None and options.uncertainty is not None:
+        fitted.report.events.append(Event(EventKind.HYPERPARAMETERS_FIXED, reason=NoDraws.APPROXIMATION))
     if event is not None:
         event = instead(event, "sparse") if tried else event
         for report in (fitted.report, fitted.state.report):

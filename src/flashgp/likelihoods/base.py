@@ -82,6 +82,10 @@ class PredictiveDistribution(ABC):
     def log_prob(self, y: Tensor) -> Tensor:
         """The log density of y, entry by entry, nats."""
 
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(observation <= y), entry by entry. Raises: DomainError where it is not known."""
+        raise DomainError(f"`cdf` must be known for this, got {type(self).__name__} without one; give the class one")
+
     @abstractmethod
     def sample(self, generator: torch.Generator) -> Tensor:
         """One draw of each, float64."""

@@ -126,6 +126,9 @@ class Classes(PredictiveDistribution):
     def quantile(self, q: float) -> Tensor:
         raise DomainError("`quantile` needs observations in an order, got classes; take `probability`")
 
+    def cdf(self, y: Tensor) -> Tensor:
+        raise DomainError("`cdf` needs observations in an order, got classes; take `probability`")
+
     def log_prob(self, y: Tensor) -> Tensor:
         """Of indicators (classes, *n): (*n,)."""
         return (y * self.mean.log()).nan_to_num(nan=0.0).sum(0)

@@ -496,6 +496,9 @@ class Normal(PredictiveDistribution):
     def log_prob(self, y: Tensor) -> Tensor:
         return _log_normal(y, self.mean, self.variance)
 
+    def cdf(self, y: Tensor) -> Tensor:
+        return torch.special.ndtr((y - self.mean) / self.variance.sqrt())
+
     def sample(self, generator: torch.Generator) -> Tensor:
         noise = torch.randn(self.mean.shape, generator=generator, dtype=torch.float64, device=self.mean.device)
         return self.mean + self.variance.sqrt() * noise

@@ -40,6 +40,10 @@ class Levels(PredictiveDistribution):
         y, each = torch.broadcast_tensors(y.unsqueeze(-1), self._log)
         return each.gather(-1, y[..., :1].long()).squeeze(-1)
 
+    def cdf(self, y: Float[Tensor, "..."]) -> Float64[Tensor, "..."]:
+        levels = torch.arange(self._log.shape[-1], device=self._log.device)
+        return torch.where(levels <= y.unsqueeze(-1), self._log.exp(), 0.0).sum(-1)
+
     def sample(self, generator: torch.Generator) -> Float64[Tensor, "*shape"]:
         each = self._log.exp().cumsum(-1)[..., :-1]
         uniform = torch.rand(each.shape[:-1], generator=generator, dtype=torch.float64, device=each.device)

@@ -22,6 +22,8 @@ from flashgp.inference.predict.variance_solves import SHARE, precisions, strips
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.state import State
 from flashgp.likelihoods import Likelihood, PredictiveDistribution
+from flashgp.likelihoods.finite_mixture import FiniteMixture
+from flashgp.likelihoods.gaussian import Normal
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.variances import CORRECTION_SECONDS
 from flashgp.solvers.direct.cholesky import TriangularFactor
@@ -110,6 +112,19 @@ def of_observations(
     found = likelihood.predictive_of_rows(mean, variance)
     by_output = likelihood.outputs is not None
     return LeftOutObservations(found, _of_rows(found.log_prob(y), dtype, by_output), by_output)
+
+
+def mixed(left: LeaveOneOut, log_weights: Float64[Tensor, "k"]) -> LeaveOneOut:
+    """Leave-one-out of a mixture of k models, (k, n): p(y_i | others) = 1 / sum_k w_k / p_k(y_i | others), eq. (M-382).
+
+    Draws of hyperparameters were given all rows; those that the others alone would give have weights
+    w_k / p_k(y_i | others). Source: Gelfand, Dey & Chang (1992), section 3.
+    """
+    of_rows = torch.log_softmax(log_weights.unsqueeze(-1) - left.log_prob.double(), 0)
+    found = FiniteMixture(Normal(left.mean.double(), left.variance.double()), of_rows)
+    dtype = left.mean.dtype
+    log_prob = torch.logsumexp(of_rows + left.log_prob.double(), 0)
+    return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), log_prob.to(dtype), distribution=found)
 
 
 def _of_rows(values: Tensor, dtype: torch.dtype, by_output: bool) -> Tensor:

@@ -63,6 +63,19 @@ class Paths:
 
         return cls(state, each[0]._prior, values, each[0].count, each[0].report)
 
+    @classmethod
+    def mixed(cls, state: BaseState, draw: "Callable[[int], Paths]", which: Tensor) -> "Paths":
+        """Functions of a mixture, each of one of its models. Args: draw, so many of every model, as a batch; which
+        model each function is of, (count,)."""
+        own = which.unsqueeze(1) == which  # the place of a function is the number of its model's before it
+        places = own.tril(-1).sum(1)
+        paths = draw(int(places.max()) + 1 if len(which) else 0)
+
+        def values(x: Tensor) -> Tensor:
+            return paths._values(x)[which.to(x.device), :, places.to(x.device)].mT
+
+        return cls(state, paths._prior, values, len(which), paths.report)
+
     @property
     def prior_error(self) -> float | None:
         """Root mean square of the error of k relative to the variances."""

@@ -24,6 +24,7 @@ from flashgp.foundations.transforms import is_transformed
 from flashgp.inference.predict.predictor import Predictor, Variance
 from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.likelihoods.base import Likelihood, PredictiveDistribution
+from flashgp.likelihoods.finite_mixture import FiniteMixture
 from flashgp.solvers.direct.cholesky import Factor, factorise_keeping
 
 SHOWN = 6  # points in a text
@@ -41,6 +42,8 @@ class Prediction:
         x: points (*batch, n_test, d).
         likelihood: of observations.
         outputs: columns of y; None for one without an axis.
+        log_weights: logarithms of the probabilities of k models, (k,), the first dimension of what the predictor says,
+            of which the prediction is a mixture, eq. (M-380); None for one model.
 
     Example:
         >>> x = torch.linspace(0, 5, 30, dtype=torch.float64)[:, None]
@@ -49,8 +52,16 @@ class Prediction:
         (True, torch.Size([3]), torch.Size([3]))
     """
 
-    def __init__(self, predictor: Predictor, x: Tensor, likelihood: Likelihood, outputs: int | None) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        x: Tensor,
+        likelihood: Likelihood,
+        outputs: int | None,
+        log_weights: Tensor | None = None,
+    ) -> None:
         self._predictor, self._x, self._likelihood, self._outputs = predictor, x, likelihood, outputs
+        self._log_weights = log_weights
         self._mean: Tensor | None = None
         self._variance: Variance | None = None
         self._of_rows: Likelihood | None = None  # with numbers of these points
@@ -86,7 +97,11 @@ class Prediction:
 
     def asking(self, function: Callable[[Predictor], Predictor]) -> "Prediction":
         """The prediction by a function of its predictor."""
-        return Prediction(function(self._predictor), self._x, self._likelihood, self._outputs)
+        return Prediction(function(self._predictor), self._x, self._likelihood, self._outputs, self._log_weights)
+
+    def mixed(self, log_weights: Float64[Tensor, "k"]) -> "Prediction":
+        """The mixture of k models whose predictions these are, (k, n_test)."""
+        return Prediction(self._predictor, self._x, self._likelihood, self._outputs, log_weights)
 
     @property
     def report(self) -> Report:
@@ -97,18 +112,16 @@ class Prediction:
     @property
     def mean(self) -> Float[Tensor, "*shape"]:
         """E f(x*), units of y."""
-        self._forget_without_graph()
-        if self._mean is None:
-            self._mean = self._predictor.mean(self._x)
-        return self._given(self._mean)
+        return self._given(self._averaged(self._means()))
 
     @property
     def variance(self) -> Float[Tensor, "*shape"]:
         """Var f(x*) of the latent function, units of y squared; of outputs that share their noise the same for all."""
-        self._forget_without_graph()
-        if self._variance is None:
-            self._variance = self._predictor.variance(self._x)
-        return self._given(self._variance.value)
+        value = self._variances().value
+        if self._log_weights is not None:
+            means = self._means()
+            value = self._averaged(value + (means - self._averaged(means)).square())
+        return self._given(value)
 
     @property
     def std(self) -> Float[Tensor, "*shape"]:
@@ -120,9 +133,7 @@ class Prediction:
         """Standard error of a sampled variance, point by point, eq. (M-97), in its units and shape; None if it is
         exact.
         """
-        self.variance  # noqa: B018 - which says
-        assert self._variance is not None
-        error = self._variance.standard_error
+        error = self._variances().standard_error
         return None if error is None else self._given(error)
 
     @property
@@ -132,9 +143,8 @@ class Prediction:
 
         Not two standard errors to each side, since the likelihood is skewed. None where the variance is exact.
         """
-        self.variance  # noqa: B018 - which says
-        assert self._variance is not None
-        lower, upper = self._variance.lower, self._variance.upper
+        found = self._variances()
+        lower, upper = found.lower, found.upper
         return None if lower is None or upper is None else (self._given(lower), self._given(upper))
 
     # -- observations -------------------------------------------------------------------------------------------
@@ -218,8 +228,7 @@ class Prediction:
         Cost: n_test^3 / 3 flops.
         """
         y = check_targets(y, "y", self._x, self._outputs).double()
-        error = y - self.mean.double()
-        error = error if self._outputs is not None else error.unsqueeze(-1)
+        error = (y if self._outputs is not None else y.unsqueeze(-1)) - self._rounded(self._means())
         factor = self._joint_factor(self._joint(observed=True))
         if bool((factor.jitter > 0).any()):
             warn(
@@ -234,7 +243,8 @@ class Prediction:
             )
         else:
             solved, log_determinant = factor.half_solve(error), p * factor.log_determinant
-        return -0.5 * (solved.square().sum((-2, -1)) + log_determinant + n * p * LOG_2PI)
+        value = -0.5 * (solved.square().sum((-2, -1)) + log_determinant + n * p * LOG_2PI)
+        return value if self._log_weights is None else torch.logsumexp(self._log_weights + value, 0)
 
     # -- joint --------------------------------------------------------------------------------------------------
     def covariance(self, *, observed: bool = False) -> Float[Tensor, "*batch n_test n_test"]:
@@ -252,7 +262,12 @@ class Prediction:
             DomainError: with `observed` for a likelihood that is no noise added to f.
         Cost: n^2 n_test + n n_test^2 flops.
         """
-        return self._joint(observed=observed).to(self._x.dtype)
+        joint = self._joint(observed=observed)
+        if self._log_weights is not None:
+            means = self._means()
+            apart = means - self._averaged(means)
+            joint = self._averaged(joint + apart @ apart.mT)
+        return joint.to(self._x.dtype)
 
     @entered(lambda self, *_, **__: self._predictor.deterministic)
     def sample(
@@ -267,9 +282,10 @@ class Prediction:
         Cost: n_test^3 / 3 flops.
         """
         count, observed = check_count(count, "count", 0), check_flag(observed, "observed")
-        mean = self.mean.double()
-        mean = mean if self._outputs is not None else mean.unsqueeze(-1)
+        mean = self._rounded(self._means())
         generator = torch.Generator(device=mean.device).manual_seed(draw_seed(seed))
+        if self._log_weights is not None:
+            return self._given(self._mixed_sample(count, mean, self._joint_root(observed=observed), generator))
         if mean.shape[-2] == 0:
             return self._given(mean.expand(count, *mean.shape))
         added = observed and self._likelihood.additive_noise(mean.device) is not None
@@ -288,17 +304,54 @@ class Prediction:
         return self._given(values)
 
     # -- work ---------------------------------------------------------------------------------------------------
+    def _means(self) -> Tensor:
+        """E f of every model, (*batch, n_test, outputs or 1)."""
+        self._forget_without_graph()
+        if self._mean is None:
+            self._mean = self._predictor.mean(self._x)
+        return self._mean
+
+    def _variances(self) -> Variance:
+        """Var f of every model."""
+        self._forget_without_graph()
+        if self._variance is None:
+            self._variance = self._predictor.variance(self._x)
+        return self._variance
+
+    def _averaged(self, values: Tensor) -> Tensor:
+        """The mean over the models of a mixture."""
+        if self._log_weights is None:
+            return values
+        return (self._log_weights.exp().reshape(-1, *(1,) * (values.dim() - 1)) * values).sum(0)
+
+    def _mixed_sample(self, count: int, mean: Tensor, root: Tensor, generator: torch.Generator) -> Tensor:
+        """Joint samples of a mixture, each of a model that is drawn first: (count, n_test, 1)."""
+        assert self._log_weights is not None
+        n, weights = mean.shape[-2], self._log_weights.exp()
+        values = torch.randn((count, n, 1), generator=generator, dtype=torch.float64, device=mean.device)
+        drawn = torch.multinomial(weights, count, replacement=True, generator=generator) if count else values.long()
+        for k in drawn.unique().tolist():
+            of_model = drawn == k
+            values[of_model] = mean[k] + root[k] @ values[of_model]
+        return values
+
+    def _rounded(self, values: Tensor) -> Tensor:
+        """Values as they are given, in float64."""
+        return values.to(self._x.dtype).double()
+
     def _given(self, values: Tensor) -> Tensor:
         """Values (*batch, n_test, outputs or 1) the way the user wants them; a copy, since they are kept."""
         return (values if self._outputs is not None else values.squeeze(-1)).to(self._x.dtype, copy=True)
 
     def _observations(self, dims: int = 0) -> PredictiveDistribution:
         """New observations, (*batch, n_test), with outputs (outputs, *batch, n_test) of so many dimensions at least."""
-        mean, variance = self.mean.double(), self.variance.double()
-        if self._outputs is not None:
-            more = (None,) * (dims - mean.dim())
-            mean, variance = mean[more].movedim(-1, 0), variance[more].movedim(-1, 0)
-        return self._predictive(mean, variance)
+        mean, variance = self._rounded(self._means()), self._rounded(self._variances().value)
+        if self._log_weights is not None:
+            return FiniteMixture(self._predictive(mean.squeeze(-1), variance.squeeze(-1)), self._log_weights)
+        if self._outputs is None:
+            return self._predictive(mean.squeeze(-1), variance.squeeze(-1))
+        more = (None,) * (dims - mean.dim())
+        return self._predictive(mean[more].movedim(-1, 0), variance[more].movedim(-1, 0))
 
     def _predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
         if self._of_rows is not None:

@@ -1,11 +1,13 @@
 """A fit by exact inference: exact gradients of few rows, then of all, or estimated ones where rows are many."""
 
+import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
-from flashgp.foundations.events import Event
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -16,7 +18,7 @@ from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed
-from flashgp.inference.output_states import AnyState
+from flashgp.inference.mixture_state import MixtureState
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.predict.plan import prices_event
@@ -28,11 +30,12 @@ from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stochastic_objective import EstimateOptions
 from flashgp.inference.training.train import Trained, train
+from flashgp.inference.training.uncertainty import Uncertainty, obstacle, refuse
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan, allowed_bytes
 
 
-class ExactFit(EngineFit[AnyState]):
+class ExactFit(EngineFit[Any]):
     """See `EngineFit`; outputs with noise of their own each by their own rows."""
 
     again = "gp.condition(x, y)"
@@ -62,6 +65,8 @@ class ExactFit(EngineFit[AnyState]):
         direct = DirectSettings(TorchTiles(), dtype, options.jitter, workspace=workspace)
         self.problem = problem_of(prior, data, target, direct, options)
         self.mark = (plan.dtype, plan.training)
+        self.no_draws = obstacle(self.problem, data, exact=plan.training == "exact")
+        refuse(self.no_draws, options.uncertainty)
 
     def expect(self, recorder: Recorder) -> None:
         power = 3 if self.plan.training == "exact" else 2
@@ -79,7 +84,7 @@ class ExactFit(EngineFit[AnyState]):
             )  # fmt: skip
         return train(self.problem, options, recorder, estimate)
 
-    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyState:
+    def answer(self, trained: Trained, recorder: Recorder, report: Report) -> Any:
         prior, data, cut = self.with_sites(self.data, self._objective, trained)
         whole = self.data.cells is None and data.count == self.data.count
         settings = self.conditioning(
@@ -99,7 +104,22 @@ class ExactFit(EngineFit[AnyState]):
         report_answer(report, recorder, state, self)
         prices = prices_event(state) if self.options.run.group.size == 1 else None
         report.events += [*([] if prices is None else [prices]), *events]
-        return state
+        if self.options.uncertainty is None:
+            return state
+        mixture, told = self._mixture(trained, report, self.options.uncertainty)
+        report.events.append(told)
+        report.seconds = time.perf_counter() - recorder.began - (report.compile_seconds or 0.0)
+        return state if mixture is None else mixture
+
+    def _mixture(self, trained: Trained, report: Report, method: str) -> tuple[MixtureState | None, Event]:
+        """The posterior over draws of the hyperparameters, and what the report says of it."""
+        if self.no_draws is not None:
+            return None, Event(EventKind.HYPERPARAMETERS_FIXED, reason=self.no_draws)
+        assert isinstance(trained.objective, LogJoint)
+        run, settings = self.options.run, self.options.settings.uncertainty
+        how = Uncertainty(method, run.seed, report.seconds or 0.0, settings)
+        conditioning = self.conditioning(jitter=self.options.jitter)
+        return how.mixture(self.result, self.data, trained.objective, trained.theta, conditioning)
 
     def _objective(self, rows: int) -> LogJoint:
         return LogJoint(self.problem if rows == self.problem.rows else self.problem.subset(rows, self.options.run.seed))
@@ -116,7 +136,7 @@ class ExactFit(EngineFit[AnyState]):
         )  # fmt: skip
 
 
-def fit_exact(prior: Prior, data: Data, options: FitOptions) -> Fitted[AnyState]:
+def fit_exact(prior: Prior, data: Data, options: FitOptions) -> Fitted[Any]:
     """See `flashgp.fit`."""
     return fitted_by(ExactFit, prior, data, options)
 

@@ -14,9 +14,12 @@ from flashgp.inference.training.history import Progress
 from flashgp.inference.training.objective import LogJoint, Objective, Problem
 from flashgp.inference.training.settings import SampleSettings, SearchSettings, StochasticSettings
 from flashgp.inference.training.stochastic_objective import EstimatedLogJoint, EstimateOptions
+from flashgp.inference.training.uncertainty import METHODS, UncertaintySettings
 from flashgp.planner.fit_stages import StageSettings
 from flashgp.planner.plan import Plan
 from flashgp.planner.problem import PlanSettings
+
+_UNCERTAINTY = f"None or one of {', '.join(map(repr, METHODS))}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class FitSettings:
         seconds_between_writes: of the checkpoint.
         sample: of rows whose passes take longer than the time limit.
         sites: of a likelihood whose sites are found by iteration.
+        uncertainty: of draws of the hyperparameters.
     """
 
     search: SearchSettings = field(default_factory=SearchSettings)
@@ -43,6 +47,7 @@ class FitSettings:
     seconds_between_writes: float = 1.0
     sample: SampleSettings = field(default_factory=SampleSettings)
     sites: SiteSettings = field(default_factory=SiteSettings)
+    uncertainty: UncertaintySettings = field(default_factory=UncertaintySettings)
 
     def estimated_gradients(self, problem: Problem, options: EstimateOptions) -> EstimatedLogJoint:
         """The objective of many rows. Raises: DomainError where `objective` is another one and none is given."""
@@ -72,6 +77,7 @@ class FitOptions:
     progress: Callable[[Progress], None] | None = None
     settings: FitSettings = field(default_factory=FitSettings)
     solver: str | None = None
+    uncertainty: str | None = None
 
     @property
     def stages(self) -> StageSettings:
@@ -134,6 +140,7 @@ class FitOptions:
             ("priors", one_of(self.priors, "weak", "given"), "'weak' or 'given'"),
             ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
             ("tolerance", positive(self.run.tolerance), "positive, in standard deviations of an observation"),
+            ("uncertainty", self.uncertainty is None or one_of(self.uncertainty, *METHODS), _UNCERTAINTY),
             ("seed", whole(self.run.seed, 0), "0 or a positive integer"),
             ("progress", self.progress is None or callable(self.progress), "a function, None for a bar, or False"),
         ):

@@ -1,0 +1,152 @@
+"""MixtureState: one table given to several draws of the hyperparameters, whose answers are averaged, eq. (M-380).
+
+The draws are a batch of models, conditioned in one tensor program. The first one is the best, and stands for the
+mixture where an answer is of one model.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, TypeVar
+
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from flashgp.foundations.checks import check_points
+from flashgp.foundations.errors import ShapeError
+from flashgp.foundations.form import Rows
+from flashgp.foundations.parameters import named_parameter_objects
+from flashgp.foundations.report import Report
+from flashgp.inference.base_state import UPDATES, BaseState, UpdateState
+from flashgp.inference.exact.restore import STORED, restore
+from flashgp.inference.prior import Prior
+from flashgp.inference.replicates import Replicates
+from flashgp.inference.run import Run
+from flashgp.inference.state import State
+from flashgp.planner.plan import Plan
+from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
+
+P = TypeVar("P", bound=Prior)
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureState(BaseState):
+    """Fields: each, the states of k draws as a batch; log_weights, logarithms of their probabilities, (k,); report."""
+
+    each: State
+    log_weights: Float64[Tensor, "k"]
+    report: Report
+    exact: ClassVar[bool] = True
+
+    @cached_property
+    def point(self) -> State:
+        """The state of the first draw alone."""
+        each, factor = self.each, self.each.factor
+        assert factor is not None
+        numbers = {name: getattr(each, name) for name in STORED}
+        numbers |= {name: numbers[name][0] for name in ("representer_weights", "residual")}
+        group = None if each.replicates is None else each.replicates.group
+        factors = [Factor(factor.lower[0], factor.jitter[0], factor.attempts)]
+        found = restore(first_of(each.prior), numbers, factors, self.report, group=group, run=each.run)
+        assert isinstance(found, State)
+        return found
+
+    # -- what is the same for all draws, and of one model that of the first ---------------------------------------
+    @property
+    def stored(self) -> State:
+        return self.each
+
+    @property
+    def prior(self) -> Prior:  # type: ignore[override]
+        return self.point.prior
+
+    @property
+    def x(self) -> Tensor:
+        return self.each.x
+
+    @property
+    def y(self) -> Tensor:
+        return self.each.y
+
+    @property
+    def rows(self) -> Rows:
+        return self.point.rows
+
+    @property
+    def replicates(self) -> Replicates | None:
+        return self.point.replicates
+
+    @property
+    def residual(self) -> Tensor:
+        return self.point.residual
+
+    @property
+    def noise(self) -> Tensor:
+        return self.point.noise
+
+    @property
+    def representer_weights(self) -> Tensor:
+        return self.point.representer_weights
+
+    @property
+    def run(self) -> Run:
+        return self.each.run
+
+    @property
+    def online(self) -> UpdateState:
+        return self.each.online
+
+    @property
+    def factor(self) -> TriangularFactor | None:
+        return self.point.factor
+
+    @property
+    def parts(self) -> tuple[State, ...]:
+        return (self.point,)
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.report.plan
+
+    @property
+    def training_table(self) -> State:
+        return self.point
+
+    def obstacle(self, question: str) -> str | None:
+        if question in (*UPDATES, "fantasize"):
+            return (
+                f"`{question}` needs one set of hyperparameters, got a mixture of {len(self.log_weights)}; fit again, "
+                "or go on from posterior.gp.condition(x, y), which is of the best of them"
+            )
+        return super().obstacle(question)
+
+    def checked_points(self, x: Any, name: str) -> Tensor:
+        x = check_points(x, name, like=self.x)
+        if x.dim() != 2:
+            raise ShapeError(
+                f"`{name}` must be of shape (n_test, d) for a mixture over hyperparameters, got {tuple(x.shape)}; pass "
+                f"x.reshape(-1, {x.shape[-1]})"
+            )
+        return x
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = named_parameter_objects(self.each.prior)
+        drawn = {f"draws.{name}": one.raw.detach() for name, one in named if one.batch_shape}
+        return self.each.tensors() | {"log_weights": self.log_weights} | drawn
+
+
+def batch_of(prior: P, values: Mapping[str, Tensor]) -> P:
+    """A batch of priors: a copy whose parameters have other unconstrained values, (k, *event), by name."""
+    prior = copy.deepcopy(prior)
+    for name, parameter in named_parameter_objects(prior):
+        if f"{name}.raw" in values:
+            raw = values[f"{name}.raw"]
+            parameter.raw = nn.Parameter(raw.clone(), requires_grad=parameter.raw.requires_grad)
+    return prior
+
+
+def first_of(prior: Prior) -> Prior:
+    """The first prior of a batch."""
+    named = named_parameter_objects(prior)
+    return batch_of(prior, {f"{name}.raw": one.raw.detach()[0] for name, one in named if one.batch_shape})

@@ -1,0 +1,257 @@
+"""Draws of hyperparameters: Laplace's approximation, M-381, NUTS, M-383, and what the mixture answers, M-382."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import LogNormal, Normal
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import EventKind, NoDraws, of_kind
+from flashgp.inference.data import Data
+from flashgp.inference.mixture_state import MixtureState, batch_of
+from flashgp.inference.training.exact_fit import ExactFit
+from flashgp.inference.training.nuts import NutsSettings, convergence, nuts
+from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.options import FitOptions, FitSettings
+from flashgp.inference.training.uncertainty import Laplace, Target, UncertaintySettings
+
+F64 = torch.float64
+
+
+def table(n: int = 30, d: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=F64)
+    return x, torch.sin(2.0 * x[:, 0]) + 0.1 * torch.randn(n, generator=generator, dtype=F64)
+
+
+def prior(d: int = 2) -> fgp.GP:
+    return fgp.GP(1.0 * fgp.kernels.Matern(1.5, torch.ones(d, dtype=F64)) + fgp.kernels.Linear(0.1))
+
+
+def fitted(uncertainty: str = "laplace", *, draws: int = 15, seed: int = 0, n: int = 30) -> fgp.Fit:
+    settings = FitSettings(uncertainty=UncertaintySettings(draws=draws))
+    x, y = table(n)
+    return fgp.fit(prior(), x, y, starts=1, uncertainty=uncertainty, settings=settings, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def laplace() -> fgp.Fit:
+    return fitted()
+
+
+def state_of(fit: fgp.Fit) -> MixtureState:
+    state = fit.posterior.state
+    assert isinstance(state, MixtureState)
+    return state
+
+
+def with_priors() -> fgp.GP:
+    def positive(value: float) -> fgp.Parameter:
+        return fgp.Parameter(value, prior=LogNormal(torch.tensor(math.log(value), dtype=F64), 0.7))
+
+    mean = fgp.means.Constant(fgp.Parameter(0.1, prior=Normal(torch.zeros((), dtype=F64), 1.0)))
+    return fgp.GP(positive(1.2) * fgp.kernels.RBF(positive(0.8)), mean, fgp.likelihoods.Gaussian(positive(0.02)))
+
+
+def target_of(gp: fgp.GP, x: Tensor, y: Tensor) -> Target:
+    return Target(LogJoint(ExactFit(gp, Data.of(gp, x, y), FitOptions(priors="given")).problem))
+
+
+def test_the_density_and_its_curvature_are_those_of_the_log_joint() -> None:
+    """M-381, with Jacobians of user's priors; second derivatives by autograd."""
+    gp, (x, y) = with_priors(), table()
+    target = target_of(gp, x, y)
+    theta = target.parameters.values()
+    names = [slot.name for slot in target.parameters.slots]
+
+    def log_joint(flat: Tensor) -> Tensor:
+        return gp.log_joint(x, y, theta=dict(zip(names, flat.unbind(), strict=True)), jacobian=True)
+
+    flat = torch.from_numpy(theta)
+    value, gradient = target(theta)
+    assert abs(value - float(log_joint(flat))) < 1e-8
+    assert numpy.allclose(gradient, torch.func.grad(log_joint)(flat).numpy(), atol=1e-7)
+    wanted = -torch.autograd.functional.hessian(log_joint, flat).numpy()
+    found = Laplace.at(target, theta, UncertaintySettings(step=1e-5)).curvature
+    assert numpy.allclose(found, wanted, atol=1e-3 * numpy.abs(wanted).max())
+
+
+def test_draws_of_laplace_have_its_moments() -> None:
+    gp, (x, y) = with_priors(), table()
+    found = Laplace.at(target_of(gp, x, y), target_of(gp, x, y).parameters.values(), UncertaintySettings())
+    draws, log_density = found.draws(4096, 0)
+    covariance = found.root @ found.root.T
+    assert numpy.abs((draws.mean(0) - found.centre) / numpy.sqrt(numpy.diag(covariance))).max() < 0.01
+    assert numpy.allclose(numpy.cov(draws.T), covariance, atol=0.03 * numpy.abs(covariance).max())
+    assert abs(log_density.mean() + 0.5 * len(found.centre)) < 0.1
+
+
+def test_one_draw_at_the_optimum_is_the_plain_fit() -> None:
+    plain, one = fgp.fit(prior(), *table(), starts=1), fitted(draws=0)
+    at = table(5, seed=3)[0]
+    p, q = plain.posterior.predict(at), one.posterior.predict(at)
+    y = torch.linspace(-1.0, 1.0, 5, dtype=F64)
+    left, again = plain.posterior.leave_one_out(), one.posterior.leave_one_out()
+    for a, b in (
+        (p.mean, q.mean), (p.variance, q.variance), (p.observation_variance, q.observation_variance),
+        (p.quantile(0.9), q.quantile(0.9)), (p.log_prob(y), q.log_prob(y)), (p.covariance(), q.covariance()),
+        (p.joint_log_prob(y), q.joint_log_prob(y)), (left.mean, again.mean), (left.variance, again.variance),
+        (left.log_prob, again.log_prob), (plain.posterior.representer_weights, one.posterior.representer_weights),
+    ):  # fmt: skip
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_answers_are_those_of_the_draws_averaged(laplace: fgp.Fit) -> None:
+    """M-380 and M-382, each draw conditioned alone."""
+    state, (x, y) = state_of(laplace), table()
+    at, wanted = table(4, seed=3)
+    named = dict(state.each.prior.named_parameters())
+    each = []
+    for k in range(len(state.log_weights)):
+        alone = batch_of(laplace.gp, {name: value.detach()[k] for name, value in named.items()})
+        each.append(alone.condition(x, y))
+    p = laplace.posterior.predict(at)
+    predicted = [one.predict(at) for one in each]
+    mean = torch.stack([one.mean for one in predicted]).mean(0)
+    assert torch.allclose(p.mean, mean, atol=1e-8)
+    square = torch.stack([one.variance + one.mean.square() for one in predicted]).mean(0)
+    assert torch.allclose(p.variance, square - mean.square(), atol=1e-8)
+    joint = torch.stack([one.covariance() + torch.outer(one.mean - mean, one.mean - mean) for one in predicted]).mean(0)
+    assert torch.allclose(p.covariance(), joint, atol=1e-8)
+    for density, of in ((p.log_prob(wanted), "log_prob"), (p.joint_log_prob(wanted), "joint_log_prob")):
+        values = torch.stack([getattr(one, of)(wanted) for one in predicted])
+        assert torch.allclose(density, values.logsumexp(0) - math.log(len(each)), atol=1e-7)
+    left = torch.stack([one.leave_one_out().log_prob for one in each])
+    assert torch.allclose(laplace.posterior.leave_one_out().log_prob, math.log(len(each)) - (-left).logsumexp(0))
+    assert torch.equal(laplace.posterior.gp.kernel.theta()[0], laplace.gp.kernel.theta()[0].detach())
+
+
+def test_intervals_hold_their_level(laplace: fgp.Fit) -> None:
+    p = laplace.posterior.predict(table(6, seed=4)[0])
+    low, high = p.interval(0.9)
+    held = p.distribution.cdf(high) - p.distribution.cdf(low)
+    assert torch.allclose(held, torch.full_like(held, 0.9), atol=1e-9)
+
+
+def test_samples_and_paths_have_the_moments(laplace: fgp.Fit) -> None:
+    p = laplace.posterior.predict(at := table(3, seed=5)[0])
+    for drawn in (p.sample(4000, seed=1), laplace.posterior.paths(400, features=512, seed=2)(at)):
+        assert drawn.shape[1:] == (3,)
+        assert float(((drawn.mean(0) - p.mean) / p.std).abs().max()) < 4.0 / len(drawn) ** 0.5
+        assert float((drawn.var(0) / p.variance - 1.0).abs().max()) < 15.0 / len(drawn) ** 0.5
+    observed = p.sample(4000, observed=True, seed=3)
+    assert float((observed.var(0) / p.observation_variance - 1.0).abs().max()) < 0.2
+
+
+def test_the_same_seed_gives_the_same_draws(laplace: fgp.Fit) -> None:
+    at = table(4, seed=3)[0]
+    assert torch.equal(fitted().posterior.predict(at).mean, laplace.posterior.predict(at).mean)
+    assert not torch.equal(fitted(seed=1).posterior.predict(at).mean, laplace.posterior.predict(at).mean)
+
+
+def test_a_file_gives_it_back_to_the_bit(laplace: fgp.Fit, tmp_path: Path) -> None:
+    fgp.save(laplace, tmp_path / "model.safetensors")
+    again, at = fgp.load(tmp_path / "model.safetensors"), table(7, seed=3)[0]
+    p, q = laplace.posterior.predict(at), again.predict(at)
+    assert torch.equal(p.mean, q.mean) and torch.equal(p.quantile(0.1), q.quantile(0.1))
+    assert torch.equal(laplace.posterior.leave_one_out().log_prob, again.leave_one_out().log_prob)
+    assert of_kind(again.report.events, EventKind.HYPERPARAMETERS_DRAWN)
+
+
+def test_repeated_rows_are_joined_as_without_draws() -> None:
+    x, y = table(20)
+    x, y = torch.cat([x, x[:5]]), torch.cat([y, y[:5] + 0.1])
+    settings = FitSettings(uncertainty=UncertaintySettings(draws=0))
+    plain = fgp.fit(prior(), x, y, starts=1).posterior
+    drawn = fgp.fit(prior(), x, y, starts=1, uncertainty="laplace", settings=settings).posterior
+    assert torch.allclose(plain.leave_one_out().log_prob, drawn.leave_one_out().log_prob, atol=1e-7)
+    assert torch.allclose(plain.predict(x).variance, drawn.predict(x).variance, atol=1e-9)
+
+
+def test_a_mixture_is_not_updated(laplace: fgp.Fit) -> None:
+    x, y = table(2, seed=9)
+    with pytest.raises(DomainError, match="`append` needs one set of hyperparameters, got a mixture of 16"):
+        laplace.posterior.append(x, y)
+    assert laplace.posterior.can("fantasize") is not None
+    assert laplace.posterior.can("paths") is None
+    with pytest.raises(ShapeError, match=r"must be of shape \(n_test, d\) for a mixture"):
+        laplace.posterior.predict(x[None])
+
+
+def test_what_has_no_draws_is_refused_or_left_as_it_is() -> None:
+    x, y = table(20)
+    counts = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Poisson())
+    with pytest.raises(DomainError, match="sites that are found by iteration"):
+        fgp.fit(counts, x, y.round().abs(), uncertainty="nuts")
+    with pytest.raises(DomainError, match="inference is approximate"):
+        fgp.fit(prior(), x, y, uncertainty="laplace", approximation="sparse")
+    with pytest.raises(DomainError, match="`uncertainty` must be None or one of 'laplace', 'nuts', 'auto', got 'mc'"):
+        fgp.fit(prior(), x, y, uncertainty="mc")
+    both = fgp.GP(fgp.kernels.RBF(), outputs=2)
+    fit = fgp.fit(both, x, torch.stack([y, -y], dim=1), starts=1, uncertainty="auto")
+    (event,) = of_kind(fit.report.events, EventKind.HYPERPARAMETERS_FIXED)
+    assert event.fields["reason"] == NoDraws.OUTPUTS
+
+
+def test_auto_leaves_what_would_take_longer_than_the_fit() -> None:
+    settings = FitSettings(uncertainty=UncertaintySettings(share=0.0))
+    fit = fgp.fit(prior(), *table(), starts=1, uncertainty="auto", settings=settings)
+    (event,) = of_kind(fit.report.events, EventKind.HYPERPARAMETERS_FIXED)
+    assert event.fields["reason"] == NoDraws.SECONDS
+    plain = fgp.fit(prior(), *table(), starts=1)
+    assert torch.equal(fit.posterior.predict(table()[0]).mean, plain.posterior.predict(table()[0]).mean)
+
+
+def test_nuts_samples_a_normal_density() -> None:
+    """M-383: means and covariances within four standard errors, by the effective number of draws, M-384."""
+    covariance = numpy.array([[1.0, 0.8, 0.0], [0.8, 1.5, -0.3], [0.0, -0.3, 0.4]])
+    precision, mean = numpy.linalg.inv(covariance), numpy.array([1.0, -2.0, 0.5])
+
+    def density(z: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        slope = -precision @ (z - mean)
+        return 0.5 * float(slope @ (z - mean)), slope
+
+    settings = NutsSettings(warm_up=100)
+    chains = [nuts(density, numpy.zeros(3), 500, numpy.random.default_rng(k), settings) for k in range(4)]
+    draws = numpy.array([chain.draws for chain in chains])
+    r_hat, effective = convergence(draws)
+    assert r_hat.max() < 1.02
+    assert effective.min() > 400
+    every = draws.reshape(-1, 3)
+    assert (numpy.abs(every.mean(0) - mean) < 4.0 * numpy.sqrt(numpy.diag(covariance) / effective)).all()
+    products = (draws - mean)[..., :, None] * (draws - mean)[..., None, :]
+    _, of_products = convergence(products.reshape(4, 500, 9))
+    error = products.reshape(-1, 9).std(0) / numpy.sqrt(of_products)
+    assert (numpy.abs(products.reshape(-1, 9).mean(0) - covariance.ravel()) < 4.0 * error).all()
+    assert not any(chain.divergences for chain in chains)
+
+
+def test_convergence_sees_chains_apart_and_slow_ones() -> None:
+    generator = numpy.random.default_rng(0)
+    noise = generator.standard_normal((4, 400, 2))
+    apart = noise + numpy.array([0.0, 0.0, 3.0, 3.0])[:, None, None]
+    assert convergence(apart)[0].min() > 1.5
+    slow = numpy.zeros_like(noise)
+    for t in range(1, 400):
+        slow[:, t] = 0.9 * slow[:, t - 1] + noise[:, t]
+    assert numpy.abs(convergence(noise)[1] / 1600 - 1.0).max() < 0.25
+    assert numpy.abs(convergence(slow)[1] / (1600 / 19) - 1.0).max() < 0.6
+
+
+@pytest.mark.filterwarnings("ignore:Predictions average")
+def test_samples_by_nuts_are_near_laplace() -> None:
+    settings = UncertaintySettings(chains=2, transitions=15, nuts=dataclasses.replace(NutsSettings(), warm_up=15))
+    x, y = table()
+    fit = fgp.fit(with_priors(), x, y, starts=1, uncertainty="nuts", settings=FitSettings(uncertainty=settings))
+    (event,) = of_kind(fit.report.events, EventKind.HYPERPARAMETERS_SAMPLED)
+    assert event.fields["chains"] == 2
+    other = fgp.fit(with_priors(), x, y, starts=1, uncertainty="laplace").posterior.predict(x)
+    found = fit.posterior.predict(x)
+    assert float((found.mean - other.mean).abs().max()) < 0.1
+    assert float((found.std / other.std).log().abs().max()) < 0.5
