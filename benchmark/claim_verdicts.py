@@ -24,7 +24,7 @@ import flashgp as fgp
 
 Table = dict[str, Any]
 ROWS, FEW = 1_500, 400
-NUMBERS = ("concrete", "energy", "airfoil", "elevators", "pol", "kin40k", "housing", "yacht", "wine", "keggdirected")
+NUMBERS = ("concrete", "energy", "airfoil", "elevators", "pol", "kin40k", "housing", "yacht", "wine")
 LABELS = {"magic": "hadron", "breast": "label", "banana": "label", "heart": "label", "sonar": "label",
           "australian": "label", "ionosphere": "label", "adult": "income_over_50k"}  # fmt: skip
 HEALTHY = (*NUMBERS, *LABELS, "bike_counts", "precipitation", "digits", "houses")
@@ -53,7 +53,7 @@ def table_of(name: str, rows: int) -> tuple[Table, str]:
         x, y = load_digits(return_X_y=True)
         some = rng.permutation(len(x))[: min(rows, FEW)]
         return {**{f"p{j}": x[some, j] for j in range(64)}, "y": [f"digit {one}" for one in y[some]]}, "y"
-    if name in NUMBERS:
+    if name in (*NUMBERS, "keggdirected"):
         with gzip.open(SHARED_DATA / name / "data.csv.gz") as file:
             numbers = numpy.loadtxt(file, delimiter=",", ndmin=2)
         names, target = [*(f"x{j + 1}" for j in range(numbers.shape[1] - 1)), "y"], "y"
@@ -101,6 +101,7 @@ def fault(name: str, rows: int) -> fgp.Verdict:
         ),
         "counts as numbers": lambda: of_table(*table_of("bike_counts", rows)),
         "labels as numbers": lambda: of_table(*table_of("heart", rows), likelihood="gaussian"),
+        "rows that repeat": lambda: of_table(*table_of("keggdirected", rows)),
         "every row twice": lambda: of_table(
             {key: numpy.concatenate([values, values]) for key, values in table.items()}, target
         ),
@@ -170,6 +171,7 @@ def drift(table: Table, target: str) -> fgp.Verdict:
 FAULTS = {
     "shuffled target": "NO_BETTER", "eight targets times a thousand": "DOMINATED", "Cauchy noise": "HEAVY_TAILS",
     "counts as numbers": "COUNTS_SUGGESTED", "labels as numbers": "TWO_VALUES", "every row twice": "ROWS_REPEATED",
+    "rows that repeat": "ROWS_REPEATED",
     "constant target": "CONSTANT_TARGET", "row numbers": "COUNTS_ROWS", "three rows": "FEW_ROWS",
     "cell of 1e200": "FAR_OUT", "no time": "UNFINISHED", "missing week": "PERIOD_LEFT", "missing order": "ORDER_LEFT",
     "louder rows": "INTERVALS_NARROW", "rows far away": "OUT_OF_RANGE", "fitted rows": "ROWS_FITTED",

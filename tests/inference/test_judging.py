@@ -118,7 +118,10 @@ def test_intervals_that_hold_too_few_or_too_many() -> None:  # (M-421)
     assert EventKind.INTERVALS_NARROW in kinds(narrow)
     assert "hold 83 of 100, 92 to 98 expected: too narrow" in narrow.sentence
     assert EventKind.INTERVALS_WIDE in kinds(judged(scored(z, held=200), How.HELD_OUT))
-    assert not kinds(judged(scored(z, held=185), How.HELD_OUT))
+    little = judged(scored(z, held=180), How.HELD_OUT)
+    assert not kinds(little)
+    assert "92 to 98 expected: a little narrow" in little.sentence
+    assert "as they should" in judged(scored(z, held=187), How.HELD_OUT).sentence
 
 
 def test_faults_of_rows_are_found() -> None:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # a fit and an update import what they need; predictions do w
 TABLE_KEY = "flashgp.table"  # of a file's metadata
 UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
 _FIELDS = ("encoding", "scaling", "kernel")
+AT_ONCE = 4_000  # rows of a model from a file whose text shows its verdict unasked
 _BLOCK_ROWS = 64  # predicted, then learned, together: the predictions hardly change, the work is matrix products
 _LOGGER = logging.getLogger("flashgp.table")
 _Numbers = npt.NDArray[np.float64]
@@ -666,7 +667,7 @@ class TableModel:
         pairs = [] if training is None else [f"{name:<24} {text}" for name, text in training.summary()]
         numbers = number_rows(post.state.prior, self.inputs, None if training is None else training.priors)
         return "\n".join([
-            str(self.verdict),
+            self._judged(),
             f"TableModel of {self.target!r}{how} from {', '.join(kinds)}{f' and {more:,} more' * bool(more)}; "
             f"{post.count:,} rows",
             f"Posterior of {post.units}", *pairs, post.state.prior.title,
@@ -677,6 +678,13 @@ class TableModel:
         title, *_ = repr(self).splitlines()
         shown = None if self._fitted is None else self.training or self.posterior
         return html_table((), title=title) + ("" if shown is None else shown._repr_html_())
+
+    def _judged(self) -> str:
+        """The verdict, where it takes a moment or has been asked for."""
+        fitted = self._require("verdict")
+        if fitted.fit is None and self.posterior.count > AT_ONCE and "verdict" not in vars(fitted):
+            return "Not judged yet: `verdict` does, from all rows."
+        return str(self.verdict)
 
     def _require(self, what: str) -> _Learned:
         if self._fitted is None:

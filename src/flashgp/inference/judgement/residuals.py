@@ -23,14 +23,14 @@ def tails(scored: Scored, names: Sequence[str] | None = None, settings: VerdictS
     if scored.standard is None or scored.measure is not Measure.VARIANCE or len(scored.loss) < settings.least_rows:
         return []
     n, total = len(scored.loss), float(scored.loss.sum())
-    few = max(settings.few_rows, int(settings.few_share * n))
-    order = np.argsort(-scored.loss, kind="stable")[:few]
-    found = []
-    share = float(scored.loss[order].sum()) / total if total > 0.0 else 0.0
-    far_off = bool((np.abs(scored.standard[order]) > settings.few_deviations).all())
-    if share > settings.few_carry and far_off:
-        which = None if names is None else tuple(names[row] for row in order[:_NAMED])
-        found.append(Event(EventKind.DOMINATED, rows=few, of=n, share=100.0 * share, which=which))
+    most = max(settings.few_rows, int(settings.few_share * n))
+    order = np.argsort(-scored.loss, kind="stable")[:most]
+    shares = np.cumsum(scored.loss[order]) / total if total > 0.0 else np.zeros(most)
+    found, few = [], int(np.searchsorted(shares, settings.few_carry)) + 1  # that carry so much
+    if few <= most and (np.abs(scored.standard[order[:few]]) > settings.few_deviations).all():
+        which = None if names is None else tuple(names[row] for row in order[:few][:_NAMED])
+        share = 100.0 * float(shares[few - 1])
+        found.append(Event(EventKind.DOMINATED, rows=few, of=n, share=share, which=which))
     z = scored.standard
     if np.isfinite(z).all() and student_t_gain(z) > settings.tail_gain:
         far = int((np.abs(z) > FAR).sum())

@@ -47,15 +47,15 @@ class Calibration:
         low, high = self.expected - errors * self.error, self.expected + errors * self.error
         return max(0.0, low / self.rows), min(1.0, high / self.rows)
 
-    def off(self, margin: float, errors: float) -> int:
-        """-1 where fewer rows are held than chance allows, 1 where more are, else 0.
+    def off(self, below: float, above: float, errors: float = QUANTILE_975) -> int:
+        """-1 where fewer rows are held than should be, 1 where more are, else 0.
 
-        Args: margin, by which a share may be off in any case; errors, standard errors that are chance.
+        Args: below and above, by which a share may be off in any case; errors, standard errors that are chance.
         """
         (low, high), middle = self._range(errors), self.expected / self.rows
-        if self.share < min(low, middle - margin):
+        if self.share < min(low, middle - below):
             return -1
-        return int(self.share > max(high, min(middle + margin, 1.0)) and not self.discrete)
+        return int(self.share > max(high, min(middle + above, 1.0)) and not self.discrete)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,8 +44,9 @@ class VerdictSettings:
     Args:
         steps: shares explained from which a model is fair, good and excellent; steps_of_log_loss, of classes, whose log
             loss keeps much that no input can tell.
-        margin, by_chance: by which a share of rows inside their intervals may be off, and standard errors that it may
-            be off by chance, before it is a finding; margin_of_classes, of the rows whose most probable class is right.
+        below, above, by_chance: by which the share of rows inside their intervals may be too small or too large, and
+            standard errors that it may be off by chance, before it is a finding; off_classes, of the rows whose most
+            probable class is right.
         tail_gain: nats a row by which a Student t distribution describes the errors better, from which tails are heavy.
         few_rows, few_share, few_carry, few_deviations: rows, at least these and this share of all, that dominate where
             they make up so much of the squared error, each so many standard deviations off.
@@ -62,8 +63,9 @@ class VerdictSettings:
 
     steps: tuple[float, float, float] = (0.3, 0.7, 0.9)
     steps_of_log_loss: tuple[float, float, float] = (0.15, 0.4, 0.75)
-    margin: float = 0.03
-    margin_of_classes: float = 0.05
+    below: float = 0.07
+    above: float = 0.03
+    off_classes: float = 0.05
     by_chance: float = 3.0
     tail_gain: float = 0.4
     few_rows: int = 3
@@ -140,11 +142,12 @@ class Verdict:
         of = found.rows if found.rows <= 100 else 100
         held, low, high = (of * share for share in (found.share, *found.range))
         expected = f"{low:.0f} to {high:.0f} expected"
-        off = _off(found, self.measure, VERDICT)
+        off = found.off(0.0, 0.0)
+        much = "too" if _off(found, self.measure, VERDICT) else "a little"
         if self.measure is Measure.LOG_LOSS:
-            words = {-1: f"{expected}: too sure", 0: "as predicted", 1: f"{expected}: too cautious"}[off]
+            words = {-1: f"{expected}: {much} sure", 0: "as predicted", 1: f"{expected}: {much} cautious"}[off]
             return f"the most probable class is right in {_count(held)} of {of}, {words}"
-        words = {-1: f"{expected}: too narrow", 0: "as they should", 1: f"{expected}: too wide"}[off]
+        words = {-1: f"{expected}: {much} narrow", 0: "as they should", 1: f"{expected}: {much} wide"}[off]
         return f"95 % intervals hold {_count(held)} of {of}, {words}"
 
     def with_findings(self, findings: Sequence[Event]) -> "Verdict":
@@ -205,8 +208,9 @@ _CLASSES_OFF = {-1: EventKind.TOO_SURE, 1: EventKind.TOO_CAUTIOUS}
 
 
 def _off(found: Calibration, measure: Measure, settings: VerdictSettings) -> int:
-    margin = settings.margin_of_classes if measure is Measure.LOG_LOSS else settings.margin
-    return found.off(margin, settings.by_chance)
+    classes = measure is Measure.LOG_LOSS
+    below, above = (settings.off_classes,) * 2 if classes else (settings.below, settings.above)
+    return found.off(below, above, settings.by_chance)
 
 
 def _word(explained: Estimate, steps: tuple[float, float, float]) -> Word:
