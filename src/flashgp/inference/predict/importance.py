@@ -28,6 +28,7 @@ from flashgp.inference.exact.condition import condition
 from flashgp.inference.findings import Unfinished
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.exact_predictor import predict
+from flashgp.inference.predict.shares import Shares, shares_of
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.likelihoods.base import PredictiveDistribution
@@ -100,6 +101,8 @@ class Importance:
         by: what columns are ordered and shown by: "rmse", or "log_density" of classes, levels and counts.
         unfinished: reason that the model is not final, where one is known; the intervals are of rows and permutations,
             not of the fit.
+        shares: of the variance of the posterior mean that come from each column, alone and with others; None where it
+            does not vary.
 
     Example:
         >>> x = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -122,6 +125,7 @@ class Importance:
     permutations: int
     unfinished: Unfinished | None = None
     by: Literal["rmse", "log_density"] = "rmse"
+    shares: Shares | None = None
 
     def __repr__(self) -> str:
         title, head, rows = self._table()
@@ -148,8 +152,10 @@ class Importance:
                 each = (*first, *second)
                 value, a, b, other, c, d = (float(one.reshape(len(self.names), -1)[j, output]) for one in each)
                 name = self.names[j] + (f", output {output + 1}" if self.rmse.dim() > 1 else "")
-                rows.append([name, f"{value:.4g}", f"{a:.4g} to {b:.4g}", f"{other:.4g}", f"{c:.4g} to {d:.4g}"])
-        return "\n".join(lines), [*head, "95 % interval"], rows
+                row = [name, f"{value:.4g}", f"{a:.4g} to {b:.4g}", f"{other:.4g}", f"{c:.4g} to {d:.4g}"]
+                rows.append(row + ([] if self.shares is None else self.shares.cells(j, output)))
+        shares = [] if self.shares is None else ["of variance alone", "with others"]
+        return "\n".join(lines), [*head, "95 % interval", *shares], rows
 
     @property
     def measure(self) -> str:
@@ -237,7 +243,11 @@ def importance(
     names = column_groups(groups, state.x.shape[-1])
     split = _Split.of(state, len(names), settings)
     columns = [*names.values()]
-    base, permuted = zip(*(_predicted(state, split, block, columns) for block in split.blocks()), strict=True)
+    first, *blocks = split.blocks()
+    behind = _behind(state, split.rest(first))
+    parts = [_predicted(state, behind, split, first, columns)]
+    parts += [_predicted(state, _behind(state, split.rest(block)), split, block, columns) for block in blocks]
+    base, permuted = zip(*parts, strict=True)
     y = _targets(state.prior, state.y[split.held])
     before, after = ([torch.cat(parts, dim=2) for parts in zip(*each, strict=True)] for each in (base, permuted))
     in_units = in_units or _own_units
@@ -258,6 +268,7 @@ def importance(
     return Importance(
         tuple(names), rmse, rmse_error, log_density, log_density_error, len(split.held), split.others,
         len(split.shifts), by="log_density" if likelihood.discrete else "rmse",
+        shares=_shares(state, behind, names, settings),
     )  # fmt: skip
 
 
@@ -305,19 +316,45 @@ class _Split:
         return len(self.rest(next(self.blocks())))
 
 
+def _behind(state: AnyState, rest: Tensor) -> AnyState:
+    """The state of some of the rows, with the parameters as they are."""
+    prior = state.prior.with_likelihood(state.prior.likelihood.rows(rest))
+    left = Data(prior, state.x[rest], state.y[rest])
+    return condition(prior, left, ConditionSettings(replace(state.run, dtype=torch.float64), solver="cholesky"))
+
+
+def _shares(
+    state: AnyState, behind: AnyState, names: Mapping[str, Sequence[int]], settings: ImportanceSettings
+) -> Shares | None:
+    """Shares of the mean given all rows where these are few, else given those that a first block is predicted from."""
+    known = state if isinstance(state, AnyState) and state.count <= settings.others else behind
+    x, at_once = known.x, max(1, CALL_PAIRS // max(1, known.distinct))
+
+    def mean(points: Tensor) -> Tensor:
+        each = [
+            predict(known, some.to(x.dtype), variance="exact", plan=None, memory=None, deterministic=False).mean
+            for some in points.split(at_once)
+        ]
+        return _targets(known.prior, torch.cat(each))
+
+    read = []
+    for k, columns in enumerate(names.values()):
+        moved = x.clone()
+        moved[:, list(columns)] = x[:, list(columns)].roll(1, 0)
+        if not _same_features(state.prior, moved, x):
+            read.append(k)
+    return shares_of(mean, x, names, read, settings.seed)
+
+
 def _predicted(
-    state: AnyState, split: _Split, block: slice, groups: Sequence[Sequence[int]]
+    state: AnyState, behind: AnyState, split: _Split, block: slice, groups: Sequence[Sequence[int]]
 ) -> tuple[tuple[Tensor, ...], ...]:
     """(location, spread, log density) of a block's observations, for each group of columns and shift, (g, s, b, p), and
     the same where these columns are moved; p is outputs or 1.
 
     Columns that the prior does not read are not predicted again: they change nothing, not even by rounding.
     """
-    prior, rest, held = state.prior, split.rest(block), split.held[block]
-    left = Data(prior.with_likelihood(prior.likelihood.rows(rest)), state.x[rest], state.y[rest])
-    behind = condition(
-        left.prior, left, ConditionSettings(replace(state.run, dtype=torch.float64), solver="cholesky"),
-    )  # fmt: skip
+    prior, held = state.prior, split.held[block]
     values, places, shifts = state.x[split.held], torch.arange(len(split.held))[block], len(split.shifts)
     donors = torch.cat([(places + shift) % len(split.held) for shift in split.shifts])
     as_it_is = state.x[held].repeat(shifts, 1)
@@ -327,7 +364,7 @@ def _predicted(
         x[:, list(columns)] = values[donors][:, list(columns)]
         moved.append(x)
     read = [k for k, x in enumerate(moved) if not _same_features(prior, x, as_it_is)]
-    at_once = max(1, CALL_PAIRS // (len(rest) * len(as_it_is)))
+    at_once = max(1, CALL_PAIRS // (behind.count * len(as_it_is)))
     parts = []
     for start in range(0, len(read) + 1, at_once):
         some = [as_it_is, *(moved[k] for k in read)][start : start + at_once]
