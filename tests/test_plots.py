@@ -323,10 +323,10 @@ def test_the_trace_shows_nats_below_the_best_of_each_start() -> None:
     entries.append(SimpleNamespace(run=SearchRun(Stage.ALL_ROWS, 1), index=9, value=float("nan"), measure="log joint"))
     ax = plots.training_trace(entries)
     lines = {line.get_label(): line for line in ax.get_lines()}
-    assert set(lines) == {"start 0, the best", "start 1", "start 2"}
+    assert set(lines) == {"search 1, the best", "search 2", "search 3"}
     best = -10.0 - 100 * math.exp(-4)
-    assert np.allclose(lines["start 1"].get_ydata()[:4], [best - e.value for e in entries[5:9]])
-    assert lines["start 0, the best"].get_ydata()[-1] == 1e-3, "zero has no logarithm: shown at the floor"
+    assert np.allclose(lines["search 2"].get_ydata()[:4], [best - e.value for e in entries[5:9]])
+    assert lines["search 1, the best"].get_ydata()[-1] == 1e-3, "zero has no logarithm: shown at the floor"
     assert "1 evaluation had no finite value" in texts(ax)
     assert "best log joint -11.8" in texts(ax)
     rendered(ax)

@@ -61,8 +61,12 @@ def svg(ax: "Axes", label: str) -> str:
 
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure = _figure(ax)
+    if (layout := figure.get_layout_engine()) is not None:  # once, where drawing would lay out in a pass of its own
+        layout.execute(figure)
+        figure.set_layout_engine("none")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flashgp", "path.simplify_threshold": 0.3}):
-        _figure(ax).savefig(stream, format="svg", transparent=True, dpi=_DOTS_DPI, metadata=nothing)
+        figure.savefig(stream, format="svg", transparent=True, dpi=_DOTS_DPI, metadata=nothing)
     text = _WITHOUT_VALUE.sub("�", stream.getvalue())
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     drawn = ElementTree.fromstring(text)

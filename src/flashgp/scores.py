@@ -389,7 +389,7 @@ class ClassScores(TargetScores):
         most = 100 * self.shares.max()
         auc = [] if self.auc is None else [(f"{self.auc.value:.3g}", "AUC: 1 tells all apart, 0.5 none")]
         return [
-            (f"{100 * self.accuracy.value:.1f} %", f"of labels right; the most frequent class alone {most:.3g} %"),
+            (f"{100 * self.accuracy.value:.1f} %", f"of labels right, {most:.3g} % by the most frequent class"),
             *auc,
         ]
 

@@ -33,9 +33,9 @@ from .prepared import plan_summary
 
 _MAX_PARAMETERS, _MAX_COLUMNS = 30, 20
 _DAYS = 10.0  # dates that spread over more have a mean without a time of day
-_SEARCH = (
-    "The search: how far each evaluation was from the best one. A nat is the unit of natural logarithms: one nat less, "
-    "and the data are 2.7 times less probable."
+_NAT = (
+    "For those who ask how. Logarithms of densities are in nats, the unit of natural logarithms: one nat less, and the "
+    "data are 2.7 times less probable."
 )
 _EXPLAINED = {
     Measure.VARIANCE: ("{:.2f}", "R²: share of the variance explained"),
@@ -188,11 +188,12 @@ def _computation(outcome: FitOutcome) -> Section:
     return Section(
         "How it was computed",
         [
+            Notes([_NAT]),
             *_model(outcome),
             *([] if outcome.scores is None else [Facts(outcome.scores.lines(outcome.prepared.encoding.target))]),
-            Figure.of(trace, _SEARCH),
+            Figure.of(trace, "The search: how far the log density of each evaluation was from the best one."),
             Facts(facts),
-            PageTable(("", "expected", "happened"), compared, (1, 2)),
+            PageTable(("", "expected", "happened"), compared),
             *([Notes([str(event) for event in report.events])] if report.events else []),
             Preformatted(shlex.join(["flashgp", *sys.argv[1:]])),
         ],

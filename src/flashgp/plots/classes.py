@@ -141,7 +141,7 @@ def precision_recall(y: Any, probability: Any, *, label: str = "", ax: "Axes | N
     """
     scores, ax = class_scores(y, probability), new_axes(ax)
     what = label or "the second class"
-    style(ax, f"share of {what} found (recall)", "share of those taken for it that are (precision)")
+    style(ax, f"share of {what} found (recall)", "share right (precision)")
     _unit_square(ax)
     if scores.auc is None:
         empty(ax, "needs rows of both classes")

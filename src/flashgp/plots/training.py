@@ -19,7 +19,7 @@ _MAX_POINTS = 2_000
 
 
 def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes":
-    """Log joint of every evaluation as nats below the best one found (logarithmic): a line for each start.
+    """Log joint of every evaluation as nats below the best one found (logarithmic): a line for each search.
 
     Runs on some of the rows, which only say where the search over all of them begins, are left out: their values are of
     other data. Where there are no others, the last of them are shown.
@@ -45,7 +45,8 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
     """
     history = _comparable(list(history))
     gains = any(e.measure == "gain" for e in history)
-    entries = [(str(e.run), int(e.index), float(e.value)) for e in history]
+    runs = list(dict.fromkeys(e.run for e in history))  # numbered as they came, whatever started each
+    entries = [(f"search {runs.index(e.run) + 1}", int(e.index), float(e.value)) for e in history]
     finite = [entry for entry in entries if np.isfinite(entry[2])]
     ax = new_axes(ax)
     style(ax, "evaluation", "nats below the best (log scale)")
@@ -64,7 +65,7 @@ def training_trace(history: Iterable[Any], *, ax: "Axes | None" = None) -> "Axes
         if start != winner:
             many = len(others) > len(colours)
             colour, width = GREY if many else colours[place], 1.1
-            label = start if not many else f"{len(others)} other starts" if place == 0 else "_other"
+            label = start if not many else f"{len(others)} other searches" if place == 0 else "_other"
         ax.plot(index, gap, color=colour, linewidth=width, alpha=1.0 if start == winner else 0.75,
                 marker="o" if len(own) <= 40 else None, markersize=1.6 * width, label=label,
                 zorder=4 if start == winner else 3)  # fmt: skip
