@@ -666,7 +666,7 @@ def test_progress_is_a_bar_on_a_terminal_and_nothing_when_quiet(
             callback(step)
             assert capsys.readouterr().err == "", "ten seconds have not passed"
             callback(step)
-            assert capsys.readouterr().err.startswith("fitting [red]: evaluation 3, log joint -12.50, ")
+            assert capsys.readouterr().err.startswith("fitting [red]: step 3, ")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Console().progress() as callback:
         assert callback is not None

@@ -18,7 +18,7 @@ def test_a_bar_says_the_phase_and_goes_away() -> None:
     file = io.StringIO()
     bar = ProgressBar(Console(file=file, force_terminal=True, width=120), after=0.0)
     bar(STEP)
-    assert "fitting 400 rows: evaluation 7, log joint -12.50, 3.0 s, about 60.0 s left" in file.getvalue()
+    assert "fitting 400 rows: step 7, 3.0 s, about 60.0 s left" in file.getvalue()
     shown = len(file.getvalue())
     bar(STEP)
     assert len(file.getvalue()) == shown, "ten lines a second are enough"

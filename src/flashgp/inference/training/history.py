@@ -114,8 +114,7 @@ class Progress:
     measure: Measure = "log joint"
 
     def __str__(self) -> str:
-        text = f"{self.phase}: evaluation {self.evaluation}, {self.measure} {self.best:.2f}, "
-        text += readable_seconds(self.seconds)
+        text = f"{self.phase}: step {self.evaluation}, {readable_seconds(self.seconds)}"
         return text if self.eta_seconds is None else f"{text}, about {readable_seconds(self.eta_seconds)} left"
 
 

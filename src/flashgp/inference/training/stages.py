@@ -85,7 +85,7 @@ class ExactStages:
         for number, start in enumerate(starts):
             minimise(objective, start, SearchRun(stage, number), recorder, search, self.max_iterations)
         if self.reset:
-            recorder.phase = "resetting long lengthscales"
+            recorder.phase = "trying a start beside the best"
             retry_with_reset_lengthscales(objective, stage, recorder, search, self.max_iterations)
         if stage is Stage.SUBSET:
             recorder.note(Event(EventKind.SUBSET_FIT, starts=len(starts), subset=rows, rows=self.rows))
@@ -144,7 +144,7 @@ class ExactStages:
             theta, count = parameters.with_lengthscales_reset(descent.theta, self.search.reset_ratio)
         if count == 0:
             return descent
-        recorder.phase = "resetting the noise" if reset is Reset.NOISE else "resetting long lengthscales"
+        recorder.phase = "trying a start beside the best"
         run, free = dataclasses.replace(search.name, reset=reset), numpy.full_like(theta, math.inf)
         again = GradientSearch(objective, run, recorder, search.settings, (-free, free))
         before = min(recorder.best[one][0] for one in recorder.best if dataclasses.replace(one, reset=run.reset) == run)
