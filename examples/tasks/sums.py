@@ -1,4 +1,4 @@
-"""Add and multiply covariance functions: a trend, a season that changes, and noise."""
+"""Add and multiply covariance functions: a trend, a season that changes, and noise; and take the sum apart."""
 
 import torch
 
@@ -15,4 +15,6 @@ fit = fgp.fit(fgp.GP(trend + season), month, sales, starts=1)
 
 year = fit.posterior.predict(torch.arange(96.0, 108.0, dtype=torch.float64)[:, None])
 print(year.mean, year.interval(0.95))
+parts = {"trend": fit.posterior.component(trend), "season": fit.posterior.component(season)}
+print({name: (float(part.share), part.predict(month).mean) for name, part in parts.items()})
 assert fit.verdict.word in ("good", "excellent")
