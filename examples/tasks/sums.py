@@ -1,4 +1,4 @@
-"""Add and multiply covariance functions: a trend, a season that changes, and noise; and take the sum apart."""
+"""Add and multiply covariance functions: a trend and a season, together and each alone."""
 
 import torch
 
@@ -10,7 +10,7 @@ sales = 0.05 * month[:, 0] + torch.sin(2.0 * torch.pi * month[:, 0] / 12.0)
 sales += 0.1 * torch.randn(96, generator=generator, dtype=torch.float64)
 
 trend = 1.0 * fgp.kernels.SquaredExponential(lengthscale=60.0)
-season = 1.0 * fgp.kernels.Periodic(period=12.0, lengthscale=1.0) * fgp.kernels.SquaredExponential(lengthscale=90.0)
+season = 1.0 * fgp.kernels.Periodic(period=12.0, lengthscale=1.0)  # times another kernel it may change slowly
 fit = fgp.fit(fgp.GP(trend + season), month, sales, starts=1)
 
 year = fit.posterior.predict(torch.arange(96.0, 108.0, dtype=torch.float64)[:, None])

@@ -21,6 +21,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event
 from flashgp.inference.gp import GP
+from flashgp.inference.judgement.verdict import Verdict
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.prediction import Prediction
@@ -221,6 +222,14 @@ class TableEstimator(BaseEstimator):
         tags.requires_fit = False
         tags.input_tags.allow_nan = self.missing == "drop"
         return tags
+
+    @property
+    def verdict_(self) -> Verdict:
+        """How good the predictions are, by leave-one-out, in units of y, and what to check. Never raises.
+
+        Cost: that of leave-one-out, when first asked for.
+        """
+        return self._fitted.verdict
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "posterior_")

@@ -22,7 +22,8 @@ from flashgp.foundations.events import Event
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.inference.approximation import Approximation, approximation_of
 from flashgp.inference.findings import why_unfinished
-from flashgp.inference.judging import Told
+from flashgp.inference.judgement.verdict import Verdict
+from flashgp.inference.judging import Told, verdict_of
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings, importance
 from flashgp.inference.predict.prediction import Prediction
@@ -165,11 +166,17 @@ class FittedTable:
         """Events of the fit, where there was one, and of the posterior."""
         return [*([] if self.fit is None else self.fit.report.events), *self.posterior.report.events]
 
-    def told(self, columns: Sequence[str] | None = None, times: Sequence[int] = (), codes: Sequence[int] = ()) -> Told:
-        """What a verdict is told of the table. Args: as `Told`."""
+    @cached_property
+    def verdict(self) -> Verdict:
+        """How good the predictions are, by leave-one-out, in units of the target."""
+        return verdict_of(self.posterior.state, self.told)
+
+    @property
+    def told(self) -> Told:
+        """What a verdict is told of the rows."""
         cut = self.fit is not None and self.fit.interrupted
-        one = len(self.scalings) == 1
-        return Told(columns, times, codes, self._in_units if one else None, self.events, cut, table=True)
+        in_units = self._in_units if len(self.scalings) == 1 else None
+        return Told(in_units=in_units, events=self.events, interrupted=cut, table=True)
 
     def _in_units(self, y: Tensor, found: PredictiveDistribution) -> tuple[Any, Any]:
         target = self.scaling.target
@@ -182,7 +189,7 @@ class FittedTable:
         Args: groups, names with positions of columns.
         """
         found = importance(self.posterior.state.training_table, groups, settings, self._mean_of)
-        told = self.told()
+        told = self.told
         return replace(found, unfinished=why_unfinished(told.events, interrupted=told.interrupted))
 
     def _mean_of(self, mean: Tensor, std: Tensor) -> Tensor:

@@ -241,6 +241,16 @@ def test_a_table_is_judged_in_its_units() -> None:
     assert repr(each[0]).startswith(each[0].verdict.sentence)
 
 
+def test_estimators_are_judged() -> None:
+    x, y = (t.numpy() for t in table())
+    model = fgp.GPRegressor(starts=1, target_transform="none").fit(x, 1e3 * y)
+    as_table = fgp.TableModel(target_transform="none", starts=1).fit({"a": x[:, 0], "b": x[:, 1], "y": y}, target="y")
+    assert as_table.verdict.explained is not None
+    assert model.verdict_.explained is not None
+    assert model.verdict_.explained.value == pytest.approx(as_table.verdict.explained.value, abs=0.02)
+    assert fgp.GPClassifier(starts=1).fit(x, y > 0.0).verdict_.measure is Measure.LOG_LOSS
+
+
 def test_rows_of_a_table_that_were_fitted_are_not_judged() -> None:
     x, y = (t.numpy() for t in table(rows=120))
     columns = {"a": x[:, 0], "b": x[:, 1], "y": y}

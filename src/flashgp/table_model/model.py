@@ -27,7 +27,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UPDATE
 from flashgp.inference.judgement.verdict import How, Verdict, unjudged
-from flashgp.inference.judging import Told, findings_of, out_of_range, verdict_of, verdict_of_rows
+from flashgp.inference.judging import Told, findings_of, out_of_range, verdict_of_rows
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
@@ -75,20 +75,14 @@ class _Learned(FittedTable):
         return None if rows is None else KnownRows.of(*rows)
 
     @cached_property
-    def of_table(self) -> Told:
-        """What a verdict is told."""
+    def told(self) -> Told:
         inputs = self.encoding.inputs
         times, codes = ([j for j, c in enumerate(inputs) if c.kind == kind] for kind in ("date", "category"))
-        return self.told([c.name for c in inputs], times, codes)
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """See `TableModel.verdict`."""
-        return verdict_of(self.posterior.state, self.of_table)
+        return replace(super().told, columns=[c.name for c in inputs], times=times, codes=codes)
 
     def outside(self, x: _Numbers) -> Event | None:
         """Finding of rows (m, d), encoded, outside the range of those that were fitted."""
-        return out_of_range(self.posterior.state, self.scaling.x(x), self.of_table)
+        return out_of_range(self.posterior.state, self.scaling.x(x), self.told)
 
     def judged(self, prediction: TablePrediction, x: _Numbers) -> Verdict:
         """The verdict on the rows of a table that were not learned. Args: x, encoded, of those that were predicted."""
@@ -117,9 +111,9 @@ class _Learned(FittedTable):
         were left out one by one."""
         state = self.posterior.state
         if not len(observed):
-            return unjudged("no row was left out or held out.", findings_of(state, self.of_table))
+            return unjudged("no row was left out or held out.", findings_of(state, self.told))
         scored = predicted.scored(observed, others, state.prior.likelihood.underlying)
-        return verdict_of_rows(state, self.scaling.x(x), scored, self.of_table, how)
+        return verdict_of_rows(state, self.scaling.x(x), scored, self.told, how)
 
 
 class TableModel:
