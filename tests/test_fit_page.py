@@ -15,7 +15,7 @@ from flashgp.cli.fit_pictures import scored_places, sliced_inputs, worst_rows
 from flashgp.cli.options import FitArguments
 from flashgp.cli.outcome import Asked, FitOutcome, outcome_of
 from flashgp.cli.prepared import prepare_table
-from flashgp.page import Figure, Page
+from flashgp.page import Figure, Page, PageTable
 from flashgp.table_model.model import fit_prepared
 
 KERNEL = "Matern(nu=2.5, lengthscale=3)"
@@ -101,6 +101,21 @@ def test_time_and_categories_are_drawn(sales: FitOutcome, page: Page) -> None:
     assert "Bonn (" in by
     assert "Kiel (" in by
     assert set(sliced_inputs(sales)) <= {0, 1}
+
+
+def test_inputs_that_act_together_are_drawn_together(tmp_path: Path) -> None:
+    r, n = np.random.default_rng(0), 60
+    a, b, side = r.uniform(-2.0, 2.0, n), r.uniform(-2.0, 2.0, n), r.choice(["up", "down"], n)
+    y = a * b + 4.0 * a * (side == "up")
+    path = tmp_path / "t.csv"
+    path.write_text("a,side,b,y\n" + "\n".join(f"{a[k]},{side[k]},{b[k]},{y[k]}" for k in range(n)))
+    found = outcome(path, "y", kernel="Matern(nu=2.5, lengthscale=[3, 3], active_dims=[a, b]) * Categorical()")
+    (learned,) = [one for one in fit_page(found).sections if one.title == "What has the model learned?"]
+    captions = [figure.caption for figure in figures(learned.parts)]
+    assert any(caption.startswith("Over a and side") for caption in captions), "a line for each category"
+    table = next(part for part in learned.parts if isinstance(part, PageTable))
+    assert table.head[-2:] == ["of the variance alone", "with others"]
+    assert not any(cell.startswith("-") for row in table.rows for cell in row[-2:])
 
 
 def test_a_share_held_out_keeps_its_lines(tmp_path: Path) -> None:

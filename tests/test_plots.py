@@ -100,6 +100,7 @@ PLOTS: dict[str, Callable[..., Any]] = {
     "predicted_observed": lambda **o: plots.predicted_observed(*data(50), **o),
     "calibration": lambda **o: plots.calibration(*data(50), **o),
     "importance": lambda **o: plots.importance(posterior(2).importance(), **o),
+    "interaction": lambda **o: plots.interaction(posterior(2), Scaling((0.0, 0.0), (1.0, 1.0), Number()), **o),
     "latency": lambda **o: plots.latency(steps(30), **o),
     "machine_bandwidths": lambda **o: plots.machine_bandwidths({"one": machine(1.0)}, **o),
     "machine_rates": lambda **o: plots.machine_rates({"one": machine(1e-9)}, **o),
@@ -276,6 +277,19 @@ def test_categories_are_drawn_where_they_are_predicted_the_highest_first() -> No
     assert "the 12 most frequent of 30" in texts(plots.by_category(post, scaling, many))
     with pytest.raises(ShapeError, match=r"`at` must have shape \(2,\)"):
         plots.by_category(post, scaling, levels, at=[0.0])
+
+
+def test_an_interaction_is_the_prediction_over_both_columns() -> None:
+    post, scaling, levels = posterior_of_places()
+    ax = plots.interaction(post, scaling, columns=(1, 0), levels=levels, names=("hour", "place"), points=5)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert list(lines) == levels
+    grid = torch.stack([torch.full((5,), 1.0), torch.linspace(0, 1, 5)], dim=1).double()
+    assert np.allclose(lines["there"].get_ydata(), 10.0 + 3.0 * post.predict(grid).mean.numpy())
+    assert ax.get_xlabel() == "hour"
+    shades = plots.interaction(posterior(2), Scaling((5.0, 0.0), (2.0, 1.0), Number()), points=5)
+    assert shades.get_xlim() == pytest.approx((5.0, 5.0 + 2.0 * float(posterior(2).x[:, 0].max())), abs=0.1)
+    rendered(shades)
 
 
 # -- importance ---------------------------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ from .fit_pictures import (
     PICTURES,
     first_picture,
     function_picture,
+    importance_cells,
     importance_picture,
     page_axes,
     quality_pictures,
     sliced_inputs,
-    two_way_picture,
+    two_way_pictures,
     worst_rows,
 )
 from .outcome import FitOutcome, evidence_text, happened, maximised
@@ -50,7 +51,8 @@ def fit_page(outcome: FitOutcome) -> Page:
     prepared, scores = outcome.prepared, outcome.scores
     target = prepared.encoding.target
     count = len(prepared.names)
-    slices = _slices(outcome)
+    drawn = _drawn(outcome)
+    slices = [function_picture(outcome, column) for column in drawn]
     first = [picture for picture in (importance_picture(outcome), *slices[:1]) if picture is not None]
     if scores is not None:
         first = [first_picture(outcome.predicted, outcome), *first]
@@ -64,7 +66,7 @@ def fit_page(outcome: FitOutcome) -> Page:
         glance=first,
         sections=[
             _quality(outcome),
-            *_functions(outcome, slices[1:]),
+            *_functions(outcome, drawn, slices[1:]),
             _data(outcome),
             _computation(outcome),
         ],
@@ -110,32 +112,28 @@ def _quality(outcome: FitOutcome) -> Section:
     )
 
 
-def _slices(outcome: FitOutcome) -> list[Figure]:
-    """What is expected along the most important inputs, as far as there is time."""
-    post, wanted = outcome.fit.posterior, sliced_inputs(outcome)
-    drawn = [c for c in wanted if AFTER_FIT.scored(post, PICTURES.points, outcome.asked.deadline) == PICTURES.points]
-    found = [function_picture(outcome, column) for column in drawn]
-    both = two_way_picture(outcome, drawn)
-    return found if both is None else [*found, both]
+def _drawn(outcome: FitOutcome) -> list[int]:
+    """The most important inputs along which there is time to draw what is expected."""
+    post, deadline = outcome.fit.posterior, outcome.asked.deadline
+    return [c for c in sliced_inputs(outcome) if AFTER_FIT.scored(post, PICTURES.points, deadline) == PICTURES.points]
 
 
-def _functions(outcome: FitOutcome, slices: list[Figure]) -> list[Section]:
+def _functions(outcome: FitOutcome, drawn: list[int], slices: list[Figure]) -> list[Section]:
     """What the model has learned, beyond the first figures; none where they say it all."""
-    found = outcome.importance
+    found, cells = outcome.importance, importance_cells(outcome)
     unfinished = outcome.fit.unfinished
     parts: list[Part] = [] if unfinished is None else [Notes([f"What follows is {unfinished.heading}."])]
-    if found is not None:
-        parts.append(
-            Notes(
-                [
-                    f"Importance: the values of one input are exchanged between {found.rows:,} rows, which are "
-                    f"predicted from {found.others:,} others. Inputs that say the same stand in for each other."
-                ]
-            )
+    if found is not None and cells is not None:
+        how = (
+            f"Importance: the values of one input are exchanged between {found.rows:,} rows, which are predicted from "
+            f"{found.others:,} others. Inputs that say the same stand in for each other."
         )
-    if len(slices) + 1 < len(sliced_inputs(outcome)):
+        if found.shares is not None:
+            how += " Shares are of the variance of the predicted mean, where inputs take their values independently."
+        parts += [Notes([how]), cells]
+    if len(drawn) < len(sliced_inputs(outcome)):
         parts.append(Notes(["The time limit left no time to draw the function along every input."]))
-    parts.extend(slices)
+    parts += [*slices, *two_way_pictures(outcome, drawn)]
     return [Section("What has the model learned?", parts)] if parts else []
 
 

@@ -35,6 +35,9 @@ class PictureSettings:
         importance: inputs in that picture, at most.
         worst: rows in the table of those least expected; inputs, their columns in it.
         most_count: the largest count of a rootogram.
+        inputs_in_table: inputs in the table of their importance.
+        together: share of the variance that two inputs have together, beyond what both have alone, from which they are
+            drawn together; pairs, of them, at most.
         forecast: share of the range of a single input of dates that is drawn beyond its end.
     """
 
@@ -45,6 +48,9 @@ class PictureSettings:
     worst: int = 8
     inputs: int = 4
     most_count: int = 60
+    inputs_in_table: int = 12
+    together: float = 0.05
+    pairs: int = 2
     forecast: float = 0.15
 
 
@@ -270,20 +276,67 @@ def _forecast(outcome: FitOutcome, common: dict[str, Any]) -> Figure:
     return Figure.of(ax, f"Along {prepared.names[0]}, and on beyond the last date of the table.")
 
 
-def two_way_picture(outcome: FitOutcome, columns: Sequence[int]) -> Figure | None:
-    """The probability of the second of two classes over the first two numeric inputs of these; None of others."""
-    prepared, predicted = outcome.prepared, outcome.predicted
-    inputs = prepared.encoding.inputs
-    numeric = [j for j in columns if inputs[j].kind not in ("category", "date")][:2]
-    if not isinstance(predicted, ClassAnswers) or len(predicted.labels) != 2 or len(numeric) < 2:
+def two_way_pictures(outcome: FitOutcome, drawn: Sequence[int]) -> list[Figure]:
+    """What the model expects over inputs that act together, beyond what each says alone; of two classes over the first
+    two numbers of `drawn` where there are none such."""
+    inputs, found = outcome.prepared.encoding.inputs, outcome.importance
+    pairs: list[tuple[int, int]] = []
+    if found is not None and found.shares is not None:
+        shares = found.shares
+        strong = [k for k in range(len(shares.pairs)) if float(shares.together[k]) > PICTURES.together]
+        strong.sort(key=lambda k: -float(shares.together[k]))
+        pairs = [shares.pairs[k] for k in strong[: PICTURES.pairs]]
+    labels = outcome.predicted.labels if isinstance(outcome.predicted, ClassAnswers) else ()
+    if len(labels) == 2 and not pairs:
+        numbers = [j for j in drawn if inputs[j].kind not in ("category", "date")]
+        pairs = [(numbers[0], numbers[1])] if len(numbers) > 1 else []
+    elif len(labels) > 2:
+        return []  # several probabilities have no one picture
+    pictures = (_two_way(outcome, pair) for pair in pairs)
+    return [picture for picture in pictures if picture is not None]
+
+
+def _two_way(outcome: FitOutcome, pair: tuple[int, int]) -> Figure | None:
+    """Over two inputs, a category as lines; None of two categories."""
+    prepared, predicted, inputs = outcome.prepared, outcome.predicted, outcome.prepared.encoding.inputs
+    # A category has lines, a date is along the picture.
+    first, second = sorted(pair, key=lambda j: (inputs[j].kind == "category", inputs[j].kind != "date"))
+    if inputs[first].kind == "category":
         return None
-    first, second = numeric
-    ax = plots.probability_2d(
-        outcome.fit.posterior, prepared.scaling, columns=(first, second), at=_typical(outcome),
-        label=str(predicted.labels[1]), points=PICTURES.points_2d,
-        names=(axis_label(inputs[first]), axis_label(inputs[second])), ax=page_axes(),
-    )  # fmt: skip
+    labels = predicted.labels if isinstance(predicted, ClassAnswers) else ()
+    categories = inputs[second].kind == "category"
+    common: Any = {"columns": (first, second), "at": _typical(outcome), "points": PICTURES.points_2d,
+                   "names": (axis_label(inputs[first]), axis_label(inputs[second])), "ax": page_axes()}  # fmt: skip
+    post, scaling = outcome.fit.posterior, prepared.scaling
+    if labels and not categories and inputs[first].kind != "date":
+        ax = plots.probability_2d(post, scaling, label=str(labels[1]), **common)
+    else:
+        y_label = f"probability of {labels[1]}" if labels else prepared.encoding.target
+        ax = plots.interaction(
+            post, scaling, levels=inputs[second].levels if categories else (), labels=labels,
+            dates=inputs[first].kind == "date", y_label=y_label, **common,
+        )  # fmt: skip
     return Figure.of(ax, f"Over {inputs[first].name} and {inputs[second].name}{_others(outcome)}")
+
+
+def importance_cells(outcome: FitOutcome) -> PageTable | None:
+    """The most important inputs with what they say; None where nothing is known."""
+    found = outcome.importance
+    if found is None:
+        return None
+    low, high = (end.tolist() for end in found.growth_interval())
+    shares, growth = found.shares, found.growth.tolist()
+    rows = []
+    for j in found.order[: PICTURES.inputs_in_table]:
+        each = [] if shares is None else [float(shares.first[j]), float(shares.total[j])]
+        of_variance = [f"{100 * max(0.0, share):.3g} %" for share in each]
+        rows.append([found.names[j], f"{growth[j]:.3g}", f"{low[j]:.3g} to {high[j]:.3g}", *of_variance])
+    more = len(found.names) - len(rows)
+    if more:
+        rows.append([f"and {more:,} more", *[""] * (len(rows[0]) - 1)])
+    head = ["input", f"{found.measure} grows by", "95 % interval"]
+    head += [] if shares is None else ["of the variance alone", "with others"]
+    return PageTable(head, rows, range(1, len(head)))
 
 
 def _others(outcome: FitOutcome) -> str:

@@ -8,6 +8,7 @@ from .classes import confusion, precision_recall, reliability, roc, rootogram
 from .components import components
 from .expected import by_category, expected_1d, probability_2d
 from .importance import importance
+from .interaction import interaction
 from .machine import machine_bandwidths, machine_rates
 from .posterior import posterior_1d
 from .predictive import calibration, pit_histogram, predicted_observed
@@ -22,6 +23,7 @@ __all__ = [
     "confusion",
     "expected_1d",
     "importance",
+    "interaction",
     "latency",
     "machine_bandwidths",
     "machine_rates",
