@@ -122,9 +122,6 @@ def test_full_scale_without_neighbours_is_the_collapsed_bound() -> None:
     assert fit.posterior.can("bound") is None
     with pytest.raises(fgp.DomainError, match="`inducing` must be at least 1"):
         model().condition(x, y, approximation="full_scale", inducing=0, neighbours=0)
-    weighted = fgp.GP(fgp.kernels.Matern(), likelihood=fgp.likelihoods.Gaussian(row_weight=torch.full((120,), 0.1)))
-    with pytest.raises(fgp.DomainError, match="treats all rows alike"):
-        fgp.fit(weighted, x, y, approximation="full_scale", inducing=15, neighbours=0)
 
 
 def test_an_exact_fit_past_its_limit_names_both_costs() -> None:
