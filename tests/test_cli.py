@@ -300,6 +300,26 @@ def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path) -> None:
     assert TableModel.load(model).posterior.count == 60
 
 
+def test_ctrl_c_ends_what_follows_the_fit_too(tmp_path: Path) -> None:
+    """Of more than a few rows nobody waits for scores and importance of a model that did not finish."""
+
+    class Interrupting(Console):
+        @contextmanager
+        def progress(self) -> Any:
+            def callback(progress: Any) -> None:
+                raise KeyboardInterrupt
+
+            yield callback
+
+    table = write(tmp_path / "table.csv", HEAD, columns(450))
+    console = Interrupting(json=True)
+    options = FitArguments(table=str(table), target="y", starts=1, kernel="RBF()", target_transform="none")
+    said = run_fit(options, console)
+    assert said["interrupted"]
+    assert said["importance"] is None
+    assert "Ctrl-C left no time for the importance of inputs." in console.notes
+
+
 def test_ctrl_c_in_the_last_solve_says_what_was_found(folder: Path, tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "fit.checkpoint", tmp_path / "m.safetensors"
     common = ("fit", folder / "table.csv", "--target", "y", "--starts", 1, "--out", model, "--target-transform", "none")
@@ -330,6 +350,13 @@ def test_ctrl_c_while_reading_writes_nothing(folder: Path, tmp_path: Path, monke
     (tmp_path / "table.csv.gz").write_bytes(gzip.compress((folder / "table.csv").read_bytes()))
     monkeypatch.setattr("gzip.decompress", interrupted)
     assert "nothing was written" in run("fit", tmp_path / "table.csv.gz", "--target", "y", code=130).stderr
+
+
+# -- demo ---------------------------------------------------------------------------------------------------------
+def test_a_demo_goes_into_a_folder(tmp_path: Path) -> None:
+    """What it does from a wheel is in tests/project/test_wheel.py."""
+    (tmp_path / "file").write_text("")
+    assert "`FOLDER` must be a folder" in run("demo", tmp_path / "file", code=2).stderr
 
 
 # -- predict ------------------------------------------------------------------------------------------------------

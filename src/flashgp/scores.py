@@ -128,9 +128,9 @@ class NumberAnswers(Answers):
     def scored(self, y: Array, others: Array | None, likelihood: Likelihood) -> Scored:
         return of_numbers(y, self, others, measure=likelihood.measure, discrete=likelihood.discrete)
 
-    def inside(self, y: Array) -> npt.NDArray[np.bool_]:
-        """Mask of the rows whose central 95 % interval holds y."""
-        lower, upper = self.interval(0.95)
+    def inside(self, y: Array, level: float = 0.95) -> npt.NDArray[np.bool_]:
+        """Mask of the rows whose central interval of that probability holds y."""
+        lower, upper = self.interval(level)
         return (lower <= y) & (y <= upper)
 
     def columns(

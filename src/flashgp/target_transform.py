@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_fields, refused
-from flashgp.foundations.normal import LOG_2PI, QUANTILE_975, half_width, standard_quantile
+from flashgp.foundations.normal import LOG_2PI, half_width, standard_quantile
 from flashgp.scores import NumberAnswers
 
 Array = npt.NDArray[np.float64]
@@ -214,8 +214,8 @@ class WarpedNormal(NumberAnswers):
             z = np.where(error == 0.0, 0.0, error / self.spread)
         return np.where(outside, -np.inf, z)
 
-    def inside(self, y: Array) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.abs(self.standardised(y)) <= QUANTILE_975)
+    def inside(self, y: Array, level: float = 0.95) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.abs(self.standardised(y)) <= half_width(level))
 
     def log_prob(self, y: Array) -> Array:
         """The log density of y, entry by entry, nats, eq. (M-141); -inf where no y can be."""

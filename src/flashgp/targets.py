@@ -371,11 +371,20 @@ class Observations(NumberAnswers):
         tail = 0.5 * (1.0 - check_probability(level, "level"))
         return self.quantile(tail), self.quantile(1.0 - tail)
 
+    def inside(self, y: Array, level: float = 0.95) -> npt.NDArray[np.bool_]:
+        known, values = self._standing(y)
+        return known & (self._placed(self.found.inside(values, check_probability(level, "level"))) == 1.0)
+
     def log_prob(self, y: Array) -> Array:
+        known, values = self._standing(y)
+        return np.where(known, self._placed(self.found.log_prob(values)) - math.log(self.scale), np.nan)
+
+    def _standing(self, y: Array) -> tuple[npt.NDArray[np.bool_], Tensor]:
+        """Rows that have a prediction and a value, and y in units of v, in the order of the predictions."""
         known = self.predicted & np.isfinite(y)
         values = self.found.mean.new_ones(self.found.mean.shape, dtype=torch.float64)  # of rows that nobody asks for
         values[torch.from_numpy(self.place[known])] = values.new_tensor((y[known] - self.shift) / self.scale)
-        return np.where(known, self._placed(self.found.log_prob(values)) - math.log(self.scale), np.nan)
+        return known, values
 
     def scores(self, y: Array, unit: float) -> Scores:
         return self.kind.of(y, self, unit)

@@ -7,7 +7,7 @@ import torch
 import flashgp as fgp
 from flashgp.foundations.estimate import Estimate, Measure
 from flashgp.foundations.events import EventKind
-from flashgp.inference.judgement.residuals import order_left, period_left, tails
+from flashgp.inference.judgement.residuals import drifting, order_left, period_left, tails
 from flashgp.inference.judgement.scored import Calibration, Scored, of_classes
 from flashgp.inference.judgement.verdict import How, Word, judged
 from flashgp.inference.judging import Told, out_of_range, verdict_of
@@ -124,6 +124,14 @@ def test_intervals_that_hold_too_few_or_too_many() -> None:  # (M-421)
     assert "as they should" in judged(scored(z, held=187), How.HELD_OUT).sentence
 
 
+def test_new_rows_outside_their_intervals_drift() -> None:
+    assert drifting([True] * 95 + [False] * 5) is None
+    assert drifting([False] * 10) is None, "too few to tell"
+    event = drifting([True] * 500 + [True, True, True, False] * 25)
+    assert event is not None
+    assert (event.fields["rows"], event.fields["outside"]) == (100, 25)
+
+
 def test_faults_of_rows_are_found() -> None:
     x, y = table()
     assert not kinds(model().condition(x, y).judge())
@@ -211,6 +219,21 @@ def test_rows_held_out() -> None:
     assert "rows held out" in verdict.sentence
     with pytest.raises(fgp.ShapeError):
         post.judge(x[ROWS:, :1], y[ROWS:])
+
+
+def test_a_stream_says_when_its_rows_drift() -> None:
+    x, y = table(rows=300)
+    stream = fgp.Stream(model().condition(x[:ROWS], y[:ROWS]))
+    for row in range(ROWS, 200):
+        stream.step(x[row], y[row])
+    assert stream.drift is None
+    changed = y + 1.5 * (torch.arange(len(y)) % 2)  # half of the rows are of something else
+    rows = zip(x[200:280], changed[200:280], strict=True)
+    with pytest.warns(fgp.FlashGPWarning, match="lie outside their 95 % intervals") as told:
+        list(stream.consume(rows))
+    assert len(told) == 1
+    assert stream.drift is not None
+    assert str(stream.drift) in repr(stream)
 
 
 # -- shown -------------------------------------------------------------------------------------------------------------

@@ -138,6 +138,20 @@ def test_quantiles_are_those_of_the_distribution_function(name: str, q: float) -
         assert bool(((before < q + 1e-9) | (y == 0.0)).all())
 
 
+@case_by_name
+def test_rows_inside_are_those_between_the_quantiles(name: str) -> None:
+    likelihood = CASES[name].make()
+    if name == "Custom":
+        return
+    generator = torch.Generator().manual_seed(0)
+    mean = 2.0 * torch.randn(60, generator=generator, dtype=F64)
+    p = likelihood.predictive(mean, torch.rand(60, generator=generator, dtype=F64) + 0.1)
+    y, level = p.sample(generator), 0.6
+    expected = (p.quantile(0.2) <= y) & (y <= p.quantile(0.8))
+    assert torch.equal(p.inside(y, level), expected)
+    assert 0.3 < float(expected.double().mean()) <= 1.0
+
+
 @pytest.mark.parametrize("name", ["Beta", "Gamma", "StudentT"])
 def test_quantiles_follow_the_moments_of_f(name: str) -> None:
     likelihood, step = CASES[name].make(), 1e-4

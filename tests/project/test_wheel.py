@@ -1,5 +1,7 @@
-"""The wheel that the README shows: built from the checkout, installed into a fresh environment, it fits a table."""
+"""The wheel that the README shows: built from the checkout, installed into a fresh environment, it shows itself."""
 
+import csv
+import math
 import os
 import shutil
 import subprocess
@@ -11,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
 pytest.importorskip("setuptools", "77", reason="the wheel is built with setuptools 77 or later")
+
+
+from flashgp.cli.demo import NOISE, flats
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +45,7 @@ def test_the_wheel_holds_the_library_alone(wheel: Path, root: Path) -> None:
     assert names == sources
 
 
-def test_it_installs_into_a_fresh_environment_and_fits_a_table(wheel: Path, root: Path, tmp_path: Path) -> None:
+def test_it_installs_into_a_fresh_environment_and_shows_itself(wheel: Path, root: Path, tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=False, symlinks=True)
     scripts = fresh / ("Scripts" if os.name == "nt" else "bin")
@@ -54,8 +61,13 @@ def test_it_installs_into_a_fresh_environment_and_fits_a_table(wheel: Path, root
         [python, "-c", code], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
     )
     assert Path(said.stdout.strip()).is_relative_to(fresh)
-    table = "\n".join(f"{n / 9},{(n % 7) / 7},{n * n / 900}" for n in range(30))
-    (tmp_path / "rows.csv").write_text(f"a,b,y\n{table}\n")
-    command = [scripts / "flashgp", "fit", "rows.csv", "--target", "y", "--out", "model.safetensors"]
-    subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True)
-    assert (tmp_path / "model.safetensors").stat().st_size > 0
+    command = [scripts / "flashgp", "demo", "there"]
+    shown = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "$ flashgp predict " in shown
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {
+        "flats.csv", "model.safetensors", "new_flats.csv", "predictions.csv", "report.html",
+    }  # fmt: skip
+    with (tmp_path / "there" / "predictions.csv").open() as file:
+        means = [float(row["mean"]) for row in csv.DictReader(file)]
+    errors = [mean - float(row[-1]) for mean, row in zip(means, flats(12, 2), strict=True)]
+    assert math.sqrt(sum(error**2 for error in errors) / 12) < 2.0 * NOISE

@@ -1,4 +1,4 @@
-"""The command line, `flashgp` or `python -m flashgp`: fit, predict, update, plan, tune, doctor.
+"""The command line, `flashgp` or `python -m flashgp`: demo, fit, predict, update, plan, tune, doctor.
 
 The only place that imports typer.
 """

@@ -28,6 +28,7 @@ class AfterFit:
         left_out: leave-one-out from a factor, in times that conditioning takes.
         evidence: a likelihood without a factor, in times that the solve of the weights took.
         min_scored: rows that are scored at least, or none.
+        interrupt_seconds: of all of it once Ctrl-C has ended the fit.
         time: how far work may pass the limit.
     """
 
@@ -36,6 +37,7 @@ class AfterFit:
     left_out: float = 2.0
     evidence: float = 0.5
     min_scored: int = 64
+    interrupt_seconds: float = 1.0
     time: TimeSettings = field(default_factory=TimeSettings)
 
     def reserved(self, options: FitArguments, prepared: PreparedTable, deadline: Deadline) -> float:

@@ -28,6 +28,7 @@ from flashgp.cli.interruption import INTERRUPTED, NOTHING_WRITTEN, before_work, 
 from flashgp.cli.options import (
     BenchArguments,
     CommonArguments,
+    DemoArguments,
     DoctorArguments,
     FitArguments,
     PlanArguments,
@@ -73,7 +74,7 @@ class Group(_GivenOnce, TyperGroup):
 application = typer.Typer(
     name="flashgp",
     cls=Group,
-    help="Gaussian processes on tables: fit, predict, update, plan, tune, doctor, bench, profile.",
+    help="Gaussian processes on tables: demo, fit, predict, update, plan, tune, doctor, bench, profile.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -87,7 +88,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
-    """Gaussian processes on tables: fit, predict, update, plan, tune, doctor, bench, profile."""
+    """Gaussian processes on tables: demo, fit, predict, update, plan, tune, doctor, bench, profile."""
     if version:
         typer.echo(f"flashgp {flashgp.__version__}")
         raise typer.Exit
@@ -170,6 +171,7 @@ class _Profiling:
 
 profile = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, context_settings=_HELP_OPTIONS)
 for _name, _options, _work, _epilog in (
+    ("demo", DemoArguments, "demo:run_demo", None),
     ("fit", FitArguments, "fitting:run_fit", GRAMMAR),
     ("predict", PredictArguments, "predicting:run_predict", None),
     ("update", UpdateArguments, "predicting:run_update", None),

@@ -10,6 +10,7 @@ from flashgp.data.files import found_files, is_pattern
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FitInterrupted
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
+from flashgp.inference.findings import Unfinished
 from flashgp.inference.gp import GP
 from flashgp.page import write_page
 from flashgp.planner.plan import FACTORED
@@ -66,9 +67,12 @@ def run_fit(options: FitArguments, console: Console) -> dict[str, Any]:
         leave_group(console)  # rank 0 has all that it takes to score, write and say what all have found
         if group.rank:
             return {}
+    by_hand = result.unfinished is Unfinished.INTERRUPT
+    if by_hand and group.size == 1:
+        deadline = Deadline.after(min(AFTER_FIT.interrupt_seconds, max(0.0, deadline.left)))
     kept = "nothing was written" if options.out is None else f"the model is in {options.out}, without its scores"
     with explained(lambda: f"interrupted; {kept}"), console.stages() as stage:
-        outcome = outcome_of(prepared, model, Asked(options, console.began, deadline), console, stage)
+        outcome = outcome_of(prepared, model, Asked(options, console.began, deadline, by_hand), console, stage)
         if stage is not None:
             stage("drawing the report", 0.7)
         page = None if options.report is None else fit_page(outcome)  # which predicts, on every rank

@@ -302,6 +302,18 @@ class PredictArguments(TextArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DemoArguments:
+    """Try it: make a small table, fit it, predict new rows, and show the commands. Takes some seconds.
+
+    FOLDER then has the tables, the model, a page to look at and the predictions. Nothing is downloaded.
+    """
+
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to write; made if it is not there.")] = (
+        "flashgp-demo"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class UpdateArguments(TextArguments):
     """Learn the rows of a table without fitting again: O(n^2) for each, hyperparameters and scaling as they are.
 

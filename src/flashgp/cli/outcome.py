@@ -55,12 +55,17 @@ Stage = Callable[[str, float], None]
 class Asked:
     """Arguments of a command.
 
-    Fields: options; began, by `time.perf_counter`; deadline.
+    Fields: options; began, by `time.perf_counter`; deadline; by_hand, whether Ctrl-C made it.
     """
 
     options: FitArguments
     began: float
     deadline: Deadline = NO_DEADLINE
+    by_hand: bool = False
+
+    @property
+    def ended(self) -> str:
+        return "Ctrl-C" if self.by_hand else "the time limit"
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ def _scored_rows(
         # A posterior of part of the rows has not learned every row of the sample.
         count = AFTER_FIT.scored(post, sample, asked.deadline) if post.count == prepared.count else 0
         if count < sample:
-            console.note("the time limit left no time for leave-one-out scores of the whole sample.")
+            console.note(f"{asked.ended} left no time for leave-one-out scores of the whole sample.")
         if not count:
             return nothing
         some = _some(sample, count, asked.options.seed)  # the sample is in the order of the files
@@ -236,7 +241,7 @@ def _scored_rows(
         x, observed = prepared.held_out
         count = AFTER_FIT.scored(post, len(x), asked.deadline)
         if count < len(x):
-            console.note(f"the time limit left time to score {count:,} of the {len(x):,} rows held out.")
+            console.note(f"{asked.ended} left time to score {count:,} of the {len(x):,} rows held out.")
             some = _some(len(x), count, asked.options.seed)
             x, observed = x[some], observed[some]
         if not count:
@@ -248,7 +253,7 @@ def _scored_rows(
         if post.can(question) is not None:
             return nothing
         if post.count < prepared.count or not AFTER_FIT.has_time_for_left_out(post, asked.deadline):
-            console.note("the time limit left no time for leave-one-out scores of all rows.")
+            console.note(f"{asked.ended} left no time for leave-one-out scores of all rows.")
             return nothing
         x, observed = prepared.x, prepared.y
         left = post.leave_one_out() if question == "leave_one_out" else post.leave_out(*prepared.rows)  # type: ignore[misc]
@@ -266,8 +271,9 @@ def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, consol
     rows = model.posterior.count
     if rows < 2 or len(prepared.names) < 2:
         return None
-    if not AFTER_FIT.has_time_for_importance(prepared, rows, asked.deadline):
-        console.note("the time limit left no time for the importance of inputs.")
+    long = asked.by_hand and rows > AFTER_FIT.time.min_rows  # of a model that did not finish, and the user waits
+    if long or not AFTER_FIT.has_time_for_importance(prepared, rows, asked.deadline):
+        console.note(f"{asked.ended} left no time for the importance of inputs.")
         return None
     return model.importance(seed=asked.options.seed)
 
@@ -333,7 +339,7 @@ def evidence_text(outcome: FitOutcome) -> str:
         whole = post.count == outcome.prepared.count
         if whole and outcome.prepared.read and outcome.prepared.scaling.target.transforms:
             return f"{float(post.log_marginal_likelihood()):.6g} nats at least, of the standardised target"
-        return "not computed, since the time limit left no time for it"
+        return f"not computed, since {outcome.asked.ended} left no time for it"
     error = post.report.standard_error
     spread = "" if error is None else f", with a standard error of {error:.2g}"
     least = " at least" if post.can("bound") is None else ""

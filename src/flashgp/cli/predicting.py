@@ -20,7 +20,8 @@ from flashgp.data.files import found_files, is_parquet, is_pattern
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
 from flashgp.foundations.events import Event
 from flashgp.foundations.normal import half_width
-from flashgp.scores import TargetScores
+from flashgp.inference.judgement.residuals import drifting
+from flashgp.scores import NumberAnswers, TargetScores
 from flashgp.table import STANDARD_OUTPUT, prediction_file, read_table, require_format
 from flashgp.table_model import TableModel, TablePrediction
 from flashgp.table_model.prediction import PredictedRows
@@ -210,6 +211,9 @@ def run_update(options: UpdateArguments, console: Console) -> dict[str, Any]:
     for words, found in zip(scored, (scores, learned.known_scores), strict=True):
         if found is not None:
             console.pairs(f"{words}, {found.rows:,} rows", found.lines(model.target))
+    drift = _drift(learned)
+    if drift is not None:
+        console.warn(str(drift))
     residual = posterior.report.relative_residual
     console.pairs("posterior", [("residual", "-" if residual is None else f"{residual:.1e}"),
                                 *(("event", str(event)) for event in posterior.report.events)])  # fmt: skip
@@ -227,7 +231,17 @@ def run_update(options: UpdateArguments, console: Console) -> dict[str, Any]:
         "refine": options.refine,
         "rows_known": None if learned.known is None else int(learned.known.sum()),
         "scores": None if scores is None else scores.to_json(),
+        "drift": None if drift is None else drift.to_json(),
         "relative_residual": residual,
         "events": [event.to_json() for event in posterior.report.events],
         "seconds": time.perf_counter() - began,
     }
+
+
+def _drift(learned: TablePrediction) -> Event | None:
+    """Finding of rows that were predicted worse than they should be before they were learned."""
+    answers, observed = learned.distribution, learned.observed
+    if not isinstance(answers, NumberAnswers) or observed is None:
+        return None
+    new = np.isfinite(observed) & answers.predicted & ~(False if learned.known is None else learned.known)
+    return drifting(answers.rows(new).inside(observed[new]).tolist())

@@ -566,8 +566,9 @@ class EventKind(Enum):
         "times its width. Predictions there are guesses."
     )
     DRIFTING = (
-        "New rows are predicted worse than they should be: errors are {ratio:.2g} times their standard deviation over "
-        "the last {rows:n row}. What is learned may have changed; fit again, or keep fewer old rows."
+        "New rows are predicted worse than they should be: of the last {rows:n row} {outside:,} lie outside their 95 % "
+        "intervals, where {expected:.0f} would be usual. What is learned may have changed; fit again, or keep fewer "
+        "old rows."
     )
     PERIOD_LEFT = (
         "The errors repeat along {column} every {period:.4g}: a period explains {share:.0f} % of their squares. Add "

@@ -15,7 +15,6 @@ from torch import Tensor
 from flashgp.foundations.errors import FlashGPError
 from flashgp.foundations.estimate import Measure
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.normal import QUANTILE_975
 from flashgp.inference.answers import answer, refusal
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.findings import why_unfinished
@@ -57,11 +56,10 @@ class _Numbers:
     def standardised(self, y: Array) -> Array:
         return (y - self.mean) / self.std
 
-    def interval(self, level: float) -> tuple[Array, Array]:
-        if isinstance(self.found, Normal):
-            return self.mean - QUANTILE_975 * self.std, self.mean + QUANTILE_975 * self.std
-        tail = 0.5 * (1.0 - level)
-        return _array(self.found.quantile(tail)), _array(self.found.quantile(1.0 - tail))
+    def inside(self, y: Array, level: float) -> Array:
+        return np.asarray(
+            self.found.inside(self.found.mean.new_tensor(y, dtype=torch.float64), level).numpy(force=True)
+        )
 
 
 Scoring = Callable[[Tensor, PredictiveDistribution], tuple[Array, Any]]

@@ -33,6 +33,8 @@ from flashgp.foundations.normal import LOG_2PI, QUANTILE_975
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
+from flashgp.inference.judgement.residuals import drifting
+from flashgp.inference.judgement.verdict import VERDICT
 from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.settings import ConditionSettings
@@ -116,6 +118,8 @@ class Stream:
     Attributes:
         posterior: as of now.
         metrics: of all steps so far.
+        drift: finding that the latest rows are predicted worse than they should be; None where they are not. A warning
+            says so when it begins.
 
     Raises:
         DomainError: for counts that are none, or a posterior that cannot learn online.
@@ -163,6 +167,8 @@ class Stream:
         self._rows, self._squares, self._nll, self._inside = 0, 0.0, 0.0, 0.0
         self._steps, self._refinements, self._refining_seconds = 0, 0, 0.0
         self._latencies: collections.deque[float] = collections.deque(maxlen=LATENCIES)
+        self._latest: collections.deque[bool] = collections.deque(maxlen=VERDICT.drift_rows)  # inside their intervals
+        self.drift: Event | None = None
         self._lock, self._process = threading.RLock(), os.getpid()
         for part in self.posterior.state.parts:
             part.numpy_prior  # noqa: B018 - looked up now, and what it needs is loaded, not by the first step
@@ -259,7 +265,8 @@ class Stream:
 
     def __repr__(self) -> str:
         window = "" if self.window is None else f" of at most {self.window:,}"
-        return f"Stream with {self.posterior.count:,} rows{window}\n{self.metrics}"
+        drift = "" if self.drift is None else f"\n{self.drift}"
+        return f"Stream with {self.posterior.count:,} rows{window}\n{self.metrics}{drift}"
 
     # -- work ---------------------------------------------------------------------------------------------------------
     def _rows_of(self, x: Any, y: Any) -> tuple[Tensor, Tensor | None]:
@@ -322,7 +329,12 @@ class Stream:
         with numpy.errstate(all="ignore"):  # a variance of 0
             normal = 0.5 * float((squares / spread + numpy.log(spread) + LOG_2PI).sum()) / outputs
         self._nll += normal if log_prob is None else -float(log_prob.sum())
-        self._inside += float((squares <= QUANTILE_975**2 * spread).sum()) / outputs
+        inside = squares <= QUANTILE_975**2 * spread
+        self._inside += float(inside.sum()) / outputs
+        self._latest.extend(inside.ravel().tolist())
+        before, self.drift = self.drift, drifting(self._latest)
+        if before is None and self.drift is not None:
+            warn(str(self.drift))
 
     @property
     def _moved(self) -> float:

@@ -78,6 +78,11 @@ class PredictiveDistribution(ABC):
     def quantile(self, q: float) -> Tensor:
         """The q-quantile, 0 < q < 1."""
 
+    def inside(self, y: Tensor, level: float) -> Tensor:
+        """Mask of the entries of y that lie in their central interval of that probability, its ends included."""
+        tail = 0.5 * (1.0 - level)
+        return (self.quantile(tail) <= y) & (y <= self.quantile(1.0 - tail))
+
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
         """The log density of y, entry by entry, nats."""

@@ -8,7 +8,7 @@ import torch
 
 from flashgp.foundations.estimate import Measure
 from flashgp.foundations.events import Event, EventKind
-from flashgp.inference.judgement.scored import Array, Scored
+from flashgp.inference.judgement.scored import LEVEL, Array, Scored
 from flashgp.inference.judgement.verdict import VERDICT, VerdictSettings
 from flashgp.kernels.periodogram import periodogram
 
@@ -86,3 +86,14 @@ def period_left(
     if chance > settings.chance or power < settings.period_share or frequency * span < 2.0:
         return []
     return [Event(EventKind.PERIOD_LEFT, column=column, period=1.0 / frequency, share=100.0 * power, table=table)]
+
+
+def drifting(inside: Sequence[bool], settings: VerdictSettings = VERDICT) -> Event | None:
+    """Finding of new rows, the latest last, too many of which lay outside their 95 % intervals before they were
+    learned."""
+    latest = [*inside][-settings.drift_rows :]
+    rows, outside = len(latest), sum(not one for one in latest)
+    usual = (1.0 - LEVEL) * rows
+    if rows < settings.least_rows or outside <= usual + settings.drift_errors * (LEVEL * usual) ** 0.5:
+        return None
+    return Event(EventKind.DRIFTING, rows=rows, outside=outside, expected=usual)

@@ -119,7 +119,8 @@ def of_numbers(
 
     Args:
         y: (n,), finite.
-        predicted: their distributions, with mean, interval(level) and standardised(y), (n,) each; or median for SPREAD.
+        predicted: their distributions, with mean, inside(y, level) and standardised(y), (n,) each, or median for
+            SPREAD.
         others: targets that the constant model has seen; None for all of y but the row itself.
         measure: VARIANCE or SPREAD.
         discrete: whether they are counts or levels.
@@ -134,8 +135,7 @@ def of_numbers(
         else:
             middle = others.mean()
         loss, plain = np.square(y - predicted.mean), np.square(y - middle)
-    lower, upper = predicted.interval(LEVEL)
-    held = int(((lower <= y) & (y <= upper)).sum())
+    held = int(predicted.inside(y, LEVEL).sum())
     calibration = Calibration(n, held, LEVEL * n, (LEVEL * (1.0 - LEVEL) * n) ** 0.5, discrete)
     standard = None
     if measure is Measure.VARIANCE:

@@ -57,6 +57,8 @@ class VerdictSettings:
         neighbours: correlation of errors of neighbouring rows from which their order says something; beyond `errors`
             standard errors.
         beyond: of the width of the range of fitted rows, that a row may lie outside it.
+        drift_rows, drift_errors: latest rows that are looked at, and standard errors by which more of them than usual
+            lie outside their intervals before it is a finding.
         chance: probability that noise alone shows a period.
         period_share: of the squared errors that a period explains at least.
     """
@@ -79,6 +81,8 @@ class VerdictSettings:
     neighbours: float = 0.35
     errors: float = 4.0
     beyond: float = 0.1
+    drift_rows: int = 100
+    drift_errors: float = 5.0
     chance: float = 1e-3
     period_share: float = 0.15
 
