@@ -23,6 +23,7 @@ WAYS: list[dict[str, Any]] = [
     {"solver": "cg"},
     {"dtype": torch.float32},
     {"approximation": "sparse", "inducing": 40},
+    {"approximation": "full_scale", "inducing": 20, "neighbours": 30},
 ]
 
 
@@ -143,11 +144,20 @@ def test_a_term_is_found_by_the_kernel_that_it_was_made_of() -> None:
             twins.component(part)  # type: ignore[arg-type]
 
 
-def test_full_scale_says_that_it_has_no_terms() -> None:
-    post = made(TREND + SEASON).condition(X, Y, approximation="full_scale")
-    assert "exact posteriors and inducing points alone" in str(post.can("component"))
-    with pytest.raises(DomainError, match="inducing points alone"):
-        post.component(0)
+def test_full_scale_with_all_rows_as_neighbours_is_exact() -> None:
+    gp = made(TREND + SEASON)
+    whole = gp.condition(X, Y, approximation="full_scale", inducing=20, neighbours=90)
+    for one, other in zip(whole.components, gp.condition(X, Y).components, strict=True):
+        assert relative(one.predict(NEW).mean, other.predict(NEW).mean) < 1e-4
+        assert relative(one.predict(NEW).variance, other.predict(NEW).variance) < 1e-4
+        assert relative(one.predict(NEW).covariance(), other.predict(NEW).covariance()) < 1e-4
+
+
+def test_a_mixture_has_no_terms() -> None:
+    fit = fgp.fit(made(TREND + SEASON), X[:30], Y[:30], starts=1, uncertainty="laplace", max_iterations=5)
+    assert "one set of hyperparameters" in str(fit.posterior.can("component"))
+    shown = str(fit.posterior.predict(NEW)).splitlines()
+    assert shown[2].split()[1] == f"{float(fit.posterior.predict(NEW).mean[0]):.4g}"
 
 
 def test_gradients_reach_the_points() -> None:

@@ -208,7 +208,7 @@ _APPROXIMATE: Answers = {
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(),
 }  # fmt: skip
 _FULL_SCALE: Answers = {
-    **_APPROXIMATE, "append": _with_rows(full_scale.appended, full_scale.appended),
+    **_APPROXIMATE, **_TERMS, "append": _with_rows(full_scale.appended, full_scale.appended),
     "leave_one_out": full_scale.leave_one_out, "lost": full_scale.lost, "paths": full_scale.paths,
     "predict": _predicted_by(full_scale.predictor),
 }  # fmt: skip
@@ -241,7 +241,7 @@ _APART = {
     "leave_out": ("inducing points alone", "take posterior.leave_one_out()"),
     **dict.fromkeys(
         ("component", "components"),
-        ("exact posteriors and inducing points alone", 'condition on fewer rows, or with approximation="sparse"'),
+        ("one set of hyperparameters", "fit without uncertainty="),
     ),
 }
 

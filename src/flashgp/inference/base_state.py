@@ -149,6 +149,8 @@ class BaseState:
 
         Args: question, a name of `Posterior`.
         """
+        if (reason := self.obstacle_to_terms(question)) is not None:
+            return reason
         if question in (*UPDATES, "fantasize") and self.batch_shape:
             shape = tuple(self.batch_shape)
             return f"`{question}` needs a posterior of one table, got a batch of shape {shape}; condition each alone"
@@ -166,6 +168,15 @@ class BaseState:
                 "learn others; save it on one rank, and go on with what flashgp.load gives"
             )
         return None
+
+    def obstacle_to_terms(self, question: str) -> str | None:
+        """Reason that it has no terms: their covariance would be one of each output."""
+        if question not in ("component", "components") or not self.prior.separate:
+            return None
+        return (
+            f"`{question}` is of one covariance matrix, got a posterior of {self.prior.outputs} outputs with noise of "
+            f"their own; take post.by_output[j].{question}"
+        )
 
     @property
     def differentiable(self) -> bool:

@@ -144,12 +144,8 @@ class OutputStates(BaseState):
         return self.parts[0].checked_points(x, name)
 
     def obstacle(self, question: str) -> str | None:
-        if question in ("component", "components"):
-            return (
-                f"`{question}` is of one covariance matrix, got a posterior of {len(self.parts)} outputs with noise of "
-                f"their own; take post.by_output[j].{question}"
-            )
-        return next((reason for part in self.parts if (reason := part.obstacle(question)) is not None), None)
+        reasons = (one.obstacle(question) for one in self.parts)
+        return self.obstacle_to_terms(question) or next((reason for reason in reasons if reason is not None), None)
 
     def tensors(self) -> dict[str, Tensor]:
         if self.table is not None:

@@ -331,7 +331,7 @@ class Posterior:
             Component, with `predict(x_test)`, and its share of the variance.
 
         Raises:
-            DomainError: for what is none, or of several terms; of outputs with noise of their own, or of full scale.
+            DomainError: for what is none, or of several terms; of outputs with noise of their own, or a mixture.
         Cost: nothing; predictions cost what those of the whole do.
         """
         return self._ask("component", part)

@@ -38,7 +38,7 @@ def components(
     in no term.
 
     Args:
-        posterior: one model with one output, or the fit of one; exact, or of inducing points.
+        posterior: one model with one output, or the fit of one.
         column: as `posterior_1d`.
         x_range: as `posterior_1d`.
         at: as `posterior_1d`.

@@ -58,7 +58,7 @@ def test_rows_without_a_factor_are_left_out() -> None:
     broken.__dict__["near_enough"] = predictor.NearEnough(16)
     far = nearest_rows(z, x, broken.layout.conditioned, 16)[0, 8:]
     broken.__dict__["noise_of_rows"] = broken.noise_of_rows.clone().index_fill_(0, far, -10.0)
-    few, found = (predictor.local_parts(state, z, state.residual) for state in states)
+    few, found = (predictor.local_parts(state.asked, z, state.residual) for state in states)
     for one, other in ((few.shift, found.shift), (few.inner, found.inner), (few.own, found.own)):
         assert close(other[0], one[0])
 

@@ -29,7 +29,7 @@ from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
 from flashgp.inference.full_scale.factor import rounding_of
 from flashgp.inference.full_scale.layout import scaled_points
-from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.full_scale.state import Asked, FullScaleState
 from flashgp.inference.predict.paths import Paths
 from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed, prior_draws
@@ -70,7 +70,8 @@ class FullScalePredictor(Predictor):
     """Predictor of a state at points. A new one for every prediction: it keeps what mean and variance share."""
 
     def __init__(self, state: FullScaleState, *, deterministic: bool) -> None:
-        self._state, self.deterministic = state, deterministic
+        self._asked, self.deterministic = state.asked, deterministic
+        self._state = self._asked.state
         self._x: Tensor | None = None
         self._parts: Local | None = None
         self.report = Report(
@@ -95,15 +96,15 @@ class FullScalePredictor(Predictor):
         n, state = x.shape[-2], self._state
         check_joint(n, 8 * n * (4 * n + 2 * state.function.rank), x.device)
         with torch.set_grad_enabled(self.wants_graph(x)):
-            local = local_parts(state, x, state.residual, keep=True)
+            local = local_parts(self._asked, x, state.residual, keep=True)
             half = self._half(local.inner)
-            joint = half @ half.mT + _errors(state, x, local)
+            joint = half @ half.mT + _errors(self._asked, x, local)
             return joint - torch.diag_embed(joint.diagonal() - local.own - half.square().sum(-1))
 
     def rounding(self, x: Tensor) -> Tensor:
         """Rounding of the prior's entries, which the covariance is a difference of."""
-        function, summands = self._state.function, self._state.sizes.predicting + len(x)
-        return rounding_of(function, self._state.prior.kernel.rows(x), summands)
+        asked, summands = self._asked, self._state.sizes.predicting + len(x)
+        return rounding_of(asked.function, asked.prior.kernel.rows(x), summands)
 
     def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return draw_paths(self._state, count, features, seed)
@@ -124,30 +125,29 @@ class FullScalePredictor(Predictor):
             if suffice.event is not None and suffice.event not in self.report.events:
                 self.report.events.append(suffice.event)
             with torch.set_grad_enabled(self.wants_graph(x)):
-                self._x, self._parts = x, local_parts(self._state, x, self._state.residual)
+                self._x, self._parts = x, local_parts(self._asked, x, self._state.residual)
             self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
         return self._parts
 
 
-def local_parts(state: FullScaleState, x: Tensor, targets: Tensor, *, keep: bool = False) -> Local:
+def local_parts(asked: Asked, x: Tensor, targets: Tensor, *, keep: bool = False) -> Local:
     """Parts that predictions at points (n_test, d) are made of, some points at a time, on one thread each.
 
     Args: targets: in place of r, (u, t); keep: whether v is kept, n_test q numbers.
     Cost: for each point, with q neighbours, q^2 (m + q / 3) flops, q^2 / 2 evaluations and as many distances as
         `nearest_rows` takes.
     """
-    form, theta = state.prior.kernel.form, state.theta
-    rows, q = state.prior.kernel.rows(x), near_enough(state).count
+    state, rows = asked.state, asked.prior.kernel.rows(x)
     with torch.no_grad():
-        index = nearest_rows(scaled_points(state.prior, rows, x), state.near_points, state.layout.conditioned, q)
-    basis, mean = state.function.taped(rows), state.prior.mean_at(x)
-    diagonal = CovarianceOperator(PairProblem(form, theta, rows), F64).diagonal()
-    left = (diagonal - basis.square().sum(-1)).clamp_min(0.0)
+        points = scaled_points(state.prior, state.prior.kernel.rows(x), x)
+        index = nearest_rows(points, state.near_points, state.layout.conditioned, near_enough(state).count)
+    basis, mean, q = asked.function.taped(rows), asked.prior.mean_at(x), index.shape[1]
+    left = (asked.covariance(rows).diagonal() - basis.square().sum(-1)).clamp_min(0.0)
     every = torch.arange(len(x), device=x.device)
 
     def found(part: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         own = basis[part]
-        lower, cross, known = _local(state, index[part], rows.sets(part.unsqueeze(1)), own)
+        lower, cross, known = _local(asked, index[part], rows.sets(part.unsqueeze(1)), own)
         half = torch.linalg.solve_triangular(lower, cross, upper=False)
         solved = torch.linalg.solve_triangular(lower.mT, half, upper=True).mT  # (s, 1, q)
         shift, inner = (solved @ targets[index[part]]).squeeze(1), own - (solved @ known).squeeze(1)
@@ -197,7 +197,7 @@ def _near_enough(state: FullScaleState) -> NearEnough:
 
     def variances(part: Tensor) -> Tensor:
         basis = at[part]
-        lower, cross, known = _local(state, near[part], state.rows.sets(own[part].unsqueeze(1)), basis)
+        lower, cross, known = _local(state.asked, near[part], state.rows.sets(own[part].unsqueeze(1)), basis)
         half = torch.linalg.solve_triangular(lower, cross, upper=False)
         each = []
         for q in counts:  # the first rows of a factor are the factor of the first rows
@@ -229,13 +229,14 @@ def _in_parts(state: FullScaleState, make: Callable[[Tensor], Made], points: Ten
     return side_by_side(tasks, points.device)
 
 
-def _local(state: FullScaleState, near: Tensor, points: Rows, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _local(asked: Asked, near: Tensor, points: Rows, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L of S for sets of rows, (s, q), k~ of one point each, (s, q, 1), and A_c, (s, q, m)."""
-    form, theta, (s, q) = state.prior.kernel.form, state.theta, near.shape
+    state, (s, q) = asked.state, near.shape
+    form, theta = state.prior.kernel.form, state.theta
     rows, known = state.rows.sets(near), state.basis.index_select(0, near.flatten()).view(s, q, state.function.rank)
     with torch.no_grad():
         lower = _factor(state, PairProblem(form, theta, rows), known, near)
-    cross = CovarianceOperator(PairProblem(form, theta, rows, points), F64).to_dense()
+    cross = asked.covariance(asked.rows.sets(near), points).to_dense()
     return lower, cross.expand(s, q, 1) - known @ basis.unsqueeze(-1), known
 
 
@@ -266,22 +267,22 @@ def _factor(state: FullScaleState, sets: PairProblem, known: Tensor, near: Tenso
     return lower
 
 
-def _errors(state: FullScaleState, x: Tensor, local: Local) -> Tensor:
+def _errors(asked: Asked, x: Tensor, local: Local) -> Tensor:
     """The covariance of e - v^T (e_c + noise) at the points, (n_test, n_test), eq. (M-154).
 
     Cost: u^2 evaluations and 2 u^2 n_test flops for u rows that are neighbours of any of the points.
     """
-    form, theta, rows = state.prior.kernel.form, state.theta, state.prior.kernel.rows(x)
+    state, rows = asked.state, asked.prior.kernel.rows(x)
     assert local.index is not None
     assert local.solved is not None
     used, place = local.index.unique(return_inverse=True)
     v = torch.zeros(len(x), len(used), dtype=F64, device=x.device).scatter_add(1, place, local.solved)
-    near, known, basis = state.rows.take(used), state.basis[used], state.function.taped(rows)
-    among = CovarianceOperator(PairProblem(form, theta, near), F64)
+    known, basis = state.basis[used], asked.function.taped(rows)
+    among = CovarianceOperator(PairProblem(state.prior.kernel.form, state.theta, state.rows.take(used)), F64)
     inside = v @ known
     around = (among @ v.mT).mT - inside @ known.mT + v * state.noise_of_rows[used]
-    cross = CovarianceOperator(PairProblem(form, theta, rows, near), F64).to_dense() - basis @ known.mT
-    here = CovarianceOperator(PairProblem(form, theta, rows), F64).to_dense() - basis @ basis.mT
+    cross = asked.covariance(rows, asked.rows.take(used)).to_dense() - basis @ known.mT
+    here = asked.covariance(rows).to_dense() - basis @ basis.mT
     mixed = cross @ v.mT
     joint = here - mixed - mixed.mT + around @ v.mT
     return 0.5 * (joint + joint.mT)
@@ -299,7 +300,7 @@ class _Draw:
 
     def at(self, state: FullScaleState, x: Tensor) -> Tensor:
         """The functions at points, (n_test, t), with e = f0 - a^T L_zz^-1 f0(Z)."""
-        local = local_parts(state, x, self.targets)
+        local = local_parts(state.asked, x, self.targets)
         rest = self.prior(x) - state.function.taped(state.prior.kernel.rows(x)) @ self.values
         return local.inner @ self.weights + local.shift + rest
 

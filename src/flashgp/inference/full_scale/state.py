@@ -1,6 +1,6 @@
 """FullScaleState: a prior given data by the full-scale approximation, as a value, eqs. (M-148) and (M-154)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,6 +19,8 @@ from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates, join
 from flashgp.inference.run import Run
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.problem import PairProblem
 from flashgp.planner.plan import Sizes
 from flashgp.solvers.growing.shared_rows import SharedRows
 
@@ -57,6 +59,25 @@ class Tables:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """A function that points are asked of: f, or a term of it, eq. (M-410).
+
+    Fields: state, of f; prior, theta, function and rows, with the covariance of this function with the inducing points
+    and with the training rows.
+    """
+
+    state: "FullScaleState"
+    prior: Prior
+    theta: tuple[Tensor, ...]
+    function: Basis
+    rows: Rows
+
+    def covariance(self, rows: Rows, others: Rows | None = None) -> CovarianceOperator:
+        """Prior covariance of some rows, with others or with each other, float64."""
+        return CovarianceOperator(PairProblem(self.prior.kernel.form, self.theta, rows, others), torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
 class FullScaleState(BaseState):
     """Fields: prior, detached; x (n, d) and y (n[, outputs]), the table; layout; of the u distinct rows:
     rows, their features, residual (u, p), noise (u or 1,); theta; function, A of rows; sums; replicates; run;
@@ -80,8 +101,20 @@ class FullScaleState(BaseState):
     online: UpdateState = field(default_factory=UpdateState)
     tables: "Tables | None" = None
     ranks: int = 1
+    term: Asked | None = None
     factor: ClassVar[None] = None
     parts: ClassVar[tuple[()]] = ()
+
+    @property
+    def asked(self) -> Asked:
+        """The function that it is the state of."""
+        return self.term or Asked(self, self.prior, self.theta, self.function, self.rows)
+
+    def of_term(self, prior: Prior) -> "FullScaleState":
+        kernel, device = prior.kernel, self.x.device
+        theta = tuple(value.to(device) for value in kernel.theta())
+        function = replace(self.function, form=kernel.form, theta=theta, points=kernel.rows(self.inducing))
+        return replace(self, prior=prior, term=Asked(self, prior, theta, function, kernel.rows(self.points)))
 
     @property
     def sizes(self) -> Sizes:

@@ -434,12 +434,12 @@ class Prediction:
 
     def _first_points(self) -> "Prediction":
         """The prediction at the first points, with what is known of them."""
+        found = copy.copy(self)
+        found._predictor = self._predictor.aside()
         if self._x.shape[-2] <= SHOWN:
-            found = copy.copy(self)
-            found._predictor = self._predictor.aside()
             return found
         axis = -2  # of points in (*batch, n_test, outputs or 1)
-        found = Prediction(self._predictor.aside(), self._x[..., :SHOWN, :], self._likelihood, self._outputs)
+        found._x = self._x[..., :SHOWN, :]
         found._of_rows = None if self._of_rows is None else self._of_rows.rows(torch.arange(SHOWN))
         found._mean = None if self._mean is None else self._mean.narrow(axis, 0, SHOWN)
         known = self._variance
