@@ -42,6 +42,21 @@ def test_a_plan_has_as_many_conditionings_as_it_says(options: dict[str, Any]) ->
     assert fgp.Plan.from_json(plan.to_json()) == plan
 
 
+def test_labels_have_few_evaluations_of_all_rows_and_passes_a_price_for_sites() -> None:
+    """(M-185), (M-186): 19 s of CPU for labels where numbers took 21, both of 8,000 x 8 by 512 points (decision 63)."""
+    kinds = fgp.likelihoods.Bernoulli(), fgp.likelihoods.Poisson(), fgp.likelihoods.Gaussian(0.1)
+    sizes: dict[str, Any] = {"n": 8000, "d": 8, "approximation": "full_scale", "inducing": 512}
+    labels, counts, numbers = (fgp.plan(model(one), **sizes).fit_seconds for one in kinds)
+    assert 0.8 * numbers < labels < counts < 2.5 * numbers
+    classes = fgp.likelihoods.Categorical(10)
+    ten, one, plain = (
+        fgp.plan(model(likelihood), n=10**6, d=8, approximation="sparse", inducing=128)
+        for likelihood in (classes, kinds[0], kinds[2])
+    )
+    assert 6.0 < ten.seconds / one.seconds < 11.0
+    assert one.seconds > 3.0 * one.conditionings * plain.seconds
+
+
 def test_sites_of_few_rows_without_a_factor_are_those_of_one() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(80, 3, generator=generator, dtype=F64)

@@ -231,7 +231,7 @@ def priced_with_sites(prior: Prior, plan: Plan) -> Plan:
     if prior.likelihood.has_sites or plan.conditionings > 1:
         return plan
     times = settings.linear_conditionings if plan.approximation else settings.conditionings
-    plan = plan.repeated(times, settings.likelihoods)
+    plan = plan.repeated(times, settings.likelihoods_of(prior.likelihood, plan.approximation))
     if plan.approximation or plan.route in FACTORED:
         return plan
     return replace(plan, notes=(*plan.notes, SOLVED))

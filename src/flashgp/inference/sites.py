@@ -50,7 +50,8 @@ class SiteSettings:
         first_shares: of the prior variance, within which first steps are tried where f is in units of y.
         unsettled: times the tolerance that the last of all steps may move q(f) by in a search; in a posterior any
             number of nats, which an event and a warning say.
-        likelihoods: that an evaluation of a fit is priced at; conditionings, that an exact posterior is,
+        likelihoods: that an evaluation of a fit is priced at, and foreseen, where a step is not taken that is expected
+            to move little; conditionings, that an exact posterior is,
             two a step, and linear_conditionings, that one in time linear in the rows is.
         exact_seconds: that a plan of exact inference may take where approximation="auto" is to choose.
         solved_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates, by a
@@ -82,6 +83,7 @@ class SiteSettings:
     unsettled: float = 1000.0
     turning: float = 0.9
     likelihoods: float = 4.5
+    foreseen: float = 2.5
     conditionings: int = 25
     linear_conditionings: int = 12
     exact_seconds: float = 60.0
@@ -105,6 +107,12 @@ class SiteSettings:
         """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` again in proportion, to a
         hundred times as much, which is a hundredth of a deviation of f."""
         return self.posterior * min(max(1.0, rows / self.rows), 100.0)
+
+    def likelihoods_of(self, likelihood: Likelihood, approximation: str) -> float:
+        """Likelihoods of an evaluation. Args: approximation, the name of one, of which inducing points alone make sites
+        by the bound; empty for none."""
+        foreseen = not method_of(likelihood).climbs and approximation != "sparse"
+        return self.foreseen if foreseen else self.likelihoods
 
     @property
     def most_steps(self) -> int:

@@ -7,6 +7,7 @@ sparse_price.py. Which sizes are planned is decided where sizes are asked for (i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.pairwise.torch.tiles import tile_rows
@@ -33,7 +34,11 @@ class ApproximateWork:
             times as long where there are more.
         moves: times that a number of A at a set is read or written while its gradient is added up.
         part, coarse, all_rows, all_rows_read: evaluations of a stage on a part of the rows, of all of them with coarse
-            sizes, of all together with the sizes asked for, and of all by the collapsed bound.
+            sizes, of all together with the sizes asked for, and of all by the collapsed bound; with _by_sites where
+            sites are found by iteration, whose evaluations of all rows are few (decision 57).
+        choices, choices_by_sites: of points and neighbours for all rows.
+        site_pairs: as long as so many covariances a site of a row takes that a pass makes: from a sixth of that
+            (counts) to twelve times (quadrature).
         min_evaluations: of all rows by the collapsed bound that have to fit into a time limit, as many as a search
             usually takes; where fewer do, a sample takes their place.
         learned_rows: for each inducing point, from which minibatches learn what these say: m parameters of n rows cost
@@ -62,7 +67,13 @@ class ApproximateWork:
     coarse: Cost = field(default_factory=lambda: Cost(4.0, 10.0, 20.0))
     all_rows: Cost = field(default_factory=lambda: Cost(1.0, 9.0, 25.0))
     all_rows_read: Cost = field(default_factory=lambda: Cost(10.0, 22.0, 45.0))
+    part_by_sites: Cost = field(default_factory=lambda: Cost(3.0, 5.0, 12.0))
+    coarse_by_sites: Cost = field(default_factory=lambda: Cost(3.0, 5.0, 6.0))
+    all_rows_by_sites: Cost = field(default_factory=lambda: Cost(1.0, 3.0, 9.0))
+    all_rows_read_by_sites: Cost = field(default_factory=lambda: Cost(3.0, 7.0, 9.0))
     choices: int = 3
+    choices_by_sites: int = 2
+    site_pairs: float = 2000.0
     min_evaluations: float = 22.0
     learned_rows: int = 100
     minibatch: float = 1.6
@@ -138,7 +149,7 @@ class ApproximatePrice(Price):
             return self.condition()
         first, rows = self.first_stages()
         searches = self.searches(self.parts(rows))
-        again = self.work.choices - sum(count == self.n for _, count, _ in searches)
+        again = self.counted("choices") - sum(count == self.n for _, count, _ in searches)
         total = self.condition() + first + Cost.of(self.trial())
         for price, count in (*((price, count) for price, count, _ in searches), *[(self, self.n)] * again):
             total += price.layout(count)
@@ -154,13 +165,17 @@ class ApproximatePrice(Price):
         rows = [stage.rows for stage in stages if stage.search is not Search.ESTIMATED][-1]
         return self.exact_stages(stages, self.few_wire) + Cost.of(self.information_seconds(rows)), rows
 
+    def counted(self, stage: str) -> Any:
+        """Evaluations of a stage, or choices, of the likelihood's kind."""
+        return getattr(self.work, f"{stage}_by_sites" if self.problem.iterates else stage)
+
     def by_sample(self) -> tuple[float, float]:
         """Seconds of a fit by a sample, the least and with all rows learned, eq. (M-244); 0 where there is none."""
         return 0.0, 0.0
 
     def searches(self, parts: Sequence[int]) -> list[tuple["ApproximatePrice", int, Cost]]:
         """Prices, rows and evaluations of the stages after the exact ones, those of parts of the rows first."""
-        return [*((self, rows, self.work.part) for rows in parts), (self, self.n, self.all_rows)]
+        return [*((self, rows, self.counted("part")) for rows in parts), (self, self.n, self.all_rows)]
 
     def choosing(self) -> list[Allocation]:
         m, work = self.sizes.inducing, self.work

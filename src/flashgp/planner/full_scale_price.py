@@ -36,7 +36,7 @@ class FullScalePrice(ApproximatePrice):
 
     @property
     def all_rows(self) -> Cost:
-        return self.work.all_rows
+        return self.counted("all_rows")
 
     def parts(self, first: int) -> list[int]:
         return part_sizes(self.n, first, self.problem.stages.part_ratio)
@@ -89,8 +89,8 @@ class FullScalePrice(ApproximatePrice):
     def searches(self, parts: Sequence[int]) -> list[tuple[ApproximatePrice, int, Cost]]:
         """Searches with coarse sizes, and at last with those asked for, eq. (M-208)."""
         coarse = replace(self, sizes=self.sizes.coarse(), points_open=False)
-        begun = [(coarse, rows, self.work.part) for rows in parts]
-        return [*begun, (coarse, self.n, self.work.coarse), (self, self.n, self.all_rows)]
+        begun = [(coarse, rows, self.counted("part")) for rows in parts]
+        return [*begun, (coarse, self.n, self.counted("coarse")), (self, self.n, self.all_rows)]
 
     @property
     def fewer(self) -> "FullScalePrice":

@@ -33,7 +33,7 @@ class SparsePrice(ApproximatePrice):
 
     @property
     def all_rows(self) -> Cost:
-        return self.work.all_rows_read
+        return self.counted("all_rows_read")
 
     def parts(self, first: int) -> list[int]:
         size = self.sample
@@ -41,8 +41,11 @@ class SparsePrice(ApproximatePrice):
 
     def value(self, rows: int) -> float:
         m, own = self.sizes.inducing, self.own(rows)
-        solved = self.gemm(own * m**2)  # A, which outputs with noise of their own have in common
-        return own * m / self.rates.block_pairs + solved + self.problem.factors * self.gemm(own * m**2 + 2.0 * m**3)
+        pairs, solved = float(own * m), self.gemm(own * m**2)  # A, which outputs with noise of their own have in common
+        flops = own * m**2 + 2.0 * m**3
+        if self.problem.iterates:  # variances of every row, and its sites
+            pairs, flops = pairs + self.problem.factors * own * self.work.site_pairs, flops + own * m**2
+        return pairs / self.rates.block_pairs + solved + self.problem.factors * self.gemm(flops)
 
     @property
     def sums_wire(self) -> float:
@@ -71,7 +74,7 @@ class SparsePrice(ApproximatePrice):
 
     def by_sample(self) -> tuple[float, float]:
         work, n, (first, rows) = self.work, self.n, self.first_stages()
-        search = sum(work.part.low * self.step(part).middle for part in self.parts(rows))
+        search = sum(self.counted("part").low * self.step(part).middle for part in self.parts(rows))
         both = min(n, work.learned_rows * self.sizes.inducing), n
         # (M-244)
         least, whole = (search + self.reading + 2.0 * self.points(n) + work.minibatch * self.value(k) for k in both)

@@ -178,7 +178,10 @@ class EngineFit(ABC, Generic[S]):
     @property
     def likelihoods(self) -> float:
         """Likelihoods that an evaluation takes."""
-        return 1.0 if self.problem.sites is None else self.options.settings.sites.likelihoods
+        sites = self.options.settings.sites
+        if self.problem.sites is None:
+            return 1.0
+        return sites.likelihoods_of(self.problem.prior.likelihood, self.plan.approximation)
 
     @property
     def conditionings(self) -> int:
