@@ -169,7 +169,7 @@ def test_importance_is_headed_by_what_ended_the_fit(
     assert outcome.importance is not None
     assert outcome.importance.unfinished is Unfinished.TIME
     assert repr(outcome.importance).splitlines()[1] == Unfinished.TIME.heading
-    assert Unfinished.TIME.heading in plots.importance(outcome.importance).get_title(loc="left")
+    assert Unfinished.TIME.heading in plots.importance(outcome.importance).get_title(loc="left").replace("\n", " ")
     assert outcome_json(outcome)["unfinished"] == "TIME"
     text = fit_page(outcome).html()
     assert f"What follows is {Unfinished.TIME.heading}" in text
