@@ -35,7 +35,7 @@ from flashgp.units import ColumnScaling
 Array = Any  # float64
 
 ROWS = {"yacht": 120, "energy": 120, "concrete": 150, "housing": 150, "diabetes": 200}
-MADE = {"wide": (300, 200), "friedman": (100, 50), "hartmann": (80, 60), "drawn": (30, 2)}
+MADE = {"wide": (200, 100), "friedman": (100, 50), "hartmann": (80, 60), "drawn": (30, 2)}
 TABLES = (*ROWS, "wide", "friedman", "hartmann")
 OURS = ("none", "laplace", "nuts", "auto")
 SPLITS, TEST_ROWS = 5, 300

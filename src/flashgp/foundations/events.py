@@ -471,6 +471,10 @@ class EventKind(Enum):
     HYPERPARAMETERS_FIXED = (
         "Predictions are by the best hyperparameters alone, since {reason}[: {share:.1f} times as long]."
     )
+    COLUMNS_FOUND = (
+        "{columns:n column} that the search had ignored matter at short distances: with these it is better by "
+        "{gain:.3g} nats."
+    )
     LENGTHSCALES_RESET = (
         "A restart with {lengthscales:n long lengthscale} reset found a better optimum, by {gain:.3g} nats."
     )

@@ -134,7 +134,7 @@ def fit(
     *,
     starts: int | None = None,
     initial: Literal["data", "given"] = "data",
-    priors: Literal["weak", "given"] = "weak",
+    priors: Literal["weak", "sparse", "given"] = "weak",
     max_iterations: int = 200,
     time_limit: float | None = None,
     memory: str | int | None = None,
@@ -174,7 +174,9 @@ def fit(
         initial: "data" starts from data-driven values (then the given ones, then random), "given" from the given ones,
             wherever they are: bounds, which the data suggest, contain them. Periods are then those that the periodogram
             of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.
-        priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "given" none.
+        priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "sparse" the same
+            but for lengthscales of columns, which expect that few of them matter, eq. (M-386), "given" none. With
+            `uncertainty` "weak" is "sparse" where draws can be had.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
         time_limit: seconds of the whole call, a compile included, kept to a tenth and 2 s; no evaluation or compile
             begins that would end too late. Where the posterior of all rows would take too long, an iterative solve ends
@@ -281,6 +283,8 @@ def fit(
                 f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
                 "fit.gp.condition(x, y, group=group)"
             )
+        if uncertainty is not None and priors == "weak" and asked is None and options.settings.uncertainty.sparse:
+            options = replace(options, priors="sparse")
         data = Data.of(gp, x, y)
         odd = _odd_data(data) if ranks.size == 1 else []
         exact = ExactPosterior(data, _planned(gp, data, options)) if exact_posterior and asked is not None else None

@@ -308,6 +308,7 @@ def problem_of(
             facts = facts.of_most(y)
         else:
             facts = facts.of_latent(each_alone(prior, x, y, sites.settings), likelihood.latent_variance)
+    facts = replace(facts, sparse=options.priors == "sparse")
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)
@@ -315,7 +316,7 @@ def problem_of(
     roles = role_starts(prior, facts)
     if options.initial == "given":  # a search that begins elsewhere may end below the values it was given
         roles = {parameter: role.containing(parameter.value.detach()) for parameter, role in roles.items()}
-    return Problem(prior, x, y, direct, roles, options.priors == "weak", sites)
+    return Problem(prior, x, y, direct, roles, options.priors != "given", sites)
 
 
 def interrupted_message(checkpoint: Path | None, again: str) -> str:

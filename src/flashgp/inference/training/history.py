@@ -43,6 +43,7 @@ class Reset(enum.Enum):
     NONE = ""
     LENGTHSCALES = ", lengthscales reset"
     NOISE = ", noise reset"
+    COLUMNS = ", a column tried"
 
 
 class Solving(enum.Enum):

@@ -41,7 +41,7 @@ from flashgp.inference.sites import (
 )
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving
-from flashgp.inference.training.initial import RoleStart, WeakPrior
+from flashgp.inference.training.initial import RoleStart, SparsePrior, WeakPrior
 from flashgp.inference.training.parameter_vector import ParameterVector
 
 Array = numpy.ndarray
@@ -176,6 +176,7 @@ class ParameterPriors:
         gamma: list[tuple[float, ...]] = []
         normal: list[tuple[float, ...]] = []
         # Entries (groups, d), lower end, means of priors whose entries have something in common.
+        self._sparse: list[tuple[Array, float, SparsePrior]] = []  # entries (groups, d), lower end
         self._common: list[tuple[Array, float, Array, WeakPrior]] = []
         for slot in parameters.slots:
             owner, usual = slot.owner, slot.weak_prior if weak else None
@@ -188,7 +189,9 @@ class ParameterPriors:
             def column(value: Any, shape: torch.Size = shape) -> list[float]:
                 return torch.as_tensor(value, dtype=torch.float64).expand(shape).reshape(-1).tolist()
 
-            if usual is not None:
+            if isinstance(usual, SparsePrior):
+                self._sparse.append((numpy.array(entries).reshape(-1, shape[-1]), domain.lower, usual))
+            elif usual is not None:
                 means, sds = usual.mean.reshape(-1).tolist(), [usual.sd] * size
                 if domain.kind == "positive":
                     # A weak prior is a normal on log(value): its mode is where a user would look for it.
@@ -240,6 +243,11 @@ class ParameterPriors:
             spread = math.log1p(at.shape[-1] * (prior.common / prior.sd) ** 2)
             total += 0.5 * float((prior.shared * sums * sums - spread).sum())
             gradient[at] += prior.shared / prior.sd * sums * grown / (low + grown)
+        for at, low, sparse in self._sparse:
+            grown = numpy.exp(theta[at])
+            value, slopes = sparse.log_density(numpy.log(low + grown))
+            total += value
+            gradient[at] += slopes * grown / (low + grown)
         return total, gradient
 
     def curvature(self, theta: Array, step: float = 1e-3) -> Array:
@@ -260,7 +268,13 @@ def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, lis
         path = slot.name.removesuffix(".raw")
         found[path] = prior_texts(slot.owner)
         prior = slot.weak_prior if weak else None
-        if prior is not None:
+        if isinstance(prior, SparsePrior):
+            name = path.rpartition(".")[2]
+            found[path] = [
+                f"({math.exp(unit):.3g} / {name})^2 ~ HalfCauchy(t), t ~ HalfCauchy({prior.scale:g})"
+                for unit in prior.log_unit.reshape(-1).tolist()
+            ]
+        elif prior is not None:
             what = "log " * slot.positive + path.rpartition(".")[2]
             found[path] = [
                 f"{what} ~ Normal({round(mean, 9) + 0.0:.3g}, {prior}), weak"

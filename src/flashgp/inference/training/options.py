@@ -137,7 +137,7 @@ class FitOptions:
         for name, holds, wanted in (
             ("starts", self.starts is None or whole(self.starts, 1), "None or a positive integer"),
             ("initial", one_of(self.initial, "data", "given"), "'data' or 'given'"),
-            ("priors", one_of(self.priors, "weak", "given"), "'weak' or 'given'"),
+            ("priors", one_of(self.priors, "weak", "sparse", "given"), "'weak', 'sparse' or 'given'"),
             ("max_iterations", whole(self.max_iterations, 1), "a positive integer"),
             ("tolerance", positive(self.run.tolerance), "positive, in standard deviations of an observation"),
             ("uncertainty", self.uncertainty is None or one_of(self.uncertainty, *METHODS), _UNCERTAINTY),

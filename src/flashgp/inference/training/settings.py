@@ -35,6 +35,29 @@ class PeriodSettings:
 
 
 @dataclass(frozen=True)
+class ColumnSettings:
+    """The search for columns that a model ignores (column_screen.py).
+
+    Args:
+        min_columns: of a covariance function with a lengthscale for each, from which it is made.
+        ignored: a lengthscale is one of an ignored column beyond so many standard deviations of it.
+        scale: standard deviations at which such a column is tried.
+        least_score: of what a column explains, over what chance does, at which it is tried.
+        tries: columns evaluated in a round.
+        slack: nats a row by which the best of them may be worse at first for a search from there.
+        max_columns: that are found one after the other.
+    """
+
+    min_columns: int = 12
+    ignored: float = 4.0
+    scale: float = 0.8
+    least_score: float = 1.5
+    tries: int = 2
+    slack: float = 0.2
+    max_columns: int = 8
+
+
+@dataclass(frozen=True)
 class SearchSettings:
     """Starting values, subsets and L-BFGS-B (docs/decisions/0005).
 
@@ -50,6 +73,7 @@ class SearchSettings:
         reset_noise: a noise variance that ends below this share of its start is reset too: the gradient by its
             logarithm vanishes there.
         periods: how periods are looked for first.
+        columns: how columns that the best vector ignores are looked for.
     """
 
     default_starts: int = StageSettings.default_starts
@@ -61,6 +85,7 @@ class SearchSettings:
     reset_ratio: float = 1.5
     reset_noise: float = 1e-4
     periods: PeriodSettings = field(default_factory=PeriodSettings)
+    columns: ColumnSettings = field(default_factory=ColumnSettings)
 
 
 @dataclass(frozen=True)

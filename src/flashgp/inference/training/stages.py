@@ -20,6 +20,7 @@ import numpy
 
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.training.column_screen import search_ignored_columns
 from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
 from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage
@@ -87,6 +88,8 @@ class ExactStages:
         if self.reset:
             recorder.phase = "trying a start beside the best"
             retry_with_reset_lengthscales(objective, stage, recorder, search, self.max_iterations)
+            recorder.phase = "trying ignored columns"
+            search_ignored_columns(objective, stage, recorder, search, self.max_iterations)
         if stage is Stage.SUBSET:
             recorder.note(Event(EventKind.SUBSET_FIT, starts=len(starts), subset=rows, rows=self.rows))
         ends = [(run, *recorder.best[run]) for run in recorder.best if run.stage is stage]

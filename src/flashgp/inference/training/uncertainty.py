@@ -36,6 +36,7 @@ class UncertaintySettings:
 
     Args:
         draws: beside the optimum.
+        sparse: whether lengthscales of columns have sparse priors in place of weak ones.
         step: of finite differences of gradients, in units of the search.
         least_curvature: nats per squared unit; flatter directions are drawn from as if they had so much.
         max_rows: of a table that is eligible.
@@ -46,6 +47,7 @@ class UncertaintySettings:
     """
 
     draws: int = 31
+    sparse: bool = True
     step: float = 1e-3
     least_curvature: float = 0.2
     max_rows: int = 2000
