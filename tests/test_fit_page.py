@@ -127,5 +127,21 @@ def test_a_share_held_out_keeps_its_lines(tmp_path: Path) -> None:
     places = scored_places(found)
     assert places is not None
     np.testing.assert_allclose(x[places[0] - 2], found.scored_x[:, 0])
-    last = outcome(path, "y", test_last=0.2, kernel=KERNEL)
-    assert "10 (the last 0.2)" in fit_page(last).html()
+
+
+def test_a_series_has_its_forecast_and_its_terms(tmp_path: Path) -> None:
+    r, days = np.random.default_rng(0), np.arange(70)
+    y = np.sin(2 * np.pi * days / 7) + 0.05 * days + r.normal(0.0, 0.1, 70)
+    path = tmp_path / "t.csv"
+    path.write_text("day,y\n" + "\n".join(f"{np.datetime64('2024-01-01') + k},{y[k]}" for k in days))
+    found = outcome(
+        path, "y", test_last=0.2, kernel="2 * Matern(nu=2.5, lengthscale=30) + Periodic(period=7, lengthscale=1)",
+        target_transform="none",
+    )  # fmt: skip
+    page = fit_page(found)
+    assert "14 (the last 0.2)" in page.html()
+    forecast = next(figure.svg for figure in figures(page.glance) if "beyond the last date" in figure.caption)
+    assert ">held out<" in forecast
+    terms = [figure for section in page.sections for figure in figures(section.parts) if "made of" in figure.caption]
+    assert len(terms) == 1
+    assert terms[0].svg.count("% of") == 2, "a picture for each term"

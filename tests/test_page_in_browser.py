@@ -99,6 +99,15 @@ def test_a_report_is_whole(
     assert (image[..., :3].mean() > 0.7) == (scheme == "light"), "figures are no white cards on a dark page"
 
 
+def test_paper_is_white_and_holds_all_columns(tab: chromium.Browser, report: Path) -> None:
+    tab.show(report, 720, 1000, "dark")
+    tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    ink, paper = map(brightness, tab.evaluate(INK_AND_PAPER))
+    assert ink < 90 < 200 < paper
+    assert tab.evaluate(OVERFLOW) <= 0
+    tab.call("Emulation.setEmulatedMedia", media="")
+
+
 @pytest.mark.parametrize("width", [400, 800, 1280])
 def test_any_number_of_figures_fills_its_rows(tab: chromium.Browser, tmp_path: Path, width: int) -> None:
     ax: Any = plots.calibration([0.0, 1.0], ([0.1, 0.8], [1.0, 1.0]), ax=new_axes(None, PAGE_SIZE))

@@ -25,6 +25,7 @@ from .fit_pictures import (
     page_axes,
     quality_pictures,
     sliced_inputs,
+    terms_picture,
     two_way_pictures,
     worst_rows,
 )
@@ -133,7 +134,8 @@ def _functions(outcome: FitOutcome, drawn: list[int], slices: list[Figure]) -> l
         parts += [Notes([how]), cells]
     if len(drawn) < len(sliced_inputs(outcome)):
         parts.append(Notes(["The time limit left no time to draw the function along every input."]))
-    parts += [*slices, *two_way_pictures(outcome, drawn)]
+    terms = terms_picture(outcome)
+    parts += [*slices, *two_way_pictures(outcome, drawn), *([] if terms is None else [terms])]
     return [Section("What has the model learned?", parts)] if parts else []
 
 

@@ -17,7 +17,7 @@ from flashgp.scores import Answers, ClassAnswers, NumberAnswers
 from flashgp.table.inputs import InputColumn
 from flashgp.table.matching import shown
 from flashgp.target_transform import WarpedNormal
-from flashgp.targets import Observations
+from flashgp.targets import Number, Observations
 
 from .outcome import FitOutcome, _some
 
@@ -38,6 +38,7 @@ class PictureSettings:
         inputs_in_table: inputs in the table of their importance.
         together: share of the variance that two inputs have together, beyond what both have alone, from which they are
             drawn together; pairs, of them, at most.
+        term_size: inches of the picture of each term over time.
         forecast: share of the range of a single input of dates that is drawn beyond its end.
     """
 
@@ -52,6 +53,7 @@ class PictureSettings:
     together: float = 0.05
     pairs: int = 2
     forecast: float = 0.15
+    term_size: tuple[float, float] = (4.0, 1.4)
 
 
 PICTURES = PictureSettings()
@@ -274,6 +276,21 @@ def _forecast(outcome: FitOutcome, common: dict[str, Any]) -> Figure:
         )
         legend_above(ax)
     return Figure.of(ax, f"Along {prepared.names[0]}, and on beyond the last date of the table.")
+
+
+def terms_picture(outcome: FitOutcome) -> Figure | None:
+    """The terms of the covariance function over time, such as trend and season, where that is the only input."""
+    prepared, post = outcome.prepared, outcome.fit.posterior
+    target = prepared.scaling.target
+    if len(prepared.names) > 1 or prepared.encoding.time_position is None or post.can("components") is not None:
+        return None
+    if len(post.components) < 2 or not isinstance(target, Number) or not target.linear:
+        return None
+    column = prepared.encoding.inputs[0]
+    axes = plots.components(
+        post, x_label=axis_label(column), dates=column.kind == "date", scaling=prepared.scaling, size=PICTURES.term_size
+    )
+    return Figure.of(axes[0], f"What {prepared.encoding.target} is made of: the terms of the model add up to it.")
 
 
 def two_way_pictures(outcome: FitOutcome, drawn: Sequence[int]) -> list[Figure]:

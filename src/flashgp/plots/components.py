@@ -31,6 +31,7 @@ def components(
     x_label: str = "",
     dates: bool = False,
     scaling: Scaling | None = None,
+    size: tuple[float, float] = (6.4, 1.9),
 ) -> "list[Axes]":
     """Each term of the covariance function given the data, eq. (M-410): mean and interval along one column.
 
@@ -46,6 +47,7 @@ def components(
         x_label: with units.
         dates: as `posterior_1d`.
         scaling: as `posterior_1d`, of a target without a transform, under which no sum would be left.
+        size: inches of each picture.
 
     Returns:
         The axes of a new figure, one for each term.
@@ -78,7 +80,7 @@ def components(
     parts, line, unit = along.posterior.components, along.line, 1.0
     if scaling is not None:
         line, unit = line * scaling.x_scale[column] + scaling.x_shift[column], scaling.target.unit
-    grid = new_figure((6.4, 0.6 + 1.9 * len(parts))).subplots(len(parts), 1, sharex=True, squeeze=False)[:, 0]
+    grid = new_figure((size[0], 0.6 + size[1] * len(parts))).subplots(len(parts), 1, sharex=True, squeeze=False)[:, 0]
     for part, ax in zip(parts, grid, strict=True):
         found = part.predict(along.x_test)
         with torch.no_grad():
