@@ -44,6 +44,16 @@ def test_indices_of_ishigami(seed: int) -> None:
     assert float(error) < 0.04
 
 
+def test_it_shows_a_table() -> None:
+    found = of(ishigami, 3, math.pi)
+    head, second, first, third, pair = str(found).splitlines()[1:]
+    assert head.split() == ["alone", "with", "others"]
+    assert (first.split()[0], second.split()[0], third.split()[0]) == ("x2", "x1", "x3")
+    assert f"{100 * float(found.first[0]):.3g} ±" in second
+    assert pair.startswith("x1 and x3 together")
+    assert "<th>with others</th>" in found._repr_html_()
+
+
 def test_indices_of_a_product() -> None:
     """f = (1 + 3 z)(1 + 2 w) with variances s = 1/3 of both."""
     found, s = of(lambda x: (1 + 3 * x[:, 0]) * (1 + 2 * x[:, 1]), 2), 1 / 3
@@ -126,5 +136,5 @@ def test_an_unknown_pair_says_which_are_known() -> None:
 def test_work_is_bounded() -> None:
     for groups in (1, 8, 100, 1000):
         count = ShareSettings().count(groups) * ShareSettings().replicates
-        assert count * (groups + 2) <= max(16_384, 256 * (groups + 2))
+        assert count * (groups + 2) <= max(16_384, 128 * (groups + 2))
         assert math.log2(count).is_integer()

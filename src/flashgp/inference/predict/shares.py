@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from flashgp.foundations.cells import aligned, html_table
 from flashgp.foundations.errors import DomainError
 
 MeanAt = Callable[[Tensor], Tensor]  # from points (s, d) to means (s, outputs or 1)
@@ -31,7 +32,7 @@ class ShareSettings:
     """
 
     points: int = 16_384
-    least: int = 256
+    least: int = 128
     most: int = 2_048
     replicates: int = 8
     paired: int = 3
@@ -77,6 +78,26 @@ class Shares:
     pairs: tuple[tuple[int, int], ...]
     together: Float64[Tensor, "*pairs"]
     together_error: Float64[Tensor, "*pairs"]
+
+    def __repr__(self) -> str:
+        title, head, rows = self._table()
+        return f"{title}\n{aligned(head, rows)}"
+
+    def _repr_html_(self) -> str:
+        title, head, rows = self._table()
+        return html_table(rows, head, title)
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        """Title, head and rows: inputs, the largest share first, then pairs; standard errors of the points."""
+        total = self.total.reshape(len(self.names), -1)
+        rows = [
+            [self.names[j], _percent(self.first[j], self.first_error[j]), _percent(self.total[j], self.total_error[j])]
+            for j in total.mean(-1).argsort(descending=True).tolist()
+        ]
+        for k, (i, j) in enumerate(self.pairs):
+            both = _percent(self.together[k], self.together_error[k])
+            rows.append([f"{self.names[i]} and {self.names[j]} together", both, ""])
+        return "Shares of the variance of the posterior mean", ["", "alone", "with others"], rows
 
     def cells(self, position: int, output: int = 0) -> list[str]:
         """First and total share of an input, of one output, in words."""
@@ -131,10 +152,14 @@ def shares_of(
         return None
     nothing = torch.zeros(len(columns), settings.replicates, a.shape[-1], dtype=torch.float64, device=x.device)
     alone, total = nothing.clone(), nothing.clone()
-    for j in read:
-        moved = _by_replicate(mean(design.exchanged(columns[j])), settings) - centre
-        alone[j] = (b * (moved - a)).mean(1)
-        total[j] = 0.5 * (moved - a).square().mean(1)
+    at_once = max(1, settings.points // len(design.first))
+    for start in range(0, len(read), at_once):
+        some = read[start : start + at_once]
+        values = mean(torch.cat([design.exchanged(columns[j]) for j in some]))
+        for j, value in zip(some, values.split(len(design.first)), strict=True):
+            moved = _by_replicate(value, settings) - centre
+            alone[j] = (b * (moved - a)).mean(1)
+            total[j] = 0.5 * (moved - a).square().mean(1)
     with_others, its_error = (value.mean(-1) for value in _ratio(total - alone, variance))
     most = sorted(read, key=lambda j: -float(with_others[j]))[: settings.paired]
     some = sorted(j for j in most if float(with_others[j]) > max(settings.together, 2.0 * float(its_error[j])))
@@ -169,6 +194,12 @@ class _Design:
         moved = self.first.clone()
         moved[:, list(columns)] = self.second[:, list(columns)]
         return moved
+
+
+def _percent(value: Tensor, error: Tensor) -> str:
+    """Each share with its standard error, in percent."""
+    pairs = zip(value.reshape(-1).tolist(), error.reshape(-1).tolist(), strict=True)
+    return ", ".join(f"{100 * share:.3g} ± {100 * spread:.1g} %" for share, spread in pairs)
 
 
 def _uniform(count: int, dims: int, seed: int) -> Tensor:
