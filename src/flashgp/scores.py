@@ -42,7 +42,8 @@ class TargetScores(ABC):
 
     @abstractmethod
     def line(self, unit: str, explained: Estimate | None) -> str:
-        """The figures that matter most, in a line. Args: explained, share of the variance, None where not known."""
+        """The figures that matter most, in a line. Args: explained, share of the variance that a verdict has told, None
+        where there is none."""
 
     @abstractmethod
     def highlights(self, unit: str) -> Sequence[tuple[str, str]]:
@@ -264,7 +265,8 @@ class Scores(TargetScores):
 
     def line(self, unit: str, explained: Estimate | None) -> str:
         squared = "" if explained is None else f", R² {explained.value:.3f}"
-        return f"RMSE {self.rmse:.4g}, mean absolute error {self.mae:.4g} in units of {unit}{squared}"
+        inside = f"; {100 * self.coverage:.1f} % inside 95 % intervals" if explained is None else ""
+        return f"RMSE {self.rmse:.4g}, mean absolute error {self.mae:.4g} in units of {unit}{squared}{inside}"
 
     def highlights(self, unit: str) -> Sequence[tuple[str, str]]:
         return [

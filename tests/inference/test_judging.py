@@ -202,7 +202,9 @@ def test_a_verdict_that_cannot_be_had_says_why() -> None:
     without = model().condition(x, y, solver="cg").judge()
     assert without.word is Word.UNJUDGED
     assert "judge(x, y)" in without.sentence
-    assert "3 rows are the least" in model().condition(x[:1], y[:1]).judge().sentence
+    assert "of 1 says nothing" in model().condition(x[:1], y[:1]).judge().sentence
+    few = model().condition(x[:6], y[:6]).judge()
+    assert few.sentence == "Not judged: 6 rows say too little of how others are predicted; 10 may do."
     batch = fgp.GP(fgp.kernels.RBF(lengthscale=torch.ones(2, 1, dtype=torch.float64)))
     assert "batch" in verdict_of(batch.condition(x[:, :1], y).state).sentence
 

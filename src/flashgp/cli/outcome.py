@@ -16,7 +16,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import counted, readable_seconds
 from flashgp.foundations.report import Report
 from flashgp.inference.fit import Fit
-from flashgp.inference.judgement.verdict import How, Verdict
+from flashgp.inference.judgement.verdict import VERDICT, How, Verdict, Word
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance
 from flashgp.likelihoods.gaussian import Normal
@@ -44,7 +44,7 @@ _ROUTINE = frozenset(
         EventKind.POINTS_REJECTED, EventKind.RESUMED, EventKind.GRADIENTS_ESTIMATED, EventKind.GRADIENTS_BY_FACTORS,
         EventKind.GRADIENTS_IN_FLOAT64, EventKind.GRADIENTS_FULL_SCALE, EventKind.FLOAT64_PRODUCTS,
         EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_COMPARED, EventKind.LOG_DETERMINANT,
-        EventKind.ROWS_JOINED, EventKind.SITES, EventKind.FIT_SITES, EventKind.VARIANCE_LEFT_OUT,
+        EventKind.ROWS_JOINED, EventKind.ON_BOUND, EventKind.SITES, EventKind.FIT_SITES, EventKind.VARIANCE_LEFT_OUT,
     }
 )  # fmt: skip
 _Numbers = npt.NDArray[np.float64]
@@ -132,7 +132,7 @@ def outcome_of(
         scores=scores,
         evidence=evidence,
         left_out=prepared.held_out is None,
-        importance=_importance(prepared, model, asked, console),
+        importance=_importance(prepared, model, asked, console) if _says_something(verdict, result) else None,
         scored_x=scored_x,
         observed=observed,
         predicted=predicted,
@@ -160,6 +160,8 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         console.say(f"{scored_words(outcome)}, {outcome.scores.rows:,} rows: {line}")
     findings = [*map(str, verdict.findings)]
     shown = {event.kind for event in verdict.findings}
+    if EventKind.NO_BETTER in shown:
+        shown.add(EventKind.NOTHING_EXPLAINED)
     told = [event for event in report.events if verbose or event.kind not in (_ROUTINE | shown)]
     findings += [] if verbose else [*map(str, told)]
     most = len(findings) if verbose or len(findings) <= _MAX_FINDINGS else _MAX_FINDINGS - 1
@@ -264,6 +266,12 @@ def _scored_rows(
 def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
     """Random positions of so many of so many rows, in their order."""
     return np.sort(np.random.default_rng(seed).permutation(rows)[:count])
+
+
+def _says_something(verdict: Verdict, fit: Fit) -> bool:
+    """True unless inputs explain nothing, or few rows say nothing, and more time would not change that."""
+    few = verdict.word is Word.UNJUDGED and verdict.rows < VERDICT.least_judged and verdict.how is not How.HELD_OUT
+    return fit.unfinished is not None or not (verdict.word is Word.USELESS or few)
 
 
 def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, console: Console) -> Importance | None:

@@ -62,11 +62,11 @@ def run_predict(options: PredictArguments, console: Console) -> dict[str, Any]:
     known = so_far.known_scores
     if scores is not None:
         which = "" if known is None else " that were not fitted"
-        console.pairs(f"against {model.target}, {scores.rows:,} rows{which}", scores.lines(model.target))
+        console.say(f"against {model.target}, {scores.rows:,} rows{which}: {scores.line(model.target, None)}")
     if known is not None:
-        console.pairs(
-            f"against {model.target}, {known.rows:,} rows that were fitted: new rows are predicted less well",
-            known.lines(model.target),
+        console.say(
+            f"against {model.target}, {known.rows:,} rows that were fitted, new rows are predicted less well: "
+            f"{known.line(model.target, None)}"
         )
     if so_far.sampled:
         console.pairs("deviations are estimates", [("event", str(event)) for event in events])
@@ -210,7 +210,7 @@ def run_update(options: UpdateArguments, console: Console) -> dict[str, Any]:
     scored = ("predicted before they were learned", "known already, so that these figures say nothing of new rows")
     for words, found in zip(scored, (scores, learned.known_scores), strict=True):
         if found is not None:
-            console.pairs(f"{words}, {found.rows:,} rows", found.lines(model.target))
+            console.say(f"{words}, {found.rows:,} rows: {found.line(model.target, None)}")
     drift = _drift(learned)
     if drift is not None:
         console.warn(str(drift))

@@ -401,8 +401,8 @@ class EventKind(Enum):
         "take the logarithm."
     )
     FEW_VALUES = (
-        "{values:n value} of the target cannot tell {parameters} parameters: these are much as their priors, or the "
-        "values that they were given, have them."
+        "There are few rows: {values:n value} of the target cannot tell {parameters} parameters, which are much as "
+        "their priors, or the values that they were given, have them. More rows, or fewer inputs, help."
     )
     TARGET_TRANSFORMED = (
         "The target is modelled on another scale, {transform}: [{rows:n row} of it, left out one by one, are predicted "
@@ -452,9 +452,9 @@ class EventKind(Enum):
     FIT_JITTER = "A jitter was needed in {attempts:n factorisation attempt} of the fit."
     ON_BOUND = "{parameter} ended on its bound[, {bound:g}: the data ask for a value beyond it]."
     NOTHING_EXPLAINED = (
-        "The model explains no more of the target than a constant: its log marginal likelihood gains {gain:.3g} "
-        "nats[, where {periods:n period} may gain {chance:.3g} of noise alone]. Do not trust what it predicts beside "
-        "the mean; try other inputs, another covariance function or other starting values."
+        "The model explains no more of the target than a constant[, beyond what {periods:n period} explain of noise "
+        "alone]. Do not trust what it predicts beside the mean; try other inputs, another covariance function or other "
+        "starting values."
     )
     SEARCH_LEFT = (
         "The parameters found on few rows within the time limit explained no more than a constant: those that the data "

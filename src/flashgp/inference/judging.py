@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashgp.foundations.errors import FlashGPError
 from flashgp.foundations.estimate import Measure
-from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.inference.answers import answer, refusal
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.findings import why_unfinished
@@ -28,7 +28,7 @@ from flashgp.likelihoods import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 
 # Events of a fit or of its data that are findings as they stand.
-_FINDINGS = frozenset({EventKind.TWO_VALUES, EventKind.COUNTS_SUGGESTED, EventKind.FAR_OUT})
+_FINDINGS = frozenset({EventKind.TWO_VALUES, EventKind.COUNTS_SUGGESTED, EventKind.FAR_OUT, EventKind.FEW_VALUES})
 
 
 def _array(values: Tensor) -> Array:
@@ -161,8 +161,8 @@ def _left_out(state: BaseState) -> tuple[LeaveOneOut, Tensor, Tensor, How] | str
     """Rows without themselves, with x and y; or the reason that there are none."""
     if state.batch_shape:
         return "the model is a batch of several; judge each alone."
-    if state.count < 3:
-        return f"leaving out one row of {state.count} says nothing; 3 rows are the least."
+    if state.count < 2:
+        return f"leaving out one row of {state.count} says nothing."
     if refusal(state, "leave_one_out") is None:
         return answer(state, "leave_one_out"), state.x, state.y, How.LEFT_OUT
     if refusal(state, "leave_out") is None:
@@ -222,7 +222,7 @@ def findings_of(state: BaseState, told: Told) -> list[Event]:
     likelihood = state.prior.likelihood.underlying
     if y.ndim == 1 and n > 1 and (y == y[0]).all() and likelihood.measure is not Measure.LOG_LOSS:
         found.append(Event(EventKind.CONSTANT_TARGET))
-    if n < settings.rows_per_parameter * parameters:
+    if n < settings.rows_per_parameter * parameters and not of_kind(found, EventKind.FEW_VALUES):
         found.append(Event(EventKind.FEW_ROWS, rows=n, parameters=parameters))
     if n >= settings.least_rows:
         found += [

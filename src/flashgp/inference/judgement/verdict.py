@@ -14,6 +14,7 @@ from typing import Any
 
 from flashgp.foundations.estimate import Estimate, Measure
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.quantities import counted
 from flashgp.inference.judgement.scored import Calibration, Scored
 
 
@@ -52,6 +53,7 @@ class VerdictSettings:
             they make up so much of the squared error, each so many standard deviations off.
         rows_per_parameter: below which rows are few.
         repeated: share of rows that repeat another one, from which scores mean little.
+        least_judged: rows below which they say nothing of others.
         least_left: share of the loss that is left at least where structure in it matters.
         least_rows: below which residuals are not looked at.
         neighbours: correlation of errors of neighbouring rows from which their order says something; beyond `errors`
@@ -76,6 +78,7 @@ class VerdictSettings:
     few_deviations: float = 3.0
     rows_per_parameter: float = 2.0
     repeated: float = 0.5
+    least_judged: int = 10
     least_left: float = 0.01
     least_rows: int = 20
     neighbours: float = 0.35
@@ -187,6 +190,9 @@ def judged(scored: Scored, how: How, findings: Sequence[Event] = (), settings: V
     """The verdict on scored rows. Args: findings, further ones."""
     explained, rows = scored.explained, len(scored.loss)
     classes = scored.measure is Measure.LOG_LOSS
+    if rows < settings.least_judged:
+        reason = f"{counted(rows, 'row')} say too little of how others are predicted; {settings.least_judged} may do."
+        return Verdict(Word.UNJUDGED, how, rows, scored.measure, findings=tuple(findings), reason=reason)
     if explained is None:
         return Verdict(Word.UNJUDGED, how, rows, scored.measure, findings=tuple(findings), reason=_WITHOUT)
     word = _word(explained, settings.steps_of_log_loss if classes else settings.steps)
