@@ -17,7 +17,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -210,12 +210,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif not SHARED_DATA.exists():
         print(f"not run: the tables are not at {SHARED_DATA}")
         return 0
-    at_once: Callable[[str], int] = lambda method: 1 if method == "botorch" else splits  # noqa: E731
+
+    def at_once(method: str) -> int:
+        return 1 if method in ("botorch", "nuts") else splits
+
     cells = [
         Cell(
             f"{table}/{method}/{first}",
             {"table": table, "method": method, "first": first, "splits": at_once(method)},
-            120.0 if method == "botorch" else 3.0 * splits,
+            {"botorch": 30.0, "nuts": 20.0}.get(method, 1.0) * at_once(method),
         )
         for method in methods
         for first in range(0, min(splits, options.splits or splits), at_once(method))

@@ -79,10 +79,9 @@ def _candidates(objective: LogJoint, theta: Array, settings: SearchSettings) -> 
             ignored += [(slot.entries.start + j, dims[j], spread[j]) for j in numpy.flatnonzero(long)]
     if not ignored:
         return []
-    scores = _scores(objective, theta, [(column, numpy.exp(log)) for _, column, log in ignored], screen.scale)
-    order = numpy.argsort(-scores)[: screen.tries]
-    log_scale = numpy.log(screen.scale)
-    return [(ignored[k][0], ignored[k][2] + log_scale) for k in order if scores[k] > screen.least_score]
+    scores = _scores(objective, theta, [(column, numpy.exp(log)) for _, column, log in ignored], screen.scales[0])
+    order = [k for k in numpy.argsort(-scores)[: screen.tries] if scores[k] > screen.least_score]
+    return [(ignored[k][0], ignored[k][2] + numpy.log(scale)) for k in order for scale in screen.scales]
 
 
 def _scores(objective: LogJoint, theta: Array, columns: list[tuple[int, float]], scale: float) -> Array:

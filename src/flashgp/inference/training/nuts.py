@@ -28,7 +28,7 @@ class NutsSettings:
         shrinkage, offset, decay: of dual averaging, gamma, t0 and kappa of its source.
     """
 
-    warm_up: int = 60
+    warm_up: int = 100
     accept: float = 0.8
     max_depth: int = 6
     first_step: float = 0.5

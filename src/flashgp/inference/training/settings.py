@@ -41,7 +41,7 @@ class ColumnSettings:
     Args:
         min_columns: of a covariance function with a lengthscale for each, from which it is made.
         ignored: a lengthscale is one of an ignored column beyond so many standard deviations of it.
-        scale: standard deviations at which such a column is tried.
+        scales: standard deviations at which such a column is tried, the first of them also where it is scored.
         least_score: of what a column explains, over what chance does, at which it is tried.
         tries: columns evaluated in a round.
         slack: nats a row by which the best of them may be worse at first for a search from there.
@@ -50,7 +50,7 @@ class ColumnSettings:
 
     min_columns: int = 12
     ignored: float = 4.0
-    scale: float = 0.8
+    scales: tuple[float, ...] = (0.8, 2.4)
     least_score: float = 1.5
     tries: int = 2
     slack: float = 0.2

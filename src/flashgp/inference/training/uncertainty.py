@@ -53,7 +53,7 @@ class UncertaintySettings:
     max_rows: int = 2000
     share: float = 1.0
     chains: int = 4
-    transitions: int = 60
+    transitions: int = 100
     most_r_hat: float = 1.1
     least_effective: float = 40.0
     nuts: NutsSettings = field(default_factory=NutsSettings)
