@@ -51,7 +51,7 @@ class ColumnSettings:
     min_columns: int = 12
     ignored: float = 4.0
     scales: tuple[float, ...] = (0.8, 2.4)
-    least_score: float = 3.5
+    least_score: float = 4.5
     tries: int = 2
     slack: float = 0.2
     max_columns: int = 8
