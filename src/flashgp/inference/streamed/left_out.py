@@ -36,7 +36,7 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     outputs, likelihood = state.prior.outputs, state.prior.likelihood
     found = [torch.cat(columns) for columns in zip(*parts, strict=True)]
     if not likelihood.underlying.has_sites:
-        noise = torch.cat([part.noise for part in inputs])
+        noise = torch.cat([part.noise.expand(len(part.residual), *part.noise.shape[1:]) for part in inputs])
         mean, variance = (t.reshape(noise.shape) for t in found[:2])
         y = rows.y.to(mean.device)
         return of_observations(likelihood, mean, variance - noise, y, state.result_dtype)
