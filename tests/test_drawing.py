@@ -13,7 +13,9 @@ from matplotlib import font_manager
 
 from flashgp import drawing, plots
 from flashgp.plots.axes import legend, new_axes, style
-from test_plots import PLOTS, data, important, posterior_of_places
+from flashgp.targets import Number
+from flashgp.units import Scaling
+from test_plots import PLOTS, data, important, posterior, posterior_of_places
 
 HOSTILE = "</text><script>alert(1)</script> $a^2$ & \x07 \ud800"
 
@@ -73,6 +75,9 @@ MORE: dict[str, Callable[..., Any]] = {
         important(list(np.linspace(1, 2, 300)), [f"column {k}" for k in range(300)]), rows=8, **o
     ),
     "long categories": lambda **o: plots.by_category(*posterior_of_places()[:2], [LONG, "there", "far"], **o),
+    "constant": lambda **o: plots.posterior_1d(
+        posterior(), samples=0, scaling=Scaling((0.0,), (1.0,), Number(5.0e6, 1e-3)), y_label="y", **o
+    ),
     "dates": lambda **o: plots.residuals(*data(50), against=np.linspace(19_000, 19_400, 50), dates=True, **o),
     "many rows": lambda **o: plots.residuals(*data(6_000), **o),
     "many classes": lambda **o: plots.confusion(

@@ -136,9 +136,9 @@ def legend(ax: "Axes", **options: Any) -> None:
         text.set_text(plain(text.get_text()))
 
 
-def legend_above(ax: "Axes", side: Literal["left", "right"] = "left", markerscale: float = 1.0) -> None:
-    """A legend above the axes, which it hides nothing of, in as many columns as there is room for. Args: side, where it
-    begins or ends."""
+def legend_above(ax: "Axes", markerscale: float = 1.0) -> None:
+    """A legend above the axes, which it hides nothing of, in as many columns as there is room for. It ends where they
+    do: on the left, numbers and names take room of which nothing is known yet."""
     _, texts = ax.get_legend_handles_labels()
     if not texts:
         return
@@ -149,8 +149,8 @@ def legend_above(ax: "Axes", side: Literal["left", "right"] = "left", markerscal
         return 0.1 * SMALL * _CHARACTER * letters + 3.0 * SMALL * columns
 
     columns = next((count for count in range(len(texts), 1, -1) if width(count) <= room), 1)
-    legend(ax, loc=f"lower {side}", bbox_to_anchor=(float(side == "right"), 1.0), ncols=columns, columnspacing=1.0,
-           handlelength=1.4, borderaxespad=0.2, markerscale=markerscale)  # fmt: skip
+    legend(ax, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=columns, columnspacing=1.0, handlelength=1.4,
+           borderaxespad=0.2, markerscale=markerscale)  # fmt: skip
 
 
 def _room(ax: "Axes") -> tuple[float, float]:

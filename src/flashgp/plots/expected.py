@@ -175,7 +175,7 @@ def by_category(
         ax.set_xlim(-0.02, 1.02)
     if len(shown) < len(levels):
         note(ax, f"the {len(shown)} most frequent of {len(levels):,}")
-    legend_above(ax, "right")
+    legend_above(ax)
     return ax
 
 
