@@ -92,7 +92,10 @@ def quality_pictures(predicted: Answers, outcome: FitOutcome) -> list[Figure]:
 @quality_pictures.register
 def _(predicted: WarpedNormal, outcome: FitOutcome) -> list[Figure]:
     ax = plots.calibration(outcome.observed, predicted, ax=page_axes())
-    return [*_residuals(predicted, outcome), Figure.of(ax, "How often intervals hold the observed value.")]
+    return [
+        *_residuals(predicted, outcome),
+        Figure.of(ax, "How often intervals hold the observed value: above the diagonal they are too wide."),
+    ]
 
 
 @quality_pictures.register
@@ -282,11 +285,11 @@ def terms_picture(outcome: FitOutcome) -> Figure | None:
     """The terms of the covariance function over time, such as trend and season, where that is the only input."""
     prepared, post = outcome.prepared, outcome.fit.posterior
     target = prepared.scaling.target
-    if len(prepared.names) > 1 or prepared.encoding.time_position is None or post.can("components") is not None:
+    column = prepared.encoding.inputs[0]
+    if len(prepared.names) > 1 or column.kind not in ("date", "time") or post.can("components") is not None:
         return None
     if len(post.components) < 2 or not isinstance(target, Number) or not target.linear:
         return None
-    column = prepared.encoding.inputs[0]
     axes = plots.components(
         post, x_label=axis_label(column), dates=column.kind == "date", scaling=prepared.scaling, size=PICTURES.term_size
     )

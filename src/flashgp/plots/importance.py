@@ -7,7 +7,7 @@ import numpy as np
 from flashgp.drawing import BLUE, GREY, INK
 from flashgp.foundations.errors import ShapeError
 
-from .axes import new_axes, note, percent, short, style
+from .axes import new_axes, percent, short, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,9 +52,17 @@ def importance(
     low, high = (end.numpy()[shown] for end in found.growth_interval(level))
     values = found.growth.numpy()[shown]
     ax = new_axes(ax, (5.4, max(2.2, 1.1 + 0.3 * len(shown))))
-    whose = "" if found.unfinished is None else found.unfinished.heading
+    some = len(shown) < len(found.names)
+    titles = [f"the {len(shown)} most important of {len(found.names):,}"] if some else []
+    titles += [] if found.unfinished is None else [found.unfinished.heading]
     unit = unit if found.by == "rmse" else ""
-    style(ax, f"{found.measure} grows by{f', {unit}' if unit else ''}; {percent(level)} intervals", "", whose, grid="x")
+    style(
+        ax,
+        f"{found.measure} grows by{f', {unit}' if unit else ''}; {percent(level)} intervals",
+        "",
+        "; ".join(titles),
+        grid="x",
+    )
     heights = np.arange(len(shown))
     ax.barh(heights, values, height=0.66, color=BLUE, alpha=0.85)
     ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", color=INK, elinewidth=1.2, capsize=3)
@@ -67,6 +75,4 @@ def importance(
     ax.set_ylim(-0.6, len(shown) - 0.4)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    if len(found.names) > len(shown):
-        note(ax, f"the {len(shown)} most important of {len(found.names):,}")
     return ax
