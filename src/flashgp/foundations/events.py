@@ -97,6 +97,7 @@ class NoDraws(StrEnum):
     ROWS = "the rows are too many for exact gradients in float64 on the processor"
     APPROXIMATION = "inference is approximate"
     SECONDS = "averaging over them would take longer than the fit"
+    TIME = "the time limit leaves no time for draws of them"
 
 
 class SampleReason(StrEnum):

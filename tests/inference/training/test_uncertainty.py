@@ -93,7 +93,7 @@ def test_draws_of_laplace_have_its_moments() -> None:
 
 
 def test_one_draw_at_the_optimum_is_the_plain_fit() -> None:
-    plain, one = fgp.fit(prior(), *table(), starts=1), fitted(draws=0)
+    plain, one = fgp.fit(prior(), *table(), starts=1, priors="sparse"), fitted(draws=0)
     at = table(5, seed=3)[0]
     p, q = plain.posterior.predict(at), one.posterior.predict(at)
     y = torch.linspace(-1.0, 1.0, 5, dtype=F64)
@@ -169,7 +169,7 @@ def test_repeated_rows_are_joined_as_without_draws() -> None:
     x, y = table(20)
     x, y = torch.cat([x, x[:5]]), torch.cat([y, y[:5] + 0.1])
     settings = FitSettings(uncertainty=UncertaintySettings(draws=0))
-    plain = fgp.fit(prior(), x, y, starts=1).posterior
+    plain = fgp.fit(prior(), x, y, starts=1, priors="sparse").posterior
     drawn = fgp.fit(prior(), x, y, starts=1, uncertainty="laplace", settings=settings).posterior
     assert torch.allclose(plain.leave_one_out().log_prob, drawn.leave_one_out().log_prob, atol=1e-7)
     assert torch.allclose(plain.predict(x).variance, drawn.predict(x).variance, atol=1e-9)
@@ -205,8 +205,15 @@ def test_auto_leaves_what_would_take_longer_than_the_fit() -> None:
     fit = fgp.fit(prior(), *table(), starts=1, uncertainty="auto", settings=settings)
     (event,) = of_kind(fit.report.events, EventKind.HYPERPARAMETERS_FIXED)
     assert event.fields["reason"] == NoDraws.SECONDS
-    plain = fgp.fit(prior(), *table(), starts=1)
+    plain = fgp.fit(prior(), *table(), starts=1, priors="sparse")
     assert torch.equal(fit.posterior.predict(table()[0]).mean, plain.posterior.predict(table()[0]).mean)
+
+
+def test_a_time_limit_leaves_draws_out() -> None:
+    settings = FitSettings(uncertainty=UncertaintySettings(chains=10**6))
+    fit = fgp.fit(prior(), *table(), starts=1, uncertainty="nuts", settings=settings, time_limit=60.0)
+    (event,) = of_kind(fit.report.events, EventKind.HYPERPARAMETERS_FIXED)
+    assert event.fields["reason"] == NoDraws.TIME
 
 
 def test_nuts_samples_a_normal_density() -> None:

@@ -117,7 +117,7 @@ class ExactFit(EngineFit[Any]):
             return None, Event(EventKind.HYPERPARAMETERS_FIXED, reason=self.no_draws)
         assert isinstance(trained.objective, LogJoint)
         run, settings = self.options.run, self.options.settings.uncertainty
-        how = Uncertainty(method, run.seed, report.seconds or 0.0, settings)
+        how = Uncertainty(method, run.seed, report.seconds or 0.0, run.deadline.left, settings)
         conditioning = self.conditioning(jitter=self.options.jitter)
         return how.mixture(self.result, self.data, trained.objective, trained.theta, conditioning)
 

@@ -24,6 +24,7 @@ class NutsSettings:
         accept: mean acceptance that the step is adapted to.
         max_depth: of the tree of a transition, at most 2^max_depth - 1 steps.
         first_step: in standard deviations of the whitening approximation.
+        usual_steps: of a transition, by which its time is estimated.
         divergence: nats of energy error beyond which a trajectory has left the density.
         shrinkage, offset, decay: of dual averaging, gamma, t0 and kappa of its source.
     """
@@ -32,6 +33,7 @@ class NutsSettings:
     accept: float = 0.8
     max_depth: int = 6
     first_step: float = 0.5
+    usual_steps: float = 12.0
     divergence: float = 1000.0
     shrinkage: float = 0.05
     offset: float = 10.0

@@ -170,11 +170,15 @@ def refuse(reason: NoDraws | None, uncertainty: str | None) -> None:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How hyperparameters are drawn, beside a fit. Fields: method; seed; fit_seconds, of the fit so far; settings."""
+    """How hyperparameters are drawn, beside a fit.
+
+    Fields: method; seed; fit_seconds, of the fit so far; left, seconds until its time limit; settings.
+    """
 
     method: str
     seed: int
     fit_seconds: float
+    left: float
     settings: UncertaintySettings
 
     def mixture(
@@ -189,11 +193,13 @@ class Uncertainty:
         with one_thread(objective.rows):
             began = time.perf_counter()
             target(theta)
-            seconds = (time.perf_counter() - began) * (len(theta) + 0.5 * settings.draws)
-            if self.method == "auto" and seconds > settings.share * self.fit_seconds:
+            seconds = (time.perf_counter() - began) * self._gradients(len(theta))
+            late = seconds > self.left
+            if late or (self.method == "auto" and seconds > settings.share * self.fit_seconds):
                 target.parameters.assign(theta)
-                share = seconds / max(self.fit_seconds, 1e-9)
-                return None, Event(EventKind.HYPERPARAMETERS_FIXED, reason=NoDraws.SECONDS, share=share)
+                share = None if late else seconds / max(self.fit_seconds, 1e-9)
+                reason = NoDraws.TIME if late else NoDraws.SECONDS
+                return None, Event(EventKind.HYPERPARAMETERS_FIXED, reason=reason, share=share)
             laplace = Laplace.at(target, theta, settings)
             if self.method == "nuts":
                 draws, told = self._by_nuts(target, laplace)
@@ -210,6 +216,12 @@ class Uncertainty:
         log_weights = torch.full((len(draws),), -math.log(len(draws)), dtype=torch.float64)
         report = replace(each.report, events=[*each.report.events, told])
         return MixtureState(each, log_weights, report), told
+
+    def _gradients(self, size: int) -> float:
+        """About how many gradients take as long as all of it, of so many parameters."""
+        settings = self.settings
+        chains = settings.chains * (settings.nuts.warm_up + settings.transitions) if self.method == "nuts" else 0
+        return size + 0.5 * settings.draws + settings.nuts.usual_steps * chains
 
     def _by_nuts(self, target: Target, laplace: Laplace) -> tuple[Array, Event]:
         """Draws of several chains, in whitened coordinates."""
