@@ -97,7 +97,7 @@ VERDICT = VerdictSettings()
 class Verdict:
     """How good the predictions of a model are.
 
-    Fields:
+    Attributes:
         word: the summary.
         how: how rows were kept from their predictions.
         rows: how many were predicted.
