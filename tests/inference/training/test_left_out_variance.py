@@ -1,5 +1,7 @@
 """The common variance of classes by leaving rows out, eq. (M-341)."""
 
+from typing import Any
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -10,11 +12,12 @@ from flashgp.foundations.events import EventKind
 F64 = torch.float64
 
 
-def test_rows_left_out_are_as_much_more_likely_as_the_event_says() -> None:
+@pytest.mark.parametrize("options", [{}, {"approximation": "sparse", "inducing": 60}])
+def test_rows_left_out_are_as_much_more_likely_as_the_event_says(options: dict[str, Any]) -> None:
     digits = load_digits(n_class=4)
     x, y = torch.from_numpy(digits.data[:60] / digits.data.std()), torch.from_numpy(digits.target[:60]).double()
     kernel = 1.0 * fgp.kernels.SquaredExponential(lengthscale=8.0)
-    fit = fgp.fit(fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Categorical(4)), x, y)
+    fit = fgp.fit(fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Categorical(4)), x, y, **options)
     (event,) = (event for event in fit.report.events if event.kind is EventKind.VARIANCE_LEFT_OUT)
     found = float(fit.posterior.leave_one_out().log_prob.mean())
     variance, lengthscale = (parameter.exp() for parameter in fit.gp.kernel.parameters())

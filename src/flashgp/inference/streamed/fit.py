@@ -55,6 +55,7 @@ from flashgp.inference.training.fit import (
 )
 from flashgp.inference.training.history import Recorder, SearchRun, Stage, power_law
 from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings
@@ -172,6 +173,10 @@ class StreamedFit(EngineFit[Any]):
         sample, rows = survey.of_sample, None if self.weighted is None else survey.count
         return StreamedLogJoint(self.problem, sample, self._points(sample, theta), rows, deadline)
 
+    def _exactly(self, rows: int) -> LogJoint:
+        """The exact objective of so many rows of the sample."""
+        return LogJoint(self.problem.subset(rows, self.options.run.seed))
+
     def _parts(self, first: int) -> list[int]:
         size, count = len(self.survey.x), self.survey.count
         if self.weighted is not None:
@@ -193,6 +198,7 @@ class StreamedFit(EngineFit[Any]):
         state: StreamedState
         whole_learned, unexplained = True, list[Event]()
         held = self.rows if isinstance(self.rows, Held) else None
+        widened = self.with_variance(self._exactly, self.problem.rows, trained)
         if self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
             points = sums = None
             if isinstance(best, StreamedLogJoint) and self.weighted is None:
@@ -216,7 +222,7 @@ class StreamedFit(EngineFit[Any]):
             report.events += [*self.chosen, said[id(state)]]
             whole_learned = said[id(state)].fields["whole"]
         report_answer(report, recorder, state, self)
-        report.events += unexplained
+        report.events += [*([] if widened is None else [widened]), *unexplained]
         limit = deadline.limit
         if self.weighted is None and state.prior.likelihood.has_sites:
             report.events.append(state.bound.event)

@@ -153,12 +153,7 @@ class EngineFit(ABC, Generic[S]):
             return prior, data, []
         few = self.options.settings.time.min_rows
         rows = n if deadline.limit is None or n <= few else self.rows_on_time()
-        widened = None
-        if prior.likelihood.spread_by_leaving_out:
-            part = objective(min(rows, self.options.settings.sites.left_out_rows))
-            expected = self.conditionings * self.plan.seconds * part.rows / n
-            with one_thread(part.rows):
-                trained.theta, widened = variance_by_leaving_out(part, trained.theta, self.options.run, expected)
+        widened = self.with_variance(objective, rows, trained)
         last = objective(rows)
         with one_thread(rows):
             found, told = last.with_sites(deadline if rows > few else self.options.settings.time.with_grace(deadline))
@@ -169,6 +164,17 @@ class EngineFit(ABC, Generic[S]):
         events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit))
         warn(str(events[-1]))
         return prior, Data(prior, last.problem.x, last.problem.y, data.promoted), events
+
+    def with_variance(self, objective: Callable[[int], LogJoint], rows: int, trained: Trained) -> Event | None:
+        """Give the parameters found the variance of left out rows where the likelihood asks for it, (M-341): the event
+        of that. Args: objective, of so many rows; rows, that there are at most."""
+        if not self.problem.prior.likelihood.spread_by_leaving_out:
+            return None
+        part = objective(min(rows, self.options.settings.sites.left_out_rows))
+        expected = self.conditionings * self.plan.seconds * part.rows / self.problem.rows
+        with one_thread(part.rows):
+            trained.theta, event = variance_by_leaving_out(part, trained.theta, self.options.run, expected)
+        return event
 
     def conditioning(self, **more: Any) -> ConditionSettings:
         """`FitOptions.conditioning`; without a deadline of its own where sites have had the time."""
