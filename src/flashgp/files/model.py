@@ -56,9 +56,9 @@ from flashgp.foundations.json_values import (
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
+from flashgp.inference.exact.mixture import MixtureState, batch_of
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.gp import GP
-from flashgp.inference.mixture_state import MixtureState, batch_of
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.run import Run

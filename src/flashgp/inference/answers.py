@@ -15,10 +15,10 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
 from flashgp.inference.exact.evidence import log_evidence
+from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.full_scale import outputs as full_scale
 from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
-from flashgp.inference.mixture_state import MixtureState
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize
 from flashgp.inference.online.new_sites import refuse_numbers, with_sites_to_come

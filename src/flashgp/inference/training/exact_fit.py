@@ -16,9 +16,9 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.missing_cells import check_observed
-from flashgp.inference.mixture_state import MixtureState
 from flashgp.inference.plan import check_plan, planned_device, rows_on_time
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.predict.plan import prices_event

@@ -17,7 +17,7 @@ from flashgp.foundations.events import Event, EventKind, NoDraws
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
-from flashgp.inference.mixture_state import MixtureState, batch_of
+from flashgp.inference.exact.mixture import MixtureState, batch_of
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
