@@ -176,7 +176,7 @@ class FittedTable:
         """What a verdict is told of the rows."""
         cut = self.fit is not None and self.fit.interrupted
         in_units = self._in_units if len(self.scalings) == 1 else None
-        return Told(in_units=in_units, events=self.events, interrupted=cut, table=True)
+        return Told(scales=self.scalings[0].x_scale, in_units=in_units, events=self.events, interrupted=cut, table=True)
 
     def _in_units(self, y: Tensor, found: PredictiveDistribution) -> tuple[Any, Any]:
         target = self.scaling.target

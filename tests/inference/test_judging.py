@@ -289,3 +289,30 @@ def test_rows_of_a_table_that_were_fitted_are_not_judged() -> None:
         made.judge({"a": x[:, 0], "b": x[:, 1]})
     far = made.judge({**columns, "b": columns["b"] + 40.0})
     assert EventKind.OUT_OF_RANGE in kinds(far)
+
+
+def test_a_period_that_is_left_is_in_units_of_the_table() -> None:
+    rng, days = np.random.default_rng(0), np.arange(200)
+    dates = [str(np.datetime64("2023-01-01") + day) for day in days]
+    sales = 5e3 + 8e2 * np.sin(2.0 * np.pi * days / 7.0) + 2e2 * rng.normal(size=200)
+    kernel = "Matern(nu=1.5, lengthscale=60)"
+    verdict = fgp.TableModel(kernel, starts=1).fit({"date": dates, "sales": sales}, target="sales").verdict
+    (found,) = [event for event in verdict.findings if event.kind is EventKind.PERIOD_LEFT]
+    assert found.fields["period"] == pytest.approx(7.0, rel=0.02)
+    assert found.fields["column"] == "date"
+
+
+def test_many_columns_of_noise_are_called_useless() -> None:
+    rng = np.random.default_rng(7)
+    x, y = torch.from_numpy(rng.normal(size=(80, 60))), torch.from_numpy(rng.normal(size=80))
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(60)))
+    assert fgp.fit(gp, x, y, starts=1).verdict.word is Word.USELESS
+
+
+def test_more_weights_of_a_network_than_rows_are_not_judged_by_leaving_out() -> None:
+    x, y = table()
+    network = torch.nn.Linear(2, 64).double()
+    deep = fgp.GP(1.0 * fgp.kernels.Warped(network, fgp.kernels.RBF()))
+    verdict = deep.condition(x, y).judge()
+    assert verdict.word is Word.UNJUDGED
+    assert "192 weights of modules" in verdict.sentence

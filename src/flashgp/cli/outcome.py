@@ -215,7 +215,8 @@ def _verdict(prepared: PreparedTable, model: TableModel, rows: tuple[_Numbers, _
     x, observed, predicted = rows
     left_out = prepared.held_out is None
     others = None if left_out else prepared.y
-    how = How.SAMPLE if prepared.read else How.LEFT_OUT if left_out else How.HELD_OUT
+    how = How.LEFT_OUT if left_out else How.HELD_OUT
+    how = How.SAMPLE if prepared.read and len(observed) < prepared.count else how
     return model.verdict_of(x, observed, predicted, others, how)
 
 

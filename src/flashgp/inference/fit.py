@@ -175,8 +175,8 @@ def fit(
             wherever they are: bounds, which the data suggest, contain them. Periods are then those that the periodogram
             of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "sparse" the same
-            but for lengthscales of columns, which expect that few of them matter, eq. (M-386), "given" none. With
-            `uncertainty` "weak" is "sparse" where draws can be had.
+            but for lengthscales of columns, which expect that few of them matter, eq. (M-386), "given" none. "weak" is
+            "sparse" with `uncertainty` where draws can be had, and from 12 columns on with fewer than 6 rows for each.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
         time_limit: seconds of the whole call, a compile included, kept to a tenth and 2 s; no evaluation or compile
             begins that would end too late. Where the posterior of all rows would take too long, an iterative solve ends

@@ -15,6 +15,7 @@ from torch import Tensor
 from flashgp.foundations.errors import FlashGPError
 from flashgp.foundations.estimate import Measure
 from flashgp.foundations.events import Event, EventKind, of_kind
+from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.inference.answers import answer, refusal
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.findings import why_unfinished
@@ -70,13 +71,15 @@ class Told:
     """What is known of a table beside its numbers.
 
     Fields: columns, names of those of x, x1, x2, ... for none; times, positions of those that are time; codes, of
-    categories; in_units, of targets and their distributions, the values of both in units of the target; events, of the
-    fit and its posterior; interrupted, whether the fit was cut short; table, whether the model is one of a table.
+    categories; scales, units of each column of x, None for 1; in_units, of targets and their distributions, the values
+    of both in units of the target; events, of the fit and its posterior; interrupted, whether the fit was cut short;
+    table, whether the model is one of a table.
     """
 
     columns: Sequence[str] | None = None
     times: Sequence[int] = ()
     codes: Sequence[int] = ()
+    scales: Sequence[float] | None = None
     in_units: Scoring | None = None
     events: Sequence[Event] = ()
     interrupted: bool = False
@@ -90,6 +93,13 @@ class Told:
 def verdict_of(state: BaseState, told: Told = Told()) -> Verdict:
     """The verdict by leaving rows out one by one; where rows were read, those of them that are held."""
     findings = findings_of(state, told)
+    weights = _weights(state)
+    if weights > state.count:
+        reason = (
+            f"{weights:,} weights of modules are fitted to {state.count:,} rows, and leaving out one row after the fit "
+            "flatters them; judge rows held out, posterior.judge(x, y)."
+        )
+        return unjudged(reason, findings)
     try:
         found = _left_out(state)
         if isinstance(found, str):
@@ -201,7 +211,8 @@ def _of_residuals(scored: Scored, x: Array, told: Told) -> list[Event]:
     if scored.explained is None or scored.explained.value > 1.0 - settings.least_left:
         return found
     for j in [0] if x.shape[1] == 1 else told.times:
-        found += period_left(scored, x[:, j], told.name(j), table=told.table, settings=settings)
+        scale = 1.0 if told.scales is None else told.scales[j]
+        found += period_left(scored, scale * x[:, j], told.name(j), table=told.table, settings=settings)
     steps = np.diff(x, axis=0)
     ordered = ((steps >= 0.0).all(axis=0) | (steps <= 0.0).all(axis=0)).any()  # their order is an input
     return found if found or ordered else order_left(scored, settings)
@@ -234,6 +245,13 @@ def findings_of(state: BaseState, told: Told) -> list[Event]:
         if 2 * twins > settings.repeated * n:
             found.append(Event(EventKind.ROWS_REPEATED, share=min(100.0, 200.0 * twins / n)))
     return found
+
+
+def _weights(state: BaseState) -> int:
+    """Weights of modules that are not the library's own."""
+    prior = state.prior
+    own = {id(p.raw) for _, p in named_parameter_objects(prior)}
+    return sum(p.numel() for p in prior.parameters() if id(p) not in own)
 
 
 def _counting(x: Array) -> list[int]:

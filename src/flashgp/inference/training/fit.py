@@ -314,7 +314,8 @@ def problem_of(
             facts = facts.of_most(y)
         else:
             facts = facts.of_latent(each_alone(prior, x, y, sites.settings), likelihood.latent_variance)
-    facts = replace(facts, sparse=options.priors == "sparse")
+    few = not facts.latent and options.settings.search.columns.few_matter(facts.rows, x.shape[-1])
+    facts = replace(facts, sparse=options.priors == "sparse" or (options.priors == "weak" and few))
     if group is not None:
         replicates = join(prior, x, y, group.to(target))
         x, y, prior = replicates.x, replicates.y, prior.with_likelihood(replicates.likelihood)

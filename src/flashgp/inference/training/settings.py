@@ -46,6 +46,7 @@ class ColumnSettings:
         tries: columns evaluated in a round.
         slack: nats a row by which the best of them may be worse at first for a search from there.
         max_columns: that are found one after the other.
+        sparse_rows: rows for each column below which lengthscales have sparse priors, eq. (M-386).
     """
 
     min_columns: int = 12
@@ -55,6 +56,11 @@ class ColumnSettings:
     tries: int = 2
     slack: float = 0.2
     max_columns: int = 8
+    sparse_rows: float = 6.0
+
+    def few_matter(self, rows: int, columns: int) -> bool:
+        """True if rows are so few for the columns that few of these can be told to matter."""
+        return columns >= self.min_columns and rows < self.sparse_rows * columns
 
 
 @dataclass(frozen=True)
