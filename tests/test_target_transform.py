@@ -20,7 +20,7 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError, ModelFile
 from flashgp.foundations.events import EventKind, Untried
 from flashgp.inference.run import Run
 from flashgp.inference.training.options import FitOptions
-from flashgp.target_transform import TargetTransform, WarpedNormal
+from flashgp.target_transform import TargetTransform, WarpedMixture, WarpedNormal
 from inside_torch import InsideTorch, factorises, raising
 
 NO_TIME = "The target is modelled as it is: no transform was tried, since the time limit left no time."
@@ -408,3 +408,46 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(memory: str | None) -> None
         model.fit(x, -y if memory is None else 5.0 * y)
     assert (model.predict(x) == before).all()
     assert model.get_params()["memory"] == memory
+
+
+def test_a_mixture_of_warped_normals_is_their_average() -> None:
+    rng = np.random.default_rng(0)
+    for kind in ("none", "log", "yeo-johnson"):
+        transform = TargetTransform(kind, *((0.5, 1.0, 2.0) if kind == "yeo-johnson" else ()))
+        parts = WarpedNormal(rng.normal(size=(3, 5)), rng.uniform(0.2, 0.6, (3, 5)), transform)
+        weights = rng.dirichlet(np.ones(3), 5).T
+        y = WarpedMixture(parts, weights)
+        which = np.array([rng.choice(3, 200_000, p=weights[:, j]) for j in range(5)])
+        w = np.take_along_axis(parts.location.T, which, 1) + np.take_along_axis(parts.spread.T, which, 1) * rng.normal(
+            size=which.shape
+        )
+        drawn = transform.inverse(w)
+        np.testing.assert_allclose(y.mean, drawn.mean(1), atol=5.0 * (drawn.std(1) / 200_000**0.5).max())
+        np.testing.assert_allclose(y.std, drawn.std(1), rtol=0.02)
+        for q in (0.025, 0.5, 0.9):
+            np.testing.assert_allclose(y.cdf(y.quantile(q)), q, atol=1e-12)
+        at = y.quantile(0.7)
+        step = 1e-6 * y.std
+        slope = (y.cdf(at + step) - y.cdf(at - step)) / (2.0 * step)
+        np.testing.assert_allclose(np.exp(y.log_prob(at)), slope, rtol=1e-6)
+        lower, upper = y.interval(0.8)
+        np.testing.assert_array_equal(y.inside(at, 0.8), (lower <= at) & (at <= upper))
+        np.testing.assert_allclose(y.rows([1, 3]).mean, y.mean[[1, 3]])
+        one = WarpedMixture(parts.rows((slice(0, 1), slice(None))), np.ones((1, 5)))
+        np.testing.assert_allclose(one.standardised(at), parts.rows(0).standardised(at), rtol=1e-9)
+
+
+def test_a_table_averages_over_draws_of_the_parameters(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.uniform(0.0, 4.0, (40, 2))
+    table = {"a": x[:, 0], "b": x[:, 1], "y": np.exp(np.sin(2.0 * x[:, 0]) + 0.1 * rng.normal(size=40))}
+    plain = fgp.TableModel(target_transform="log", starts=1).fit(table, target="y")
+    drawn = fgp.TableModel(target_transform="log", starts=1, uncertainty="laplace").fit(table, target="y")
+    at = {"a": [1.0, 2.0, 9.0], "b": [1.0, 3.0, 9.0]}
+    assert np.all(drawn.predict(at).interval(0.9)[0] < drawn.predict(at).mean)
+    np.testing.assert_allclose(drawn.predict(at).mean[:2], plain.predict(at).mean[:2], rtol=0.2)
+    drawn.save(tmp_path / "drawn.safetensors")
+    again = fgp.load(tmp_path / "drawn.safetensors")
+    np.testing.assert_array_equal(again.predict(at).quantile(0.9), drawn.predict(at).quantile(0.9))
+    assert drawn.verdict.explained is not None
+    assert drawn.verdict.explained.value > 0.8

@@ -78,6 +78,7 @@ class TableSettings:
     priors: str = "weak"
     max_iterations: int = 200
     jitter: float | None = None
+    uncertainty: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():

@@ -280,7 +280,7 @@ def fit_options(settings: TableSettings, deadline: Deadline) -> FitOptions:
     """Options of the fit of the parameters."""
     return FitOptions(
         settings.starts, settings.initial, settings.priors, settings.max_iterations, settings.run(deadline),
-        jitter=settings.jitter, solver=settings.solver,
+        jitter=settings.jitter, solver=settings.solver, uncertainty=settings.uncertainty,
     )  # fmt: skip
 
 

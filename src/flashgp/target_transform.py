@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_fields, refused
-from flashgp.foundations.normal import LOG_2PI, half_width, standard_quantile
+from flashgp.foundations.normal import LOG_2PI, check_probability, half_width, standard_quantile
 from flashgp.scores import NumberAnswers
 
 Array = npt.NDArray[np.float64]
 
 KINDS = ("none", "log", "yeo-johnson")
 _MIN, _MAX = 1e-290, 1e290  # of a scale, as `units`
+_FARTHEST, _BISECTIONS = 38.0, 60  # a standard normal value, of float64; halvings of an interval
 _MAX_POWER = 2.0
 _NODES = 96  # of each side of 0: moments to 1e-9 for deviations up to 10 standard deviations of the target
 _TAIL = 10.0  # standard deviations beyond which a normal density is below rounding
@@ -294,6 +295,76 @@ class WarpedNormal(NumberAnswers):
             weights = np.concatenate([(kink - low) * unit_weight, (high - kink) * unit_weight], axis=1)
             weights *= np.exp(-0.5 * (np.square(t) + LOG_2PI))
             yield rows, t, weights, transform.inverse(m + s * t) - medians[rows, None]
+
+
+@dataclass(frozen=True, eq=False)
+class WarpedMixture(NumberAnswers):
+    """New observations of which each is one of k warped normal ones, with known probabilities, eqs. (M-141), (M-380).
+
+    Fields: parts, whose location and spread are (k, n); weights, (k, n).
+    """
+
+    parts: WarpedNormal
+    weights: Array
+
+    def __len__(self) -> int:
+        return self.weights.shape[-1]
+
+    @property
+    def predicted(self) -> npt.NDArray[np.bool_]:
+        return np.isfinite(self.parts.location[0])
+
+    def rows(self, index: Any) -> "WarpedMixture":
+        location, spread = self.parts.location[:, index], self.parts.spread[:, index]
+        return WarpedMixture(WarpedNormal(location, spread, self.parts.transform), self.weights[:, index])
+
+    @property
+    def mean(self) -> Array:
+        return self._averaged(self.parts.mean)
+
+    @property
+    def std(self) -> Array:
+        mean, std = self.parts.mean, self.parts.std
+        return np.sqrt(self._averaged(np.square(std) + np.square(mean - self._averaged(mean))))
+
+    def _averaged(self, values: Array) -> Array:
+        return np.asarray((self.weights * values).sum(axis=0))
+
+    def cdf(self, y: Array) -> Array:
+        """P(observation <= y)."""
+        from scipy.special import ndtr
+
+        return self._averaged(ndtr(self.parts.standardised(y)))
+
+    def standardised(self, y: Array) -> Array:
+        """The standard normal value that is exceeded with the probability that y is; each tail by its own."""
+        from scipy.special import ndtr, ndtri
+
+        z = self.parts.standardised(y)
+        below, above = (self._averaged(ndtr(sign * z)) for sign in (1.0, -1.0))
+        return np.clip(np.where(below < above, ndtri(below), -ndtri(above)), -_FARTHEST, _FARTHEST)
+
+    def inside(self, y: Array, level: float = 0.95) -> npt.NDArray[np.bool_]:
+        return np.asarray(np.abs(self.cdf(y) - 0.5) <= 0.5 * level)
+
+    def quantile(self, q: float) -> Array:
+        """The q-quantile of y, by bisection between those of the parts. Raises: DomainError unless 0 < q < 1."""
+        z = standard_quantile(q)
+        ends = self.parts.location + z * self.parts.spread
+        low, high = ends.min(axis=0), ends.max(axis=0)
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            below = self.cdf(np.asarray(self.parts.transform.inverse(middle))) < q
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.asarray(self.parts.transform.inverse(0.5 * (low + high)))
+
+    def interval(self, level: float = 0.95) -> tuple[Array, Array]:
+        tail = 0.5 * (1.0 - check_probability(level, "level"))
+        return self.quantile(tail), self.quantile(1.0 - tail)
+
+    def log_prob(self, y: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.logaddexp.reduce(np.log(self.weights) + self.parts.log_prob(y), axis=0))
 
 
 @cache

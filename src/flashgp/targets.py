@@ -21,9 +21,10 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.json_values import json_fields, json_flag, json_list, refused
 from flashgp.foundations.normal import check_probability
 from flashgp.likelihoods import REGISTRY, Bernoulli, Categorical, Likelihood, PredictiveDistribution
+from flashgp.likelihoods.finite_mixture import FiniteMixture
 from flashgp.likelihoods.gaussian import Normal
 from flashgp.scores import Answers, ClassAnswers, CountScores, NumberAnswers, Scores
-from flashgp.target_transform import TargetTransform, WarpedNormal
+from flashgp.target_transform import TargetTransform, WarpedMixture, WarpedNormal
 
 Array = npt.NDArray[np.float64]
 
@@ -221,7 +222,10 @@ class Number(Target):
         return WarpedNormal(np.asarray(self.mean(mean), np.float64), np.asarray(self.std(std), np.float64),
                             self.transform)  # fmt: skip
 
-    def answers(self, found: PredictiveDistribution, placed: Placed) -> "WarpedNormal | Observations":
+    def answers(self, found: PredictiveDistribution, placed: Placed) -> NumberAnswers:
+        if isinstance(found, FiniteMixture):
+            parts = self.normal(placed(found.each.mean), placed(found.each.variance.sqrt()))
+            return WarpedMixture(parts, placed(found.weights))
         if not isinstance(found, Normal):
             return Observations.of(found, placed, self.shift, self.scale)
         return self.normal(placed(found.mean), placed(found.variance.sqrt()))

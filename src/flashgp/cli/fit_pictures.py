@@ -16,7 +16,7 @@ from flashgp.plots.axes import date_axis, legend_above, new_axes
 from flashgp.scores import Answers, ClassAnswers, NumberAnswers
 from flashgp.table.inputs import InputColumn
 from flashgp.table.matching import shown
-from flashgp.target_transform import WarpedNormal
+from flashgp.target_transform import WarpedMixture, WarpedNormal
 from flashgp.targets import Number, Observations
 
 from .outcome import FitOutcome, _some
@@ -90,7 +90,7 @@ def quality_pictures(predicted: Answers, outcome: FitOutcome) -> list[Figure]:
 
 
 @quality_pictures.register
-def _(predicted: WarpedNormal, outcome: FitOutcome) -> list[Figure]:
+def _(predicted: WarpedNormal | WarpedMixture, outcome: FitOutcome) -> list[Figure]:
     ax = plots.calibration(outcome.observed, predicted, ax=page_axes())
     return [
         *_residuals(predicted, outcome),
@@ -255,7 +255,7 @@ def function_picture(outcome: FitOutcome, column: int) -> Figure:
         ax = plots.by_category(post, levels=found.levels, labels=labels, **common)
         return Figure.of(ax, f"By {found.name}, with numbers of rows{_others(outcome)}")
     common |= {"x_label": axis_label(found), "dates": found.kind == "date", "points": PICTURES.points}
-    if not isinstance(predicted, WarpedNormal):
+    if not isinstance(predicted, WarpedNormal | WarpedMixture):
         ax = plots.expected_1d(post, labels=labels, **common)
         return Figure.of(ax, f"Along {found.name}{_others(outcome)}")
     if len(prepared.names) > 1 or found.kind != "date":

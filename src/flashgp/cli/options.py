@@ -194,6 +194,13 @@ class FitArguments(TableArguments):
             "counts; or bernoulli, categorical, student-t, poisson, negative-binomial, gamma, beta.",
         ),
     ] = None
+    uncertainty: Annotated[
+        Literal["laplace", "nuts", "auto"] | None,
+        typer.Option(
+            "--uncertainty",
+            help="Average predictions over draws of the parameters: wider, honest intervals of small tables.",
+        ),
+    ] = None
     approximation: Annotated[
         Literal["none", "auto", "full_scale", "sparse"],
         typer.Option(

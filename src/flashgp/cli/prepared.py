@@ -43,7 +43,7 @@ def prepare_table(options: FitArguments, console: Console, deadline: Deadline = 
         options.kernel, options.target_transform, options.missing, options.starts, options.time_limit, options.solver,
         options.memory, options.device, options.dtype, options.tolerance, options.seed, options.deterministic,
         ("sparse" if is_pattern(options.table) else None) if options.approximation == "none" else options.approximation,
-        *options.sizes, options.likelihood, "--kernel",
+        *options.sizes, options.likelihood, "--kernel", uncertainty=options.uncertainty,
     )  # fmt: skip
     held_out = any(one is not None for one in (options.split, options.test_fraction, options.test_last))
     by_row_groups = console.group.size > 1 and options.approximation == "sparse" and is_parquet(options.table)

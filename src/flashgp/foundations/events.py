@@ -525,7 +525,7 @@ class EventKind(Enum):
     )
     INTERVALS_NARROW = (
         "95 % intervals are too narrow: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. Do not "
-        "rely on their width; more rows, fewer inputs or uncertainty='auto' help."
+        "rely on their width; more rows, fewer inputs, or uncertainty='laplace' (--uncertainty laplace) help."
     )
     INTERVALS_WIDE = (
         "95 % intervals are too wide: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. A few rows "

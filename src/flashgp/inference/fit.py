@@ -284,8 +284,6 @@ def fit(
                 f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
                 "fit.gp.condition(x, y, group=group)"
             )
-        if uncertainty is not None and priors == "weak" and asked is None and options.settings.uncertainty.sparse:
-            options = replace(options, priors="sparse")
         data = Data.of(gp, x, y)
         odd = _odd_data(data) if ranks.size == 1 else []
         exact = ExactPosterior(data, _planned(gp, data, options)) if exact_posterior and asked is not None else None
@@ -335,6 +333,8 @@ def fit_as(
         refuse(NoDraws.APPROXIMATION, options.uncertainty)
     if asked is None:
         assert isinstance(rows, Data)
+        if options.uncertainty is not None and options.priors == "weak" and options.settings.uncertainty.sparse:
+            options = replace(options, priors="sparse")
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
     elif asked.kind == "sparse":
         assert not isinstance(passes, Data)

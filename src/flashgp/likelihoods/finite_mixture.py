@@ -30,6 +30,16 @@ class FiniteMixture(PredictiveDistribution):
         self._each = each
         self._log = log_weights.reshape(*log_weights.shape, *(1,) * (each.mean.dim() - log_weights.dim()))
 
+    @property
+    def each(self) -> PredictiveDistribution:
+        """The distributions, of shape (k, *shape)."""
+        return self._each
+
+    @property
+    def weights(self) -> Float64[Tensor, "k ..."]:
+        """Their probabilities, (k, *shape)."""
+        return self._log.exp().expand(self._each.mean.shape)
+
     def _averaged(self, values: Tensor) -> Tensor:
         return (self._log.exp() * values).sum(0)
 

@@ -14,7 +14,7 @@ from flashgp.drawing import BLUE, GREEN, GREY, GRID, INK, ORANGE, PAPER, SKY, VE
 from flashgp.foundations.errors import BackendUnavailableError, DomainError, ShapeError
 from flashgp.foundations.normal import half_width
 from flashgp.scores import NumberAnswers
-from flashgp.target_transform import WarpedNormal
+from flashgp.target_transform import WarpedMixture, WarpedNormal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -184,9 +184,11 @@ def moments(y: Any, prediction: Any) -> tuple[npt.NDArray[np.float64], ...]:
 
     Args:
         prediction: a `Prediction`, a pair (mean, std) of a new observation in units of y, or a `WarpedNormal`, whose
-            transform of y these are of then.
+            transform of y these are of then, or a `WarpedMixture`, whose standard normal values.
     Raises: ShapeError, DomainError for what does not fit together.
     """
+    if isinstance(prediction, WarpedMixture):
+        y, prediction = prediction.standardised(y), (np.zeros(len(prediction)), np.ones(len(prediction)))
     if isinstance(prediction, WarpedNormal):  # calibration does not change under a monotone transform
         y, prediction = prediction.transform.forward(y), (prediction.location, prediction.spread)
     if isinstance(prediction, tuple):

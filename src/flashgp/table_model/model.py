@@ -152,6 +152,7 @@ class TableModel:
             which an event says, else Gaussian; "auto": also "negative-binomial" of counts; "gaussian", "bernoulli",
             "categorical", "student-t", "poisson", "negative-binomial", "gamma", "beta"; or a Likelihood, in the units
             of the target.
+        uncertainty: of the parameters, as `flashgp.fit`.
 
     Raises:
         DomainError: for settings that are none.
@@ -188,10 +189,11 @@ class TableModel:
         inducing: int | str = "auto",
         neighbours: int | str = "auto",
         likelihood: Likelihood | str | None = None,
+        uncertainty: Literal["laplace", "nuts", "auto"] | None = None,
     ) -> None:
         self.settings = TableSettings(
             kernel, target_transform, missing, starts, time_limit, solver, memory, device, dtype, tolerance, seed,
-            deterministic, approximation, inducing, neighbours, likelihood,
+            deterministic, approximation, inducing, neighbours, likelihood, uncertainty=uncertainty,
         )  # fmt: skip
         self._fitted: _Learned | None = None
 
