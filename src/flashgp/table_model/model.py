@@ -326,6 +326,8 @@ class TableModel:
         x, y = (torch.from_numpy(one).to(dtype) for one in (scaling.x(data.x), scaling.target.encode(data.y)))
         likelihood = before.state.prior.likelihood
         y = likelihood.underlying.encoded(y, "y")
+        if (reason := before.can("append")) is not None:
+            raise DomainError(f"`update` learns rows one after the other, but {reason}")
         stream = Stream(before, window=window)
         if refine is not None:
             check_count(refine, "refine", 1)
