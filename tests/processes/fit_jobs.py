@@ -45,6 +45,8 @@ def fitted(process_group: Any, kind: str, counts: tuple[int, ...], path: str | N
             model("plain"), x, y, group=process_group, progress=False, checkpoint=path,
             **options(sum(counts), kind, ranks),
         )  # fmt: skip
+    alone = process_group is None or torch.distributed.get_rank(process_group) == 0
+    printed = repr(fit).splitlines()[0] if alone else ""  # by one rank, while the others go on
     theta = torch.cat([p.detach().reshape(-1) for p in fit.gp.parameters()])
     shared = of_kind(fit.report.events, EventKind.SHARED)
     resumed = of_kind(fit.report.events, EventKind.RESUMED)
@@ -53,5 +55,6 @@ def fitted(process_group: Any, kind: str, counts: tuple[int, ...], path: str | N
         "estimated": bool(of_kind(fit.report.events, EventKind.GRADIENTS_ESTIMATED)), "route": fit.report.route,
         "history": [(entry.start, entry.theta) for entry in fit.history],
         "shared": shared[0].fields if shared else None, "files": Path(path).exists() if path else None,
-        "replayed": resumed[0].fields["evaluations"] if resumed else 0,
+        "replayed": resumed[0].fields["evaluations"] if resumed else 0, "printed": printed,
+        "verdict": str(fit.verdict),
     }  # fmt: skip

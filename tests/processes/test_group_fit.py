@@ -10,7 +10,10 @@ from processes.launch import Ranks
 def test_an_exact_fit_is_that_of_one_process(ranks: Ranks) -> None:
     one = fit_jobs.fitted(None, "exact", (201,))
     for counts in ((100, 101), (101, 97, 3, 0)):
-        for part in ranks.run(fit_jobs.fitted, len(counts), "exact", counts):
+        found = ranks.run(fit_jobs.fitted, len(counts), "exact", counts)
+        assert found[0]["printed"].startswith("Not judged: `verdict`, asked for on every rank")
+        for part in found:
+            assert part["verdict"] == one["verdict"]
             assert part["evaluations"] == one["evaluations"]
             assert part["shared"]["counts"] == counts
             numpy.testing.assert_allclose(part["theta"], one["theta"], rtol=1e-10, atol=1e-10)

@@ -27,7 +27,7 @@ from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
 from flashgp.inference.gp import GP
-from flashgp.inference.judgement.verdict import Verdict
+from flashgp.inference.judgement.verdict import Verdict, unjudged
 from flashgp.inference.judging import Told, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
@@ -82,9 +82,15 @@ class Fit:
     @cached_property
     def verdict(self) -> Verdict:
         """How good the predictions are, by leave-one-out, and what to check; made when first asked for. A model of a
-        table has its own, in units of the table: `TableModel.verdict`. Never raises. Cost: that of
-        `Posterior.leave_one_out`."""
+        table has its own, in units of the table: `TableModel.verdict`. Never raises. All ranks of a group ask together.
+        Cost: that of `Posterior.leave_one_out`."""
         return verdict_of(self.posterior.state, Told(self.columns, events=self.events, interrupted=self.interrupted))
+
+    def _judged(self) -> Verdict:
+        """The verdict; of several ranks only where all of them have asked for it, since a text may be one's alone."""
+        if self.posterior.state.ranks > 1 and "verdict" not in vars(self):
+            return unjudged("`verdict`, asked for on every rank, says how good the predictions are.")
+        return self.verdict
 
     def rows(self) -> list[NumberRow]:
         """Every number of the model with the column that it belongs to and the prior that it was fitted under."""
@@ -113,7 +119,7 @@ class Fit:
         pairs = [f"{name:<24} {text}" for name, text in self.summary()]
         title = f"Fit of {self.posterior.count:,} rows after {len(self.history):,} evaluations"
         table = repr(self.gp) if self.gp.kernel.batch_shape else f"{self.gp.title}\n{table_text(self.rows())}"
-        return "\n".join([str(self.verdict), title, *pairs, table, str(self.report)])
+        return "\n".join([str(self._judged()), title, *pairs, table, str(self.report)])
 
     def _repr_html_(self) -> str:
         def line(cells: Sequence[str], tag: str = "td") -> str:
@@ -123,7 +129,7 @@ class Fit:
         table = self.gp._repr_html_()
         if not self.gp.kernel.batch_shape:
             table = f"<table>{line(HEAD, 'th')}{''.join(line(cells) for cells in row_cells(self.rows()))}</table>"
-        return f"{self.verdict._repr_html_()}<table>{pairs}</table>{table}{self.report._repr_html_()}"
+        return f"{self._judged()._repr_html_()}<table>{pairs}</table>{table}{self.report._repr_html_()}"
 
 
 @usual_names_refused

@@ -680,8 +680,9 @@ class TableModel:
     def _judged(self) -> str:
         """The verdict, where it takes a moment or has been asked for."""
         fitted = self._require("verdict")
-        if fitted.fit is None and self.posterior.count > AT_ONCE and "verdict" not in vars(fitted):
-            return "Not judged yet: `verdict` does, from all rows."
+        long = fitted.fit is None and self.posterior.count > AT_ONCE
+        if (long or self.posterior.state.ranks > 1) and "verdict" not in vars(fitted):
+            return "Not judged yet: `verdict` does, from all rows, on every rank where there are several."
         return str(self.verdict)
 
     def _require(self, what: str) -> _Learned:
