@@ -197,6 +197,23 @@ def test_the_worst_of_several_outputs_is_told() -> None:
     assert "output 1, the worst of 2" in verdict.sentence
 
 
+def test_outputs_that_are_held_out_are_judged_each_by_its_rows() -> None:
+    x, y = table()
+    both = torch.stack([y, 2.0 * y], dim=-1)
+    both[60:, 0] = torch.nan
+    for outputs, columns in ((2, both), (1, y[:, None])):
+        likelihood = fgp.likelihoods.Gaussian([0.04] * outputs, outputs=outputs)
+        post = model(likelihood, outputs=outputs).condition(x[:60], columns[:60])
+        verdict, alone = post.judge(x[60:], columns[60:]), model().condition(x[:60], y[:60]).judge(x[60:], y[60:])
+        assert verdict.explained is not None
+        assert alone.explained is not None
+        assert verdict.explained.value == pytest.approx(alone.explained.value, abs=0.05)
+    spread = fgp.likelihoods.HeteroscedasticGaussian()
+    assert model(spread).condition(x[:60], y[:60]).judge(x[60:], y[60:]).explained is not None
+    without = fgp.likelihoods.Custom(lambda y, f: -0.5 * (y - f) ** 2 - 0.9189)
+    assert "`mean` of Custom" in model(without).condition(x[:60], y[:60]).judge(x[60:], y[60:]).sentence
+
+
 def test_a_verdict_that_cannot_be_had_says_why() -> None:
     x, y = table()
     without = model().condition(x, y, solver="cg").judge()

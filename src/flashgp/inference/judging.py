@@ -119,15 +119,21 @@ def judge(state: BaseState, x: Any = None, y: Any = None) -> Verdict:
     if not len(x):
         return unjudged("no row was held out.")
     options: dict[str, Any] = {"plan": None, "memory": None, "deterministic": False, "waiting": Waiting()}
-    with torch.no_grad():
-        found = answer(state, "predict", x, variance="auto", **options).distribution
-        rows = state.rows_learned
-        seen = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
-        each = [
-            verdict_of_rows(state, _array(x), scored_rows(state, _column(y, j), one, Told(), _column(seen, j)))
-            for j, one in _by_output(state, found, y)
-        ]
-    return _worst(each)
+    try:
+        with torch.no_grad():
+            found = answer(state, "predict", x, variance="auto", **options).distribution
+            rows = state.rows_learned
+            seen = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
+            return _worst(
+                [
+                    verdict_of_rows(state, _array(x[there]), scored_rows(state, targets, one, Told(), _present(others)))
+                    for (targets, there, one), others in zip(
+                        _by_output(state, found, y), _columns(state, seen), strict=True
+                    )
+                ]
+            )
+    except FlashGPError as error:
+        return unjudged(str(error), findings_of(state, Told()))
 
 
 def verdict_of_rows(
@@ -161,7 +167,7 @@ def _log_probability(found: PredictiveDistribution) -> Array:
 
 def _worst(each: Sequence[Verdict]) -> Verdict:
     """The verdict on the output that is predicted worst."""
-    shares = [-np.inf if one.explained is None else one.explained.value for one in each]
+    shares = [np.inf if one.explained is None else one.explained.value for one in each]
     worst = int(np.argmin(shares))
     return each[worst] if len(each) == 1 else replace(each[worst], of=f"output {worst}, the worst of {len(each)}, for ")
 
@@ -183,27 +189,37 @@ def _left_out(state: BaseState) -> tuple[LeaveOneOut, Tensor, Tensor, How] | str
 
 def _of_every_output(state: BaseState, left: LeaveOneOut, x: Tensor, y: Tensor, how: How, told: Told) -> list[Verdict]:
     found, verdicts = left.distribution, list[Verdict]()
-    for j, one in _by_output(state, found or Normal(left.mean.double(), left.variance.double()), y):
-        targets, there = _column(y, j), slice(None)
-        if j is not None:
-            there = targets.isfinite() & one.mean.isfinite()  # cells may be missing
-            one = Normal(one.mean[there], one.variance[there])
-        scored = scored_rows(state, targets[there], one, told)
+    if found is None:
+        mean, variance = (t.double().movedim(-1, 0) if t.dim() > 1 else t.double() for t in (left.mean, left.variance))
+        found = Normal(mean, variance)
+    for targets, there, one in _by_output(state, found, y):
+        scored = scored_rows(state, targets, one, told)
         verdicts.append(judged(scored, how, _of_residuals(scored, _array(x[there]), told), told.settings))
     return verdicts
 
 
-def _by_output(state: BaseState, found: Any, y: Tensor) -> list[tuple[int | None, Any]]:
-    """Position and distribution of each output of targets (n, outputs), by two moments; None and the distribution as it
-    is of targets without that axis, and of classes as indicators."""
+def _by_output(state: BaseState, found: Any, y: Tensor) -> list[tuple[Tensor, Any, Any]]:
+    """Targets of each output, their rows, and their distribution; of several outputs, (outputs, n), by two moments."""
+    columns = _columns(state, y)
+    if found.mean.dim() == 1 or state.prior.likelihood.underlying.measure is Measure.LOG_LOSS:
+        return [(columns[0], slice(None), found)]
+    each = []
+    for column, mean, variance in zip(columns, found.mean.double(), found.variance.double(), strict=True):
+        there = column.isfinite() & mean.isfinite()  # cells may be missing
+        each.append((column[there], there, Normal(mean[there], variance[there])))
+    return each
+
+
+def _columns(state: BaseState, y: Tensor) -> list[Tensor]:
+    """Targets of each output, (n,); of classes as indicators, (n, classes), themselves."""
     likelihood = state.prior.likelihood.underlying
-    if y.dim() == 1 or likelihood.measure is Measure.LOG_LOSS or likelihood.one_observation:
-        return [(None, found)]
-    return [(j, Normal(found.mean[:, j].double(), found.variance[:, j].double())) for j in range(y.shape[-1])]
+    if y.dim() == 1 or likelihood.measure is Measure.LOG_LOSS:
+        return [y]
+    return [y[:, 0]] if likelihood.one_observation else [*y.unbind(-1)]
 
 
-def _column(y: Tensor, j: int | None) -> Tensor:
-    return y if j is None else y[:, j]
+def _present(y: Tensor) -> Tensor:
+    return y if y.dim() > 1 else y[y.isfinite()]
 
 
 def _of_residuals(scored: Scored, x: Array, told: Told) -> list[Event]:
