@@ -182,7 +182,7 @@ def fit(
             of the targets suggests, weighed by the log joint, eq. (M-250), and the given one.
         priors: "weak" adds weakly informative priors to parameters without one (training/initial.py), "sparse" the same
             but for lengthscales of columns, which expect that few of them matter, eq. (M-386), "given" none. "weak" is
-            "sparse" with `uncertainty` where draws can be had, and from 12 columns on with fewer than 6 rows for each.
+            "sparse" with `uncertainty` where draws can be had, and from 12 columns on with fewer than 12 rows for each.
         max_iterations: of each search: of L-BFGS-B per start, of Fisher scoring per number of rows.
         time_limit: seconds of the whole call, a compile included, kept to a tenth and 2 s; no evaluation or compile
             begins that would end too late. Where the posterior of all rows would take too long, an iterative solve ends

@@ -56,7 +56,7 @@ class ColumnSettings:
     tries: int = 2
     slack: float = 0.2
     max_columns: int = 8
-    sparse_rows: float = 6.0
+    sparse_rows: float = 12.0
 
     def few_matter(self, rows: int, columns: int) -> bool:
         """True if rows are so few for the columns that few of these can be told to matter."""
