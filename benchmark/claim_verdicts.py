@@ -172,7 +172,7 @@ FAULTS = {
     "shuffled target": "NO_BETTER", "eight targets times a thousand": "DOMINATED", "Cauchy noise": "HEAVY_TAILS",
     "counts as numbers": "COUNTS_SUGGESTED", "labels as numbers": "TWO_VALUES", "every row twice": "ROWS_REPEATED",
     "rows that repeat": "ROWS_REPEATED",
-    "constant target": "CONSTANT_TARGET", "row numbers": "COUNTS_ROWS", "three rows": "FEW_ROWS",
+    "constant target": "CONSTANT_TARGET", "row numbers": "COUNTS_ROWS", "three rows": "FEW_VALUES",
     "cell of 1e200": "FAR_OUT", "no time": "UNFINISHED", "missing week": "PERIOD_LEFT", "missing order": "ORDER_LEFT",
     "louder rows": "INTERVALS_NARROW", "rows far away": "OUT_OF_RANGE", "fitted rows": "ROWS_FITTED",
     "drift": "DRIFTING",
