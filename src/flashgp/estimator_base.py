@@ -229,6 +229,8 @@ class TableEstimator(BaseEstimator):
 
         Cost: that of leave-one-out, when first asked for.
         """
+        if not hasattr(self, "posterior_"):
+            raise NotFittedError("call `fit` first: the verdict is on a fitted model")
         return self._fitted.verdict
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -214,6 +214,25 @@ def test_outputs_that_are_held_out_are_judged_each_by_its_rows() -> None:
     assert "`mean` of Custom" in model(without).condition(x[:60], y[:60]).judge(x[60:], y[60:]).sentence
 
 
+def test_rows_held_out_are_judged_with_their_exposures() -> None:
+    x, y = table()
+    exposure = torch.full_like(y, 50.0)
+    counts = torch.poisson(exposure * torch.exp(y), generator=torch.Generator().manual_seed(0))
+    post = model(fgp.likelihoods.Poisson(exposure=exposure)).condition(x, counts)
+    assert "pass exposure=" in post.judge(x, counts).sentence
+    assert post.judge(x, counts, exposure=exposure).word in (Word.GOOD, Word.EXCELLENT)
+    with pytest.raises(fgp.DomainError, match="`y` must be given"):
+        post.judge(x)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_nearly_constant_model_explains_nothing(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.rand(30, 1, generator=generator).double(), torch.randn(30, generator=generator).double()
+    gp = fgp.GP(fgp.kernels.RBF(lengthscale=1e4), likelihood=fgp.likelihoods.Gaussian(1.0))
+    assert gp.condition(x, y).judge().word is Word.USELESS
+
+
 def test_a_verdict_that_cannot_be_had_says_why() -> None:
     x, y = table()
     without = model().condition(x, y, solver="cg").judge()
@@ -221,7 +240,7 @@ def test_a_verdict_that_cannot_be_had_says_why() -> None:
     assert "judge(x, y)" in without.sentence
     assert "of 1 says nothing" in model().condition(x[:1], y[:1]).judge().sentence
     few = model().condition(x[:6], y[:6]).judge()
-    assert few.sentence == "Not judged: 6 rows say too little of how others are predicted; 10 may do."
+    assert few.sentence == "Not judged: too few rows, 6, to tell how others are predicted; 10 may do."
     batch = fgp.GP(fgp.kernels.RBF(lengthscale=torch.ones(2, 1, dtype=torch.float64)))
     assert "batch" in verdict_of(batch.condition(x[:, :1], y).state).sentence
 

@@ -11,6 +11,7 @@ import torch
 
 import flashgp
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.estimate import Measure
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import counted, readable_seconds
@@ -44,6 +45,7 @@ _ROUTINE = frozenset(
         EventKind.POINTS_REJECTED, EventKind.RESUMED, EventKind.GRADIENTS_ESTIMATED, EventKind.GRADIENTS_BY_FACTORS,
         EventKind.GRADIENTS_IN_FLOAT64, EventKind.GRADIENTS_FULL_SCALE, EventKind.FLOAT64_PRODUCTS,
         EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_COMPARED, EventKind.LOG_DETERMINANT,
+        EventKind.HYPERPARAMETERS_DRAWN,
         EventKind.ROWS_JOINED, EventKind.ON_BOUND, EventKind.SITES, EventKind.FIT_SITES, EventKind.VARIANCE_LEFT_OUT,
     }
 )  # fmt: skip
@@ -160,9 +162,9 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
         console.say(f"{scored_words(outcome)}, {outcome.scores.rows:,} rows: {line}")
     findings = [*map(str, verdict.findings)]
     shown = {event.kind for event in verdict.findings}
-    if EventKind.NO_BETTER in shown:
+    if EventKind.NO_BETTER in shown or verdict.word is Word.UNJUDGED:
         shown.add(EventKind.NOTHING_EXPLAINED)
-    told = [event for event in report.events if verbose or event.kind not in (_ROUTINE | shown)]
+    told = [event for event in report.events if verbose or not (event.kind in _ROUTINE | shown or _of_text(event))]
     findings += [] if verbose else [*map(str, told)]
     most = len(findings) if verbose or len(findings) <= _MAX_FINDINGS else _MAX_FINDINGS - 1
     for text in findings[:most]:
@@ -172,6 +174,11 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
     _say_importance(outcome, console)
     if verbose:
         _say_details(outcome, told, console)
+
+
+def _of_text(event: Event) -> bool:
+    """True of classes that are no numbers, which no one would take for numbers."""
+    return event.kind is EventKind.CLASSES_FOUND and any(isinstance(one, str) for one in event.fields["labels"])
 
 
 def _say_importance(outcome: FitOutcome, console: Console) -> None:
@@ -284,7 +291,11 @@ def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, consol
     if long or not AFTER_FIT.has_time_for_importance(prepared, rows, asked.deadline):
         console.note(f"{asked.ended} left no time for the importance of inputs.")
         return None
-    return model.importance(seed=asked.options.seed)
+    try:
+        return model.importance(seed=asked.options.seed)
+    except DomainError as error:  # of too few rows that differ
+        console.note(f"no importance of inputs: {error}.")
+        return None
 
 
 def _importance_line(found: Importance) -> str:

@@ -94,6 +94,7 @@ class NoDraws(StrEnum):
     LIKELIHOOD = "the likelihood has sites that are found by iteration"
     OUTPUTS = "there are several outputs, or several tables"
     MODULES = "the model has modules of your own"
+    FIXED = "no parameter is fitted"
     ROWS = "the rows are too many for exact gradients in float64 on the processor"
     APPROXIMATION = "inference is approximate"
     SECONDS = "averaging over them would take longer than the fit"
@@ -462,8 +463,8 @@ class EventKind(Enum):
         "suggest, or the same with the noise reset, are better by {gain:.3g} nats. More time finds better ones."
     )
     HYPERPARAMETERS_DRAWN = (
-        "Predictions average over {draws} sets of hyperparameters by Laplace's approximation; importance would make "
-        "{effective:.1f} equal ones of the draws."
+        "Predictions average over {draws} sets of hyperparameters by Laplace's approximation, of which importance "
+        "weights would leave {effective:.1f}."
     )
     HYPERPARAMETERS_SAMPLED = (
         "Predictions average over hyperparameters sampled by {chains:n chain} of NUTS in {evaluations:,} gradients: "
@@ -525,7 +526,7 @@ class EventKind(Enum):
     )
     INTERVALS_NARROW = (
         "95 % intervals are too narrow: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. Do not "
-        "rely on their width; more rows, fewer inputs, or uncertainty='laplace' (--uncertainty laplace) help."
+        "rely on their width; more rows, fewer inputs or, where it can be had, a fit with uncertainty= help."
     )
     INTERVALS_WIDE = (
         "95 % intervals are too wide: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. A few rows "
@@ -563,17 +564,17 @@ class EventKind(Enum):
         "its twin, and scores are too good. Leave the repeats out."
     )
     ROWS_FITTED = (
-        "{rows:n row} of {of:,} were fitted: what is said of them is how closely the model follows them, not how it "
-        "predicts new rows."
+        "{rows:,} of {of:n row} had been fitted: predictions of these say how closely the model follows them, not how "
+        "it predicts new rows."
     )
     OUT_OF_RANGE = (
-        "{rows:n row} of {of:,} lie outside the range of the fitted rows, most of all in {column}, by up to {far:.2g} "
+        "Outside the range of the fitted rows: {rows:,} of {of:n row}, most of all in {column}, by up to {far:.2g} "
         "times its width. Predictions there are guesses."
     )
     DRIFTING = (
-        "New rows are predicted worse than they should be: of the last {rows:n row} {outside:,} lie outside their 95 % "
-        "intervals, where {expected:.0f} would be usual. What is learned may have changed; fit again, or keep fewer "
-        "old rows."
+        "New rows are predicted worse than they should be: of the last {rows:n observation} {outside:,} lie outside "
+        "their 95 % intervals, where {expected:.0f} would be usual. What is learned may have changed; fit again, or "
+        "keep fewer old rows."
     )
     PERIOD_LEFT = (
         "The errors repeat along {column} every {period:.4g}: a period explains {share:.0f} % of their squares. Add "

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flashgp.foundations.errors import FlashGPError
+from flashgp.foundations.errors import DomainError, FlashGPError
 from flashgp.foundations.estimate import Measure
 from flashgp.foundations.events import Event, EventKind, of_kind
 from flashgp.foundations.parameters import named_parameter_objects
@@ -63,6 +63,7 @@ class _Numbers:
         )
 
 
+_NUMBERS = ("exposure", "trials")  # that a likelihood may have of each row
 Scoring = Callable[[Tensor, PredictiveDistribution], tuple[Array, Any]]
 
 
@@ -108,20 +109,33 @@ def verdict_of(state: BaseState, told: Told = Told()) -> Verdict:
         each = _of_every_output(state, left, x, y, how, told)
     except FlashGPError as error:
         return unjudged(str(error), findings)
-    return _worst(each).with_findings([*(event for one in each for event in one.findings), *findings])
+    return _worst(each).with_findings(findings)
 
 
-def judge(state: BaseState, x: Any = None, y: Any = None) -> Verdict:
+def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Verdict:
     """See `Posterior.judge`."""
     if x is None and y is None:
         return verdict_of(state)
+    if state.batch_shape:
+        return unjudged("the model is a batch of several; judge each alone.")
+    if y is None or x is None:
+        raise DomainError(
+            f"`{'y' if y is None else 'x'}` must be given beside the other, got None; pass both, or neither"
+        )
+    likelihood = state.prior.likelihood.underlying
+    own = [name for name in _NUMBERS if getattr(likelihood, name, None) is not None]
+    if own and not of_rows:
+        return unjudged(f"rows held out need numbers of their own; pass {own[0]}=.", findings_of(state, Told()))
     x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return unjudged("no row was held out.")
+    if not state.count:
+        return unjudged("the model has no rows; condition it on some.")
     options: dict[str, Any] = {"plan": None, "memory": None, "deterministic": False, "waiting": Waiting()}
     try:
         with torch.no_grad():
-            found = answer(state, "predict", x, variance="auto", **options).distribution
+            prediction = answer(state, "predict", x, variance="auto", **options)
+            found = (prediction.given(**of_rows) if of_rows else prediction).distribution
             rows = state.rows_learned
             seen = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
             return _worst(
@@ -246,8 +260,7 @@ def findings_of(state: BaseState, told: Told) -> list[Event]:
         return found
     x, y = _array(rows[0]), _array(rows[1])
     n, parameters = len(x), sum(p.numel() for p in state.prior.parameters())
-    likelihood = state.prior.likelihood.underlying
-    if y.ndim == 1 and n > 1 and (y == y[0]).all() and likelihood.measure is not Measure.LOG_LOSS:
+    if n > 1 and (y == y[0]).all():
         found.append(Event(EventKind.CONSTANT_TARGET))
     if n < settings.rows_per_parameter * parameters and not of_kind(found, EventKind.FEW_VALUES):
         found.append(Event(EventKind.FEW_ROWS, rows=n, parameters=parameters))

@@ -529,12 +529,13 @@ class Posterior:
         """
         return self._ask("leave_out", x, y, row_variance)
 
-    def judge(self, x: Any = None, y: Any = None) -> Verdict:
+    def judge(self, x: Any = None, y: Any = None, **of_rows: Any) -> Verdict:
         """The verdict on the predictions of rows that were held out, or, without any, of its own by leave-one-out.
 
         Args:
             x: rows that took no part in the fit, (k, d).
             y: their targets, (k,) or (k, outputs).
+            of_rows: numbers of theirs by name, (k,), such as exposure, or trials, as `append`.
 
         Returns:
             Verdict; where it cannot be had, with the reason.
@@ -550,7 +551,7 @@ class Posterior:
             >>> post.judge(x + 0.05, torch.sin(x[:, 0] + 0.05)).word.value
             'excellent'
         """
-        return judge(self.state, x, y)
+        return judge(self.state, x, y, **of_rows)
 
     def importance(
         self,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from pathlib import Path
 
 import numpy
@@ -15,6 +16,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import EventKind, NoDraws, of_kind
 from flashgp.inference.data import Data
 from flashgp.inference.exact.mixture import MixtureState, batch_of
+from flashgp.inference.predict.leave_one_out import LeaveOneOut, mixed
 from flashgp.inference.training.exact_fit import ExactFit
 from flashgp.inference.training.nuts import NutsSettings, convergence, nuts
 from flashgp.inference.training.objective import LogJoint
@@ -263,3 +265,36 @@ def test_samples_by_nuts_are_near_laplace() -> None:
     found = fit.posterior.predict(x)
     assert float((found.mean - other.mean).abs().max()) < 0.1
     assert float((found.std / other.std).log().abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("slope", [0.0, 2.0])
+def test_chains_begin_where_the_optimum_is_on_a_bound(slope: float) -> None:
+    x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64)[:, None]
+    few = UncertaintySettings(chains=1, transitions=4, nuts=NutsSettings(warm_up=4, max_depth=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = fgp.fit(
+            fgp.GP(fgp.kernels.RBF()), x, slope * x[:, 0] + 1.0, uncertainty="nuts", starts=1,
+            settings=FitSettings(uncertainty=few),
+        )  # fmt: skip
+    assert bool(fit.posterior.predict(x).mean.isfinite().all())
+
+
+def test_rows_whose_weights_leave_few_draws_take_equal_ones() -> None:
+    mean = torch.zeros(32, 2, dtype=torch.float64)
+    log_prob = torch.zeros(32, 2, dtype=torch.float64)
+    log_prob[0, 1] = -40.0  # of the others the first draw says nothing but that this row is impossible
+    log_prob[0, 0] = -0.5
+    equal = torch.full((32,), -math.log(32.0), dtype=torch.float64)
+    found = mixed(LeaveOneOut(mean, torch.ones_like(mean), log_prob), equal)
+    assert found.distribution is not None
+    weights = found.distribution.weights
+    torch.testing.assert_close(weights[:, 1], equal.exp())
+    assert float(weights[0, 0]) > float(weights[1, 0])
+
+
+def test_a_model_whose_parameters_stay_has_no_draws() -> None:
+    gp = fgp.GP(fgp.kernels.RBF()).requires_grad_(False)
+    x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64)[:, None]
+    with pytest.raises(fgp.DomainError, match="no parameter is fitted"):
+        fgp.fit(gp, x, x[:, 0].sin(), uncertainty="laplace")

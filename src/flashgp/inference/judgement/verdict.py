@@ -14,7 +14,6 @@ from typing import Any
 
 from flashgp.foundations.estimate import Estimate, Measure
 from flashgp.foundations.events import Event, EventKind
-from flashgp.foundations.quantities import counted
 from flashgp.inference.judgement.scored import Calibration, Scored
 
 
@@ -45,6 +44,7 @@ class VerdictSettings:
     Args:
         steps: shares explained from which a model is fair, good and excellent; steps_of_log_loss, of classes, whose log
             loss keeps much that no input can tell.
+        least_explained: share below which nothing is explained; a constant that knows one row more explains 1 / n.
         below, above, by_chance: by which the share of rows inside their intervals may be too small or too large, and
             standard errors that it may be off by chance, before it is a finding; off_classes, of the rows whose most
             probable class is right.
@@ -67,6 +67,7 @@ class VerdictSettings:
 
     steps: tuple[float, float, float] = (0.3, 0.7, 0.9)
     steps_of_log_loss: tuple[float, float, float] = (0.15, 0.4, 0.75)
+    least_explained: float = 0.01
     below: float = 0.07
     above: float = 0.03
     off_classes: float = 0.05
@@ -191,11 +192,12 @@ def judged(scored: Scored, how: How, findings: Sequence[Event] = (), settings: V
     explained, rows = scored.explained, len(scored.loss)
     classes = scored.measure is Measure.LOG_LOSS
     if rows < settings.least_judged:
-        reason = f"{counted(rows, 'row')} say too little of how others are predicted; {settings.least_judged} may do."
+        reason = f"too few rows, {rows}, to tell how others are predicted; {settings.least_judged} may do."
         return Verdict(Word.UNJUDGED, how, rows, scored.measure, findings=tuple(findings), reason=reason)
     if explained is None:
         return Verdict(Word.UNJUDGED, how, rows, scored.measure, findings=tuple(findings), reason=_WITHOUT)
-    word = _word(explained, settings.steps_of_log_loss if classes else settings.steps)
+    steps = settings.steps_of_log_loss if classes else settings.steps
+    word = Word.USELESS if explained.value < settings.least_explained else _word(explained, steps)
     found = list[Event]()
     if word is Word.USELESS:
         found.append(Event(EventKind.NO_BETTER, classes=classes or None))
@@ -237,6 +239,8 @@ def _percent(value: float) -> str:
     """A share for people: 100 is exact, and what is close to it keeps the digit that tells it apart."""
     if not value > -1e3:
         return "less than -1,000"
+    if 99.995 <= value < 100.0:
+        return "more than 99.99"
     digits = 0
     while digits < 3 and value < 100.0 and round(value, digits) >= 100.0:
         digits += 1

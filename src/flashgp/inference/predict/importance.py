@@ -244,6 +244,11 @@ def importance(
     split = _Split.of(state, len(names), settings)
     columns = [*names.values()]
     first, *blocks = split.blocks()
+    if not all(len(split.rest(block)) for block in (first, *blocks)):
+        raise DomainError(
+            f"`importance` predicts rows from others, and rows of equal x are held out together, got "
+            f"{int(split.group.max()) + 1} that differ in {state.count:,}; there are too few"
+        )
     behind = _behind(state, split.rest(first))
     parts = [_predicted(state, behind, split, first, columns)]
     parts += [_predicted(state, _behind(state, split.rest(block)), split, block, columns) for block in blocks]

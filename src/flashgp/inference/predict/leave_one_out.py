@@ -29,6 +29,7 @@ from flashgp.planner.variances import CORRECTION_SECONDS
 from flashgp.solvers.direct.cholesky import TriangularFactor
 
 COMPARED_ROWS = 16
+LEAST_EFFECTIVE = 0.25  # share of the draws of a mixture that weights of a row leave
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,13 @@ def mixed(left: LeaveOneOut, log_weights: Float64[Tensor, "k"]) -> LeaveOneOut:
     """Leave-one-out of a mixture of k models, (k, n): p(y_i | others) = 1 / sum_k w_k / p_k(y_i | others), eq. (M-382).
 
     Draws of hyperparameters were given all rows; those that the others alone would give have weights
-    w_k / p_k(y_i | others). Source: Gelfand, Dey & Chang (1992), section 3.
+    w_k / p_k(y_i | others). Where these leave less than a quarter of the draws, a row takes w_k.
+    Source: Gelfand, Dey & Chang (1992), section 3.
     """
     of_rows = torch.log_softmax(log_weights.unsqueeze(-1) - left.log_prob.double(), 0)
+    effective = torch.exp(-torch.logsumexp(2.0 * of_rows, 0))
+    few = effective < LEAST_EFFECTIVE * torch.exp(-torch.logsumexp(2.0 * log_weights, 0))
+    of_rows = torch.where(few, log_weights.unsqueeze(-1), of_rows)  # a draw or two would stand for all
     found = FiniteMixture(Normal(left.mean.double(), left.variance.double()), of_rows)
     dtype = left.mean.dtype
     log_prob = torch.logsumexp(of_rows + left.log_prob.double(), 0)

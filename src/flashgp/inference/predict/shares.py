@@ -102,7 +102,8 @@ class Shares:
     def cells(self, position: int, output: int = 0) -> list[str]:
         """First and total share of an input, of one output, in words."""
         values = (value.reshape(len(self.names), -1)[position] for value in (self.first, self.total))
-        return [f"{100 * float(value[min(output, len(value) - 1)]):.3g} %" for value in values]
+        alone, total = (min(100.0, max(0.0, 100 * float(value[min(output, len(value) - 1)]))) for value in values)
+        return [f"{alone:.3g} %", f"{max(alone, total):.3g} %"]  # whose errors may put one above the other
 
     def interaction(
         self, one: int | str, other: int | str

@@ -26,6 +26,7 @@ from flashgp.inference.threads import one_thread
 from flashgp.inference.training.nuts import Array, NutsSettings, convergence, nuts
 from flashgp.inference.training.objective import LogJoint, Problem
 
+LEAST_START = 1e-6  # of a chain, in whitened units, before it begins at the centre
 EDGE = 1e-9  # of a uniform number: no draw lies at infinity
 METHODS = ("laplace", "nuts", "auto")
 
@@ -136,7 +137,8 @@ class Laplace:
         root = units[:, None] * vectors / numpy.sqrt(numpy.maximum(values, settings.least_curvature))
         away = root.T @ gradient
         away /= max(1.0, float(numpy.linalg.norm(away)))
-        return cls(theta + root @ away, root, curvature)
+        centre = (theta + root @ away).clip(target.low, target.high)
+        return cls(centre if math.isfinite(target(centre)[0]) else theta, root, curvature)
 
     def draws(self, count: int, seed: int) -> tuple[Array, Array]:
         """So many quasi-random draws (count, p), and their log densities but for a constant, (count,)."""
@@ -155,6 +157,8 @@ def obstacle(problem: Problem, data: Data, *, exact: bool) -> NoDraws | None:
         return NoDraws.OUTPUTS
     if prior.has_user_modules:
         return NoDraws.MODULES
+    if not any(p.requires_grad for p in prior.parameters()):
+        return NoDraws.FIXED
     if not exact or problem.direct.dtype != torch.float64 or problem.x.device.type != "cpu":
         return NoDraws.ROWS
     return None
@@ -236,7 +240,7 @@ class Uncertainty:
             generator = numpy.random.default_rng((self.seed, k))
             start = generator.standard_normal(len(laplace.centre))
             while not math.isfinite(density(start)[0]):
-                start = 0.5 * start
+                start = 0.5 * start if numpy.abs(start).max() > LEAST_START else numpy.zeros_like(start)
             chains.append(nuts(density, start, settings.transitions, generator, settings.nuts))
         r_hat, effective = convergence(numpy.array([numpy.c_[one.draws, one.log_density] for one in chains]))
         told = Event(
