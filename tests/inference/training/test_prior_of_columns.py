@@ -13,6 +13,7 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.training.fit import problem_of
 from flashgp.inference.training.history import SearchRun, Stage
+from flashgp.inference.training.initial import SparsePrior, WeakPrior
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood, Poisson
@@ -74,12 +75,20 @@ def test_lengthscales_share_a_scale_and_differ_little_from_it(n: int, sd: float)
 @pytest.mark.parametrize(("d", "own"), [(4, 1 / 3), (64, 1 / 3), (96, 1 / 2), (192, 1.0), (300, 1.0)])
 def test_columns_of_regression_share_less_of_their_scale_the_more_there_are(d: int, own: float) -> None:
     """(M-44): each by itself has the variance 3, of which a share is common; all are by themselves from 192 on."""
-    found = problem(40, d, Gaussian(0.1))
+    found = problem(12 * d, d, Gaussian(0.1))
     prior = found.roles[found.prior.kernel.kernel.lengthscale].prior
-    assert prior is not None
+    assert isinstance(prior, WeakPrior)
     assert prior.sd**2 == pytest.approx(3.0 * own)
     assert prior.common**2 == pytest.approx(3.0 * (1.0 - own), abs=1e-14)
     assert found.roles[found.prior.mean.value].prior is None
+
+
+@pytest.mark.parametrize(("rows_of", "d", "sparse"), [(143, 12, True), (144, 12, False), (40, 11, False)])
+def test_few_columns_are_expected_to_matter_where_rows_are_few(rows_of: int, d: int, sparse: bool) -> None:
+    found = problem(rows_of, d, Gaussian(0.1))
+    assert isinstance(found.roles[found.prior.kernel.kernel.lengthscale].prior, SparsePrior) is sparse
+    labels = problem(rows_of, d, Bernoulli("logit", method="variational"))
+    assert isinstance(labels.roles[labels.prior.kernel.kernel.lengthscale].prior, WeakPrior)
 
 
 def test_fits_without_weak_priors_have_none() -> None:
