@@ -88,7 +88,8 @@ def test_a_good_fit_has_the_indices_of_its_function() -> None:
     assert torch.allclose(shares.first, torch.tensor([0.3139, 0.4424, 0.0], dtype=F64), atol=0.07)
     assert torch.allclose(shares.total, torch.tensor([0.5576, 0.4424, 0.2437], dtype=F64), atol=0.07)
     assert "alone" in repr(importance)
-    assert f"{100 * float(shares.total[1]):.3g} %" in repr(importance)
+    shown = max(float(shares.total[1]), float(shares.first[1]))  # whose errors may put the first above the total
+    assert f"{100 * shown:.3g} %" in repr(importance)
     assert torch.equal(post.importance().shares.first, shares.first)  # type: ignore[union-attr]
 
 
