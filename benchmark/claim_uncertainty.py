@@ -6,7 +6,8 @@
 A cell is a table, a method and some of its splits. Methods of ours are `fgp.fit(..., uncertainty=NAME)` of the kernel
 that `GPRegressor` takes by default, columns and target standardised; "none" is the plain fit. "botorch" is
 SaasFullyBayesianSingleTaskGP by NUTS, 256 transitions of which the first half are warm-up, every eighth kept, inputs in
-the unit cube. Log density of new observations is a row's, in standard deviations of the training targets; coverage is
+the unit cube. "weak" is the plain fit with weak priors on tables where rows are few for the columns, of which it expects
+few to matter by default. Log density of new observations is a row's, in standard deviations of the training targets; coverage is
 the share of them that lies within their 95 % intervals; seconds are those of one core's clock, of the fit alone.
 
 "Beside botorch" is the mean of the paired difference and one standard error of it over splits.
@@ -29,15 +30,20 @@ from scipy.special import ndtr
 
 import flashgp as fgp
 from flashgp.foundations.errors import BackendUnavailableError
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import ColumnSettings, SearchSettings
 from flashgp.kernels.default import DEFAULT
 from flashgp.units import ColumnScaling
 
 Array = Any  # float64
 
 ROWS = {"yacht": 120, "energy": 120, "concrete": 150, "housing": 150, "diabetes": 200}
-MADE = {"wide": (200, 100), "friedman": (100, 50), "hartmann": (80, 60), "drawn": (30, 2)}
+MADE = {"wide": (200, 100), "friedman": (100, 50), "hartmann": (80, 60), "noise": (400, 200), "drawn": (30, 2)}
 TABLES = (*ROWS, "wide", "friedman", "hartmann")
+PART = {"elevators": 180, "pol": 300, "keggdirected": 200}  # rows of tables on which priors alone are compared
+SPARSE = ("housing", "wide", "friedman", "hartmann", *PART, "noise")  # 12 columns or more, fewer than 12 rows for each
 OURS = ("none", "laplace", "nuts", "auto")
+WEAK = FitSettings(search=SearchSettings(columns=ColumnSettings(sparse_rows=0.0)))
 SPLITS, TEST_ROWS = 5, 300
 WARM_UP, SAMPLES, THINNING = 128, 128, 8
 TARGET_COVERAGE = 0.95
@@ -56,14 +62,16 @@ def _hartmann(x: Array) -> Array:
 def split_of(name: str, number: int) -> tuple[Array, Array, Array, Array]:
     """x, y, x_test, y_test: a random part of a table, or rows drawn anew."""
     generator = numpy.random.default_rng(100 + number)
-    if name in ROWS:
+    if name in ROWS or name in PART:
         x, y = table_of(name)
-        order, n = generator.permutation(len(y)), ROWS[name]
+        order, n = generator.permutation(len(y)), {**ROWS, **PART}[name]
     else:
         n, d = MADE[name]
         order, many = numpy.arange(n + TEST_ROWS), n + TEST_ROWS
         noise = generator.standard_normal(many)
-        if name in ("wide", "drawn"):
+        if name == "noise":
+            x, y = generator.standard_normal((many, d)), noise
+        elif name in ("wide", "drawn"):
             x = generator.standard_normal((many, d))
             y = 2.0 * x[:, 3 % d] + numpy.sin(3.0 * x[:, 10 % d]) + 0.1 * noise
         else:
@@ -91,7 +99,7 @@ class Found(NamedTuple):
 def ours(method: str, x: Array, y: Array, x_test: Array, y_test: Array) -> Found:
     gp = fgp.GP(DEFAULT.build(x.shape[1]))
     rows, targets, points, wanted = map(torch.from_numpy, (x, y, x_test, y_test))
-    options: dict[str, Any] = {} if method == "none" else {"uncertainty": method}
+    options: dict[str, Any] = {"none": {}, "weak": {"settings": WEAK}}.get(method, {"uncertainty": method})
     began = time.process_time()
     fit = fgp.fit(gp, rows, targets, **options)
     seconds = time.process_time() - began
@@ -151,14 +159,15 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 # -- the table --------------------------------------------------------------------------------------------------------
 SCORES = (("log_density", "log density"), ("coverage", "coverage of 95 %"), ("fit_seconds", "seconds"))
-METHODS = (*OURS, "botorch")
+METHODS = ("weak", *OURS, "botorch")
 
 
 def columns() -> list[dict[str, str]]:
     first = [{"key": "problem", "title": "table"}, {"key": "score", "title": "score"}]
     first.append({"key": "splits", "title": "splits", "format": "integer"})
     each = [{"key": name, "title": name, "format": "fixed4"} for name in METHODS]
-    return [*first, *each, {"key": "beside", "title": "auto beside botorch"}]
+    beside = {"sparse": "none beside weak", "beside": "auto beside botorch"}
+    return [*first, *each, *({"key": key, "title": title} for key, title in beside.items())]
 
 
 def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
@@ -166,7 +175,7 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     done = [entry for entry in entries.values() if entry["status"] == "done"]
     table: list[dict[str, Any]] = []
     for score, title in SCORES:
-        for name in (*TABLES, "drawn"):
+        for name in (*TABLES, *PART, "noise", "drawn"):
             values: dict[str, dict[int, float]] = {}
             cells = [entry for entry in done if entry["table"] == name]
             for entry in cells:
@@ -176,6 +185,9 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"problem": f"{name}, n={cells[0]['rows_used']:,}, d={cells[0]['d']}", "score": title}
             row["splits"] = min(map(len, values.values()))
             row |= {method: float(numpy.mean(list(known.values()))) for method, known in values.items()}
+            if score == "log_density" and "weak" in values and "none" in values:
+                gains = numpy.array([values["none"][k] - value for k, value in values["weak"].items()])
+                row["sparse"] = f"{gains.mean():+.4f} ± {gains.std(ddof=1) / math.sqrt(len(gains)):.4f}"
             both = sorted(values.get("auto", {}).keys() & values.get("botorch", {}).keys())
             if both and score == "log_density" and len(both) > 1:
                 gains = numpy.array([values["auto"][k] - values["botorch"][k] for k in both])
@@ -214,15 +226,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     def at_once(method: str) -> int:
         return 1 if method in ("botorch", "nuts") else splits
 
+    wanted = [(table, method) for method in methods if method != "weak" for table in tables]
+    if not options.toy:
+        wanted += [(table, method) for method in ("weak", "none") for table in SPARSE if (table, method) not in wanted]
     cells = [
         Cell(
             f"{table}/{method}/{first}",
             {"table": table, "method": method, "first": first, "splits": at_once(method)},
             {"botorch": 30.0, "nuts": 20.0}.get(method, 1.0) * at_once(method),
         )
-        for method in methods
+        for table, method in wanted
         for first in range(0, min(splits, options.splits or splits), at_once(method))
-        for table in tables
     ]
     return main_of(CLAIM, cells, options)
 
