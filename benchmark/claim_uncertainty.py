@@ -6,9 +6,10 @@
 A cell is a table, a method and some of its splits. Methods of ours are `fgp.fit(..., uncertainty=NAME)` of the kernel
 that `GPRegressor` takes by default, columns and target standardised; "none" is the plain fit. "botorch" is
 SaasFullyBayesianSingleTaskGP by NUTS, 256 transitions of which the first half are warm-up, every eighth kept, inputs in
-the unit cube. "weak" is the plain fit with weak priors on tables where rows are few for the columns, of which it expects
-few to matter by default. Log density of new observations is a row's, in standard deviations of the training targets; coverage is
-the share of them that lies within their 95 % intervals; seconds are those of one core's clock, of the fit alone.
+the unit cube. "weak" is the plain fit with weak priors, on tables where rows are few for the columns, of which it
+expects few to matter by default. Log density of new observations is a row's, in standard deviations of the training
+targets; coverage is the share of them that lies within their 95 % intervals; seconds are those of one core's clock, of
+the fit alone.
 
 "Beside botorch" is the mean of the paired difference and one standard error of it over splits.
 """

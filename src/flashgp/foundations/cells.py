@@ -6,6 +6,21 @@ from collections.abc import Sequence
 Cells = Sequence[Sequence[str]]
 
 
+class Tabled:
+    """Shown as a table, as text and in notebooks, by `_table`: title, head and rows."""
+
+    def _table(self) -> tuple[str, list[str], list[list[str]]]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, head, rows = self._table()
+        return f"{title}\n{aligned(head, rows)}"
+
+    def _repr_html_(self) -> str:
+        title, head, rows = self._table()
+        return html_table(rows, head, title)
+
+
 def aligned(head: Sequence[str], rows: Cells) -> str:
     """A table whose first column starts, and whose others end, at one place."""
     table = [head, *rows]

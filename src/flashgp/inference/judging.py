@@ -27,6 +27,7 @@ from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.likelihoods import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
+from flashgp.sources.survey import hashes
 
 # Events of a fit or of its data that are findings as they stand.
 _FINDINGS = frozenset({EventKind.TWO_VALUES, EventKind.COUNTS_SUGGESTED, EventKind.FAR_OUT, EventKind.FEW_VALUES})
@@ -63,7 +64,6 @@ class _Numbers:
         )
 
 
-_NUMBERS = ("exposure", "trials")  # that a likelihood may have of each row
 Scoring = Callable[[Tensor, PredictiveDistribution], tuple[Array, Any]]
 
 
@@ -123,9 +123,9 @@ def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Ver
             f"`{'y' if y is None else 'x'}` must be given beside the other, got None; pass both, or neither"
         )
     likelihood = state.prior.likelihood.underlying
-    own = [name for name in _NUMBERS if getattr(likelihood, name, None) is not None]
-    if own and not of_rows:
-        return unjudged(f"rows held out need numbers of their own; pass {own[0]}=.", findings_of(state, Told()))
+    if likelihood.numbers_of_rows and not of_rows:
+        known = " and ".join(f"{name}=" for name in likelihood.numbers_of_rows)
+        return unjudged(f"rows held out need numbers of their own; pass {known}.", findings_of(state, Told()))
     x, y = checked_rows(state.prior, x, y, state.like)
     if not len(x):
         return unjudged("no row was held out.")
@@ -270,7 +270,7 @@ def findings_of(state: BaseState, told: Told) -> list[Event]:
             for j in _counting(x)
             if j not in (*told.times, *told.codes)
         ]
-        twins = n - len(np.unique(np.column_stack([x, y]), axis=0))
+        twins = n - len(np.unique(hashes(np.column_stack([x, y]))))
         if 2 * twins > settings.repeated * n:
             found.append(Event(EventKind.ROWS_REPEATED, share=min(100.0, 200.0 * twins / n)))
     return found

@@ -232,7 +232,7 @@ class Prior(NamedValues):
     def checked_targets(self, y: Any, x: Tensor, *, new: bool = False) -> Tensor:
         """Targets of rows x, `new` ones or those that the likelihood may know. Raises: ShapeError, DomainError."""
         y = check_targets(self.likelihood.encoded(y, "y"), "y", x, self.outputs, missing=self.separate)
-        if not (new and self.likelihood.underlying.has_numbers):  # which come with the new rows
+        if not (new and self.likelihood.underlying.numbers_of_rows):  # which come with the new rows
             (self.likelihood.underlying.with_rows() if new else self.likelihood).check_targets(y)
         return y
 

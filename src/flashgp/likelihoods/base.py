@@ -273,9 +273,10 @@ class Likelihood(NamedValues, ABC):
         return self
 
     @property
-    def has_numbers(self) -> bool:
-        """Whether it knows numbers of single training rows that decide which targets these may have."""
-        return False
+    def numbers_of_rows(self) -> tuple[str, ...]:
+        """Names of the numbers of single training rows that it knows, beside weights: they decide which targets these
+        may have."""
+        return ()
 
     def with_numbers(self, **numbers: Any) -> "Likelihood":
         """The likelihood of new observations with such numbers, one for each. Raises: DomainError for unknown ones."""

@@ -51,8 +51,8 @@ class RowNumbers(Likelihood):
         return all(getattr(self, name) is None for name in self.of_rows)
 
     @property
-    def has_numbers(self) -> bool:
-        return any(getattr(self, name) is not None for name in self.of_rows[1:])
+    def numbers_of_rows(self) -> tuple[str, ...]:
+        return tuple(name for name in self.of_rows[1:] if getattr(self, name) is not None)
 
     def rows(self, index: Tensor) -> Self:
         return self._with_each(lambda values: values[index.to(values.device)])

@@ -102,6 +102,17 @@ def date_axis(ax: "Axes", low: float, high: float) -> float:
     return float(dates.date2num(np.datetime64("1970-01-01")))
 
 
+def name_ticks(ax: "Axes", names: Sequence[str]) -> None:
+    """Names up the y axis, one at each whole number from 0, in which nothing is markup."""
+    ax.set_yticks(np.arange(len(names)))
+    for tick, text in zip(ax.set_yticklabels(names), names, strict=True):
+        tick.set_parse_math(False)
+        tick.set_text(text)
+    ax.set_ylim(-0.6, len(names) - 0.4)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
 def plain_log_ticks(axis: "Axis", within: Sequence[float] = (1.0,)) -> None:
     """Numbers written out on a logarithmic axis: powers of ten times `within`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -16,6 +16,7 @@ from .axes import (
     SMALL,
     date_axis,
     legend_above,
+    name_ticks,
     new_axes,
     note,
     numbers,
@@ -164,13 +165,7 @@ def by_category(
     codes = shown[order]
     shortened = short([levels[code] for code in codes], ax)
     names = [f"{name} ({count[code]:,})" for code, name in zip(codes, shortened, strict=True)]
-    ax.set_yticks(heights)
-    for tick, text in zip(ax.set_yticklabels(names), names, strict=True):
-        tick.set_parse_math(False)
-        tick.set_text(text)
-    ax.set_ylim(-0.6, len(shown) - 0.4)
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
+    name_ticks(ax, names)
     if labels:
         ax.set_xlim(-0.02, 1.02)
     if len(shown) < len(levels):

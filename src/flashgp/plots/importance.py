@@ -7,7 +7,7 @@ import numpy as np
 from flashgp.drawing import BLUE, GREY, INK
 from flashgp.foundations.errors import ShapeError
 
-from .axes import new_axes, percent, short, style
+from .axes import name_ticks, new_axes, percent, short, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,12 +67,5 @@ def importance(
     ax.barh(heights, values, height=0.66, color=BLUE, alpha=0.85)
     ax.errorbar(values, heights, xerr=[values - low, high - values], fmt="none", color=INK, elinewidth=1.2, capsize=3)
     ax.axvline(0.0, color=GREY, linewidth=0.9)
-    labels = short([found.names[j] for j in shown], ax)
-    ax.set_yticks(heights)
-    for tick, text in zip(ax.set_yticklabels(labels), labels, strict=True):
-        tick.set_parse_math(False)
-        tick.set_text(text)
-    ax.set_ylim(-0.6, len(shown) - 0.4)
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
+    name_ticks(ax, short([found.names[j] for j in shown], ax))
     return ax

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.foundations.cells import aligned, html_table
+from flashgp.foundations.cells import Tabled
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import counted
@@ -26,8 +26,8 @@ _SHOWN_ROWS = 5
 _STEPS = 2.0**32  # to a standard deviation: numbers of text differ by some 1e-16, rows of a table by far more
 
 
-@dataclass(frozen=True, eq=False)
-class TablePrediction:
+@dataclass(frozen=True, eq=False, repr=False)
+class TablePrediction(Tabled):
     """New observations of the target at the rows of a table, noise included; NaN for rows that have missing inputs.
 
     Fields:
@@ -165,14 +165,6 @@ class TablePrediction:
 
     def __len__(self) -> int:
         return len(self.distribution)
-
-    def __repr__(self) -> str:
-        title, head, rows = self._table()
-        return f"{title}\n{aligned(head, rows)}"
-
-    def _repr_html_(self) -> str:
-        title, head, rows = self._table()
-        return html_table(rows, head, title)
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Title, head and the first rows."""

@@ -128,7 +128,7 @@ def test_weights_of_labels_and_trials_are_fitted_and_rows_join() -> None:
         found = fitted(likelihood, x, targets, inducing=12, settings=FEW, max_iterations=2)
         again = found.gp.condition(x, targets, approximation="sparse", inducing=found.posterior.inducing)
         assert evidence(found.posterior) == pytest.approx(evidence(again), abs=0.05)
-        if not likelihood.has_numbers:
+        if not likelihood.numbers_of_rows:
             assert len(found.posterior.append(x[:2], targets[:2]).gp.likelihood.row_weight) == 202
         plan = fgp.plan(found.gp, 200, 2, approximation="sparse", inducing=12)
         assert plan.approximation == "sparse"

@@ -34,7 +34,6 @@ class How(StrEnum):
     LEFT_OUT = "rows left out one by one"
     SAMPLE = "a random sample of rows left out one by one"
     HELD_OUT = "rows held out"
-    FITTED = "rows that were fitted"
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Verdict:
         held, low, high = (of * share for share in (found.share, *found.range))
         expected = f"{low:.0f} to {high:.0f} expected"
         off = found.off(0.0, 0.0)
-        much = "too" if _off(found, self.measure, VERDICT) else "a little"
+        much = "too" if any(event.kind in _OFF for event in self.findings) else "a little"
         if self.measure is Measure.LOG_LOSS:
             words = {-1: f"{expected}: {much} sure", 0: "as predicted", 1: f"{expected}: {much} cautious"}[off]
             return f"the most probable class is right in {_count(held)} of {of}, {words}"
@@ -201,8 +200,8 @@ def judged(scored: Scored, how: How, findings: Sequence[Event] = (), settings: V
     found = list[Event]()
     if word is Word.USELESS:
         found.append(Event(EventKind.NO_BETTER, classes=classes or None))
-    off = _off(scored.calibration, scored.measure, settings)
-    if off:
+    below, above = (settings.off_classes,) * 2 if classes else (settings.below, settings.above)
+    if off := scored.calibration.off(below, above, settings.by_chance):
         low, high = (100.0 * end for end in scored.calibration.range)
         kinds = _CLASSES_OFF if classes else _INTERVALS_OFF
         found.append(Event(kinds[off], held=100.0 * scored.calibration.share, low=low, high=high))
@@ -217,12 +216,7 @@ def unjudged(reason: str, findings: Sequence[Event] = ()) -> Verdict:
 _WITHOUT = "all rows have the same target, and there is nothing to explain."
 _INTERVALS_OFF = {-1: EventKind.INTERVALS_NARROW, 1: EventKind.INTERVALS_WIDE}
 _CLASSES_OFF = {-1: EventKind.TOO_SURE, 1: EventKind.TOO_CAUTIOUS}
-
-
-def _off(found: Calibration, measure: Measure, settings: VerdictSettings) -> int:
-    classes = measure is Measure.LOG_LOSS
-    below, above = (settings.off_classes,) * 2 if classes else (settings.below, settings.above)
-    return found.off(below, above, settings.by_chance)
+_OFF = frozenset((*_INTERVALS_OFF.values(), *_CLASSES_OFF.values()))
 
 
 def _word(explained: Estimate, steps: tuple[float, float, float]) -> Word:

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from flashgp.foundations.cells import aligned, html_table
+from flashgp.foundations.cells import Tabled
 from flashgp.foundations.checks import check_count, check_seed
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
@@ -81,8 +81,8 @@ class ImportanceSettings:
         return rows, min(rows - 1, permutations), min(rows, math.ceil(rows / (self.largest_part * n)))
 
 
-@dataclass(frozen=True, eq=False)
-class Importance:
+@dataclass(frozen=True, eq=False, repr=False)
+class Importance(Tabled):
     """Importance of each column of x: the loss of accuracy of held-out rows without it, eqs. (M-151) to (M-153).
 
     The parameters were fitted to the rows held out too. Columns that say the same stand in for each other: of two
@@ -126,14 +126,6 @@ class Importance:
     unfinished: Unfinished | None = None
     by: Literal["rmse", "log_density"] = "rmse"
     shares: Shares | None = None
-
-    def __repr__(self) -> str:
-        title, head, rows = self._table()
-        return f"{title}\n{aligned(head, rows)}"
-
-    def _repr_html_(self) -> str:
-        title, head, rows = self._table()
-        return html_table(rows, head, title)
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Title, head and rows, the most important first, with 95 % intervals."""

@@ -460,6 +460,9 @@ class Prediction:
                 f"probability of {level}": probability[..., level] for level in range(probability.shape[-1])[:SHOWN]
             }
         lower, upper = self.interval()
+        noise = self._likelihood.additive_noise(self._x.device)
+        if noise is not None and not bool(noise.any()):  # y is f
+            return {**found, "2.5 % of f": lower, "97.5 % of f": upper}
         observed = {"mean of y": self.observation_mean, "std of y": self.observation_std,
                     "2.5 % of y": lower, "97.5 % of y": upper}  # fmt: skip
         return observed if lower.shape != self.std.shape else {**found, **observed}

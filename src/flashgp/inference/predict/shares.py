@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from flashgp.foundations.cells import aligned, html_table
+from flashgp.foundations.cells import Tabled
 from flashgp.foundations.errors import DomainError
 
 MeanAt = Callable[[Tensor], Tensor]  # from points (s, d) to means (s, outputs or 1)
@@ -44,8 +44,8 @@ class ShareSettings:
         return int(2 ** math.floor(math.log2(whole / self.replicates)))
 
 
-@dataclass(frozen=True, eq=False)
-class Shares:
+@dataclass(frozen=True, eq=False, repr=False)
+class Shares(Tabled):
     """Shares of the variance of the posterior mean that come from each input, eq. (M-412).
 
     The distribution of inputs has the columns of the training rows, independent of each other: where columns go
@@ -78,14 +78,6 @@ class Shares:
     pairs: tuple[tuple[int, int], ...]
     together: Float64[Tensor, "*pairs"]
     together_error: Float64[Tensor, "*pairs"]
-
-    def __repr__(self) -> str:
-        title, head, rows = self._table()
-        return f"{title}\n{aligned(head, rows)}"
-
-    def _repr_html_(self) -> str:
-        title, head, rows = self._table()
-        return html_table(rows, head, title)
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Title, head and rows: inputs, the largest share first, then pairs; standard errors of the points."""
