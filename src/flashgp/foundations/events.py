@@ -91,7 +91,7 @@ class ApproximationReason(StrEnum):
 class NoDraws(StrEnum):
     """Reason that a fit has one set of hyperparameters and no draws of them; its value continues a sentence."""
 
-    LIKELIHOOD = "the likelihood has sites that are found by iteration"
+    LIKELIHOOD = "the likelihood is not Gaussian"
     OUTPUTS = "there are several outputs, or several tables"
     MODULES = "the model has modules of your own"
     FIXED = "no parameter is fitted"

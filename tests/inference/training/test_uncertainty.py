@@ -21,7 +21,7 @@ from flashgp.inference.training.exact_fit import ExactFit
 from flashgp.inference.training.nuts import NutsSettings, convergence, nuts
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitOptions, FitSettings
-from flashgp.inference.training.uncertainty import Laplace, Target, UncertaintySettings
+from flashgp.inference.training.uncertainty import Laplace, Target, UncertaintySettings, begun
 
 F64 = torch.float64
 
@@ -190,7 +190,7 @@ def test_a_mixture_is_not_updated(laplace: fgp.Fit) -> None:
 def test_what_has_no_draws_is_refused_or_left_as_it_is() -> None:
     x, y = table(20)
     counts = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Poisson())
-    with pytest.raises(DomainError, match="sites that are found by iteration"):
+    with pytest.raises(DomainError, match="where the likelihood is not Gaussian"):
         fgp.fit(counts, x, y.round().abs(), uncertainty="nuts")
     with pytest.raises(DomainError, match="inference is approximate"):
         fgp.fit(prior(), x, y, uncertainty="laplace", approximation="sparse")
@@ -278,6 +278,18 @@ def test_chains_begin_where_the_optimum_is_on_a_bound(slope: float) -> None:
             settings=FitSettings(uncertainty=few),
         )  # fmt: skip
     assert bool(fit.posterior.predict(x).mean.isfinite().all())
+
+
+def test_a_chain_begins_at_the_centre_where_all_around_has_no_density() -> None:
+    asked = []
+
+    def density(z: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        asked.append(z)
+        return (0.0 if not z.any() else -math.inf), numpy.zeros_like(z)
+
+    assert not begun(density, numpy.ones(2)).any()
+    assert len(asked) < 30
+    assert begun(lambda z: (-1.0, z), numpy.ones(2)).tolist() == [1.0, 1.0]
 
 
 def test_rows_whose_weights_leave_few_draws_take_equal_ones() -> None:

@@ -23,10 +23,10 @@ from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.state import State
 from flashgp.inference.threads import one_thread
-from flashgp.inference.training.nuts import Array, NutsSettings, convergence, nuts
+from flashgp.inference.training.nuts import Array, Density, NutsSettings, convergence, nuts
 from flashgp.inference.training.objective import LogJoint, Problem
 
-LEAST_START = 1e-6  # of a chain, in whitened units, before it begins at the centre
+HALVINGS = 20  # of the start of a chain, before it begins at the centre
 EDGE = 1e-9  # of a uniform number: no draw lies at infinity
 METHODS = ("laplace", "nuts", "auto")
 
@@ -238,9 +238,7 @@ class Uncertainty:
         chains = []
         for k in range(settings.chains):
             generator = numpy.random.default_rng((self.seed, k))
-            start = generator.standard_normal(len(laplace.centre))
-            while not math.isfinite(density(start)[0]):
-                start = 0.5 * start if numpy.abs(start).max() > LEAST_START else numpy.zeros_like(start)
+            start = begun(density, generator.standard_normal(len(laplace.centre)))
             chains.append(nuts(density, start, settings.transitions, generator, settings.nuts))
         r_hat, effective = convergence(numpy.array([numpy.c_[one.draws, one.log_density] for one in chains]))
         told = Event(
@@ -256,6 +254,15 @@ class Uncertainty:
         every = numpy.concatenate([one.draws for one in chains])
         every = every[numpy.linspace(0, len(every) - 1, settings.draws).round().astype(int)]
         return laplace.centre + every @ laplace.root.T, told
+
+
+def begun(density: Density, start: Array) -> Array:
+    """A start of finite density: halved towards 0, where it is finite, as often as it takes, at most HALVINGS times."""
+    for _ in range(HALVINGS):
+        if math.isfinite(density(start)[0]):
+            return start
+        start = 0.5 * start
+    return numpy.zeros_like(start)
 
 
 def _effective(log_weights: Array) -> float:
