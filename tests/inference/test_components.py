@@ -166,3 +166,12 @@ def test_gradients_reach_the_points() -> None:
     (slope,) = torch.autograd.grad(post.component(0).predict(x).mean.sum(), x)
     assert float(slope[:, 1].abs().max()) == 0.0
     assert float(slope[:, 0].abs().max()) > 0.1
+
+
+def test_shares_need_two_rows_and_are_none_of_what_does_not_vary() -> None:
+    gp = fgp.GP(TREND + SEASON)
+    for count in (0, 1):
+        with pytest.raises(fgp.DomainError, match=f"of which it needs 2, got {count}"):
+            _ = gp.condition(X[:count], Y[:count]).component(0).share
+    flat = gp.condition(X[:5], torch.zeros_like(Y[:5])).component(1)
+    assert float(flat.share) == float(flat.share_with_others) == 0.0

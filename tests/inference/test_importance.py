@@ -91,6 +91,24 @@ def test_classes_and_counts_are_ordered_by_their_log_loss(name: str) -> None:
     assert repr(found).splitlines()[2].split()[:2] == ["x1", f"{float(found.growth[0]):.4g}"]
 
 
+def test_held_out_counts_have_the_trials_and_exposures_of_their_rows() -> None:
+    """Where they are alike, they are those of all trials, and a constant mean of the log rate."""
+    x, y, kinds = points(40), (9.0 * points(40)[:, 0]).floor(), fgp.likelihoods
+    twelve = torch.full((40,), 12.0, dtype=F64)
+    for of_rows, mean, of_all in (
+        (kinds.Binomial(trials=twelve), 0.0, kinds.Binomial(12)),
+        (kinds.Poisson(exposure=twelve), math.log(12.0), kinds.Poisson()),
+    ):
+        found, wanted = (
+            fgp.GP(fgp.kernels.RBF(0.7), fgp.means.Constant(value), one)
+            .condition(x, y)
+            .importance(rows=8, permutations=1)
+            for one, value in ((of_rows, 0.0), (of_all, mean))
+        )
+        for name in ("log_density", "rmse"):
+            torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-6)
+
+
 def test_standard_errors_are_the_spread_over_rows_and_permutations() -> None:
     """Eq. (M-153): other rows held out, other permutations; the spread of the importance is its standard error."""
     post = posterior(400)

@@ -9,8 +9,8 @@ from flashgp.foundations.estimate import Estimate, Measure
 from flashgp.foundations.events import EventKind
 from flashgp.inference.judgement.residuals import drifting, order_left, period_left, tails
 from flashgp.inference.judgement.scored import Calibration, Scored, of_classes
-from flashgp.inference.judgement.verdict import How, Word, judged
-from flashgp.inference.judging import Told, out_of_range, verdict_of
+from flashgp.inference.judgement.verdict import How, VerdictSettings, Word, judged
+from flashgp.inference.judging import Told, judged_unasked, out_of_range, verdict_of
 
 ROWS = 90
 
@@ -197,6 +197,25 @@ def test_the_worst_of_several_outputs_is_told() -> None:
     assert "output 1, the worst of 2" in verdict.sentence
 
 
+def test_findings_of_other_outputs_are_told_where_the_worst_has_them_not() -> None:
+    x, y = table()
+    noise = torch.randn(ROWS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    far = y.clone()
+    far[[7, 19]] += 60.0
+    gp = model(fgp.likelihoods.Gaussian([1.0, 0.04, 1.0, 0.04], outputs=4), outputs=4)
+    verdict = gp.condition(x, torch.stack([noise, y, noise + 0.1 * y, far], dim=-1)).judge()
+    assert "output 3, the worst of 4" in verdict.sentence  # two rows make up all of its error
+    own = [event for event in verdict.findings if not event.stage]
+    others = [event for event in verdict.findings if event.stage]
+    assert EventKind.DOMINATED in {event.kind for event in own}
+    assert not {event.kind for event in own} & {event.kind for event in others}
+    assert len(others) <= 4
+    single = model().condition(x, noise).judge()
+    alike = [event for event in others if event.stage == "output 0"]
+    assert {event.kind for event in alike} <= {event.kind for event in single.findings} | {EventKind.INTERVALS_WIDE}
+    assert all(str(event).startswith(event.stage) for event in others)
+
+
 def test_outputs_that_are_held_out_are_judged_each_by_its_rows() -> None:
     x, y = table()
     both = torch.stack([y, 2.0 * y], dim=-1)
@@ -282,6 +301,22 @@ def test_a_fit_begins_with_its_verdict() -> None:
     assert fit.verdict is fit.verdict
     assert fit._repr_html_().startswith(f"<p>{fit.verdict.sentence}</p>")
     assert fit.verdict.to_json()["word"] == fit.verdict.word.value
+
+
+def test_a_text_shows_a_verdict_that_takes_a_moment_or_was_asked_for() -> None:
+    x, y = table()
+    post = model().condition(x, y)
+    assert judged_unasked(post.state)
+    assert not judged_unasked(post.state, VerdictSettings(at_once=ROWS - 1))
+    fit = fgp.fit(model(), x, y, starts=1, uncertainty="laplace")
+    assert judged_unasked(fit.posterior.state, VerdictSettings(at_once=4 * ROWS))
+    assert not judged_unasked(fit.posterior.state, VerdictSettings(at_once=3 * ROWS))  # of 32 draws
+    long = torch.linspace(0.0, 60.0, 4_001, dtype=torch.float64)[:, None]
+    flat = fgp.GP(fgp.kernels.RBF()).condition(long, long[:, 0].sin(), approximation="sparse", inducing=5)
+    unseen = fgp.Fit(fit.gp, flat, [], fit.report)
+    assert repr(unseen).startswith("Not judged: `verdict` says how good")
+    told = unseen.verdict.sentence
+    assert repr(unseen).startswith(told)
 
 
 def test_a_share_close_to_one_keeps_the_digit_that_tells_it_apart() -> None:

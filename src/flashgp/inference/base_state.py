@@ -184,6 +184,11 @@ class BaseState:
         return False
 
     @property
+    def draws(self) -> int:
+        """The number of sets of hyperparameters that answers average."""
+        return 1
+
+    @property
     def by_solves(self) -> bool:
         """True if answers come from solves."""
         return False

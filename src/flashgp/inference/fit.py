@@ -28,7 +28,7 @@ from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
 from flashgp.inference.gp import GP
 from flashgp.inference.judgement.verdict import Verdict, unjudged
-from flashgp.inference.judging import Told, verdict_of
+from flashgp.inference.judging import UNASKED, Told, judged_unasked, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
@@ -87,10 +87,10 @@ class Fit:
         return verdict_of(self.posterior.state, Told(self.columns, events=self.events, interrupted=self.interrupted))
 
     def _judged(self) -> Verdict:
-        """The verdict; of several ranks only where all of them have asked for it, since a text may be one's alone."""
-        if self.posterior.state.ranks > 1 and "verdict" not in vars(self):
-            return unjudged("`verdict`, asked for on every rank, says how good the predictions are.")
-        return self.verdict
+        """The verdict where it takes a moment or has been asked for, of several ranks on all of them."""
+        if "verdict" in vars(self) or judged_unasked(self.posterior.state):
+            return self.verdict
+        return unjudged(UNASKED)
 
     def rows(self) -> list[NumberRow]:
         """Every number of the model with the column that it belongs to and the prior that it was fitted under."""

@@ -21,7 +21,7 @@ from flashgp.inference.base_state import BaseState
 from flashgp.inference.findings import why_unfinished
 from flashgp.inference.judgement.residuals import order_left, period_left, tails
 from flashgp.inference.judgement.scored import Array, Scored, of_classes, of_numbers
-from flashgp.inference.judgement.verdict import How, Verdict, VerdictSettings, judged, unjudged
+from flashgp.inference.judgement.verdict import VERDICT, How, Verdict, VerdictSettings, judged, unjudged
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
@@ -31,6 +31,7 @@ from flashgp.sources.survey import hashes
 
 # Events of a fit or of its data that are findings as they stand.
 _FINDINGS = frozenset({EventKind.TWO_VALUES, EventKind.COUNTS_SUGGESTED, EventKind.FAR_OUT, EventKind.FEW_VALUES})
+UNASKED = "`verdict` says how good the predictions are, from all rows; ask it on every rank of several."
 
 
 def _array(values: Tensor) -> Array:
@@ -112,6 +113,14 @@ def verdict_of(state: BaseState, told: Told = Told()) -> Verdict:
     return _worst(each).with_findings(findings)
 
 
+def judged_unasked(state: BaseState, settings: VerdictSettings = VERDICT) -> bool:
+    """True if the verdict takes about a second at most, so that a text may show it: leave-one-out takes (rows)^3 for
+    each draw of hyperparameters. Of several ranks a text may be one's alone."""
+    rows = state.rows_learned
+    count = len(state.sample.x) if rows is None else state.count  # type: ignore[attr-defined]
+    return state.ranks == 1 and count**3 * state.draws <= settings.at_once**3
+
+
 def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Verdict:
     """See `Posterior.judge`."""
     if x is None and y is None:
@@ -179,11 +188,17 @@ def _log_probability(found: PredictiveDistribution) -> Array:
     return np.log(np.maximum(_array(chance), np.finfo(np.float64).tiny))
 
 
-def _worst(each: Sequence[Verdict]) -> Verdict:
-    """The verdict on the output that is predicted worst."""
+def _worst(each: Sequence[Verdict], most: int = VERDICT.of_others) -> Verdict:
+    """The verdict on the output that is predicted worst, with findings of others that it has not, the worst first."""
+    if len(each) == 1:
+        return each[0]
     shares = [np.inf if one.explained is None else one.explained.value for one in each]
-    worst = int(np.argmin(shares))
-    return each[worst] if len(each) == 1 else replace(each[worst], of=f"output {worst}, the worst of {len(each)}, for ")
+    worst, *others = np.argsort(shares, kind="stable").tolist()
+    found, known = each[worst], {event.kind for event in each[worst].findings}
+    more = [event.during(f"output {j}") for j in others for event in each[j].findings if event.kind not in known]
+    return replace(
+        found, of=f"output {worst}, the worst of {len(each)}, for ", findings=(*found.findings, *more[:most])
+    )
 
 
 # -- by leaving rows out -----------------------------------------------------------------------------------------------

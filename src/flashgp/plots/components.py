@@ -85,8 +85,8 @@ def components(
         found = part.predict(along.x_test)
         with torch.no_grad():
             mean, spread = unit * numbers(found.mean, "mean"), unit * half * numbers(found.std, "std")
-            share = float(part.share)
-        style(ax, "", "", f"{outline(part.kernel)}: {100 * share:.3g}% of the variance")
+            share = f": {100 * float(part.share):.3g}% of the variance" if along.posterior.count > 1 else ""
+        style(ax, "", "", f"{outline(part.kernel)}{share}")
         moved = date_axis(ax, float(line[0]), float(line[-1])) if dates else 0.0
         ax.fill_between(line + moved, mean - spread, mean + spread, color=BLUE, alpha=0.28, linewidth=0,
                         label=percent(level))  # fmt: skip

@@ -27,7 +27,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UPDATE
 from flashgp.inference.judgement.verdict import How, Verdict, unjudged
-from flashgp.inference.judging import Told, findings_of, out_of_range, verdict_of_rows
+from flashgp.inference.judging import UNASKED, Told, findings_of, judged_unasked, out_of_range, verdict_of_rows
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
@@ -52,7 +52,6 @@ if TYPE_CHECKING:  # a fit and an update import what they need; predictions do w
 TABLE_KEY = "flashgp.table"  # of a file's metadata
 UNITS = "standardised columns and target; TableModel.predict answers in units of the table"
 _FIELDS = ("encoding", "scaling", "kernel")
-AT_ONCE = 4_000  # rows of a model from a file whose text shows its verdict unasked
 _BLOCK_ROWS = 64  # predicted, then learned, together: the predictions hardly change, the work is matrix products
 _LOGGER = logging.getLogger("flashgp.table")
 _Numbers = npt.NDArray[np.float64]
@@ -680,10 +679,9 @@ class TableModel:
     def _judged(self) -> str:
         """The verdict, where it takes a moment or has been asked for."""
         fitted = self._require("verdict")
-        long = fitted.fit is None and self.posterior.count > AT_ONCE
-        if (long or self.posterior.state.ranks > 1) and "verdict" not in vars(fitted):
-            return "Not judged yet: `verdict` does, from all rows, on every rank where there are several."
-        return str(self.verdict)
+        if "verdict" in vars(fitted) or judged_unasked(self.posterior.state):
+            return str(self.verdict)
+        return str(unjudged(UNASKED))
 
     def _require(self, what: str) -> _Learned:
         if self._fitted is None:

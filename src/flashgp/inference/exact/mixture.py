@@ -106,6 +106,10 @@ class MixtureState(BaseState):
         return (self.point,)
 
     @property
+    def draws(self) -> int:
+        return len(self.log_weights)
+
+    @property
     def plan(self) -> Plan | None:
         return self.report.plan
 
@@ -116,7 +120,7 @@ class MixtureState(BaseState):
     def obstacle(self, question: str) -> str | None:
         if question in (*UPDATES, "fantasize"):
             return (
-                f"`{question}` needs one set of hyperparameters, got a mixture of {len(self.log_weights)}; fit again, "
+                f"`{question}` needs one set of hyperparameters, got a mixture of {self.draws}; fit again, "
                 "or go on from posterior.gp.condition(x, y), which is of the best of them"
             )
         return super().obstacle(question)

@@ -62,6 +62,8 @@ class VerdictSettings:
             lie outside their intervals before it is a finding.
         chance: probability that noise alone shows a period.
         period_share: of the squared errors that a period explains at least.
+        of_others: findings of other outputs than the worst, at most.
+        at_once: rows, times draws of hyperparameters, whose model shows its verdict unasked: about a second.
     """
 
     steps: tuple[float, float, float] = (0.3, 0.7, 0.9)
@@ -88,6 +90,8 @@ class VerdictSettings:
     drift_errors: float = 5.0
     chance: float = 1e-3
     period_share: float = 0.15
+    of_others: int = 4
+    at_once: int = 4_000
 
 
 VERDICT = VerdictSettings()
@@ -104,7 +108,8 @@ class Verdict:
         measure: of what `explained` is a share.
         explained: share beyond the constant model, with its interval at 95 %; None where it cannot be had.
         calibration: rows inside 95 % intervals, or whose most probable class is right, beside how many are expected.
-        findings: what to check, events whose sentences say what to do.
+        findings: what to check, events whose sentences say what to do; of several outputs those of the worst, and of
+            others what it has not.
         reason: why there is no judgement, a sentence, if there is none.
         of: which of several outputs it is of, in words.
 
@@ -150,7 +155,7 @@ class Verdict:
         held, low, high = (of * share for share in (found.share, *found.range))
         expected = f"{low:.0f} to {high:.0f} expected"
         off = found.off(0.0, 0.0)
-        much = "too" if any(event.kind in _OFF for event in self.findings) else "a little"
+        much = "too" if any(event.kind in _OFF and not event.stage for event in self.findings) else "a little"
         if self.measure is Measure.LOG_LOSS:
             words = {-1: f"{expected}: {much} sure", 0: "as predicted", 1: f"{expected}: {much} cautious"}[off]
             return f"the most probable class is right in {_count(held)} of {of}, {words}"

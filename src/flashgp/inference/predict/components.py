@@ -70,7 +70,11 @@ class Component:
     def share(self) -> Float64[Tensor, "*shape"]:
         """Variance of its posterior mean over the training rows, as a share of that of all terms together, eq. (M-411).
 
-        At most 2,048 rows; one of each batch member and output. With `share_with_others` of all terms the sum is 1.
+        At most 2,048 rows; one of each batch member and output. With `share_with_others` of all terms the sum is 1; 0
+        where no term varies.
+
+        Raises:
+            DomainError: for fewer than 2 rows, over which nothing varies.
         """
         return self._whole.shares[0][self.number]
 
@@ -150,6 +154,11 @@ class _Terms:
     def shares(self) -> tuple[Tensor, Tensor]:
         """Own shares and those with others, (terms, *batch[, outputs]), eq. (M-411)."""
         x, outputs = self.state.some_inputs, self.state.prior.outputs
+        if x.shape[-2] < 2:
+            raise DomainError(
+                f"`share` is of the variance over training rows, of which it needs 2, got {x.shape[-2]}; condition on "
+                "more rows"
+            )
         if x.shape[-2] > MAX_ROWS:
             x = x[..., torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0))[:MAX_ROWS], :]
         means = torch.stack([self.predict(number, x).mean.double() for number in range(len(self.kernels))])
@@ -158,6 +167,7 @@ class _Terms:
         total = means.sum(0)
         whole = total.square().sum(axis)
         own, with_all = means.square().sum(axis), (means * total).sum(axis)
+        whole = torch.where(whole > 0.0, whole, 1.0)
         return own / whole, (with_all - own) / whole
 
 

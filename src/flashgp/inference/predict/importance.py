@@ -391,10 +391,10 @@ def _observed(own: Prior, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Te
     """Location, spread and log density of the observations y of some rows, from the latent moments, each (b, p)."""
     target = _targets(own, y)
     if own.likelihood.additive_noise(y.device) is None:
-        shape = (lambda v: v) if own.outputs is None else (lambda v: v.movedim(-1, 0))
-        found: PredictiveDistribution = own.likelihood.predictive(shape(mean), shape(variance))
-        back = (lambda v: v) if own.outputs is None else (lambda v: v.movedim(0, -1))
-        return back(found.mean), back(found.variance).sqrt(), back(found.log_prob(shape(target)))
+        mean, variance, target = (values.movedim(-1, 0) for values in (mean, variance, target))
+        found: PredictiveDistribution = own.likelihood.predictive_of_rows(mean, variance)
+        location, spread, log_prob = found.mean, found.variance.sqrt(), found.log_prob(target)
+        return location.movedim(0, -1), spread.movedim(0, -1), log_prob.movedim(0, -1)
     noise = own.sites(y).variance
     noise = noise if own.separate else noise.unsqueeze(-1)  # (b or 1, p or 1)
     normal = Normal(mean, variance + noise)
