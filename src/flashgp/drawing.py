@@ -58,6 +58,7 @@ def png(ax: "Axes") -> bytes:
 def svg(ax: "Axes", label: str) -> str:
     """The figure of some axes as an <svg> element for HTML. Args: label, read aloud. Equal figures give equal text."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     stream = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -65,8 +66,16 @@ def svg(ax: "Axes", label: str) -> str:
     if (layout := figure.get_layout_engine()) is not None:  # once, where drawing would lay out in a pass of its own
         layout.execute(figure)
         figure.set_layout_engine("none")
+    canvas, dpi, papers = figure.canvas, figure.dpi, [figure.patch, *(one.patch for one in figure.axes)]
+    for paper in papers:
+        paper.set_visible(False)
+    figure.dpi = _DOTS_DPI
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flashgp", "path.simplify_threshold": 0.3}):
-        figure.savefig(stream, format="svg", transparent=True, dpi=_DOTS_DPI, metadata=nothing)
+        FigureCanvasSVG(figure).print_svg(stream, metadata=nothing)  # savefig would draw twice
+    figure.dpi = dpi
+    figure.set_canvas(canvas)
+    for paper in papers:
+        paper.set_visible(True)
     text = _WITHOUT_VALUE.sub("�", stream.getvalue())
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     drawn = ElementTree.fromstring(text)

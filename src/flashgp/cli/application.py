@@ -7,6 +7,7 @@ input, 130 interrupted with nothing written.
 A command imports what it runs when it runs, so that the others answer sooner.
 """
 
+import gc
 import importlib
 import inspect
 import os
@@ -254,6 +255,9 @@ def _run(
     try:
         with own_stderr(), console.listening(), place:
             work = load()  # what it imports may take as long as what it does
+            if not gc.isenabled():  # what is imported stays, and is never looked through
+                gc.freeze()
+                gc.enable()
             work = work if profiling is None else profiling.around(work)
             with all_ranks(console):
                 result = work(console)

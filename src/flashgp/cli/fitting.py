@@ -23,7 +23,7 @@ from .after_fit import AFTER_FIT
 from .console import Console
 from .fit_page import fit_page
 from .options import FitArguments, require_distinct, require_writable
-from .outcome import Asked, outcome_json, outcome_of, say_outcome
+from .outcome import Asked, fit_seconds, outcome_json, outcome_of, say_outcome
 from .parameters import parameter_rows, parameter_table
 from .prepared import plan_summary, prepare_table
 from .ranks import explained, leave_group
@@ -83,7 +83,7 @@ def run_fit(options: FitArguments, console: Console) -> dict[str, Any]:
         write_page(options.report, page)
     files = [path for path in (options.out, options.report) if path is not None]
     sizes = ", ".join(f"{path} ({readable_bytes(Path(path).stat().st_size)})" for path in files)
-    times = (result.report.seconds or 0.0, time.perf_counter() - console.began)
+    times = (fit_seconds(prepared, result), time.perf_counter() - console.began)
     console.rest()
     console.say(
         f"fitted in {readable_seconds(times[0])}, {readable_seconds(times[1])} in all; "

@@ -91,7 +91,7 @@ class Column:
         spelled = [text.strip() for text in coded.dictionary.to_pylist()]
         levels = tuple(sorted({*spelled} - {""}))
         place = {level: float(code) for code, level in enumerate(levels)}
-        values = np.array([place.get(text, np.nan) for text in spelled])[np.asarray(coded.indices)]
+        values = np.array([place.get(text, np.nan) for text in spelled])[array_values(coded.indices)]
         return replace(
             self,
             kind="category",
@@ -202,6 +202,14 @@ class Table:
         """Name a row (from 0 here, as the table counts in the text) and its line in the file."""
         name = f"row {row + self.first_row}"
         return name if self.lines is None else f"{name} (line {self.lines[row]})"
+
+
+def array_values(cells: Any) -> npt.NDArray[Any]:
+    """Numbers or truth values of Arrow without nulls, as numpy has them; `to_numpy` would import pandas first."""
+    cells = cells.combine_chunks() if hasattr(cells, "chunks") else cells
+    if str(cells.type) == "bool":
+        return np.from_dlpack(cells.cast("uint8")).view(np.bool_)
+    return np.asarray(np.from_dlpack(cells))
 
 
 def quoted(text: str) -> str:

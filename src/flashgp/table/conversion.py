@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..foundations.checks import LARGEST_EXACT, first_inexact
 from ..foundations.errors import BackendUnavailableError, ShapeError
-from .columns import Column, Doubt, Kind, Table, checked_names, quoted
+from .columns import Column, Doubt, Kind, Table, array_values, checked_names, quoted
 from .dates import clock_hours, read_dates
 from .numbers import DECIMAL_COMMA, before_percent, has_names, may_be_codes, without_thousands
 
@@ -50,12 +50,20 @@ def require_pyarrow(path: str) -> Any:
     return pyarrow
 
 
+def text_array(pyarrow: Any, texts: Sequence[str]) -> Any:
+    """Text as one Arrow array, by its bytes: given Python's values, pyarrow imports pandas to look for its types."""
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(encoded))]
+    return pyarrow.Array.from_buffers(pyarrow.large_string(), len(encoded), buffers)
+
+
 def given_cells(pyarrow: Any, cells: Any, without: tuple[str, ...] = MISSING) -> tuple[Any, npt.NDArray[np.bool_]]:
     """The cells of a column of text that hold a value, stripped, and which rows they are in."""
     compute = pyarrow.compute
     stripped = compute.utf8_trim_whitespace(cells)
-    missing = compute.is_in(compute.utf8_lower(stripped), value_set=pyarrow.array(without, stripped.type))
-    return stripped.filter(compute.invert(missing)), ~np.asarray(missing)
+    missing = compute.is_in(compute.utf8_lower(stripped), value_set=text_array(pyarrow, without).cast(stripped.type))
+    return stripped.filter(compute.invert(missing)), ~array_values(missing)
 
 
 def column_from_text(pyarrow: Any, name: str, cells: Any, decimal: str = ".") -> Column:
@@ -88,7 +96,7 @@ def _of_all_cells(pyarrow: Any, name: str, given: Any, present: npt.NDArray[np.b
         padded = has_names(pyarrow.compute, given)
         return Column(name, "number", _spread(present, numbers), inexact=place, doubt=doubt, padded=padded)
     coded = given.combine_chunks().dictionary_encode()
-    codes, levels = np.asarray(coded.indices), coded.dictionary.to_pylist()
+    codes, levels = array_values(coded.indices), coded.dictionary.to_pylist()
     if {level.lower() for level in levels} <= {"true", "false"}:
         return Column(name, "boolean", _spread(present, np.array([lv.lower() == "true" for lv in levels])[codes]))
     return _of_text(pyarrow, name, levels, codes, present, decimal)
@@ -123,13 +131,14 @@ def column_from_arrow(pyarrow: Any, name: str, data: Any) -> Column:
         given, present = given_cells(pyarrow, stripped)
         coded = given.combine_chunks().dictionary_encode()
         found = _of_text(
-            pyarrow, name, coded.dictionary.to_pylist(), np.asarray(coded.indices), present, stored_as=stored_as
+            pyarrow, name, coded.dictionary.to_pylist(), array_values(coded.indices), present, stored_as=stored_as
         )
         if found.kind != "category" and not (declared and (found.undecided or found.doubt)):
             return replace(found, cells=stripped)
-        present = np.asarray(compute.not_equal(stripped, ""))  # a level of a typed file may be called "NA"
-        coded = stripped.filter(pyarrow.array(present)).combine_chunks().dictionary_encode()
-        levels, codes = coded.dictionary.to_pylist(), np.asarray(coded.indices)
+        named = compute.not_equal(stripped, "")  # a level of a typed file may be called "NA"
+        present = array_values(named)
+        coded = stripped.filter(named).combine_chunks().dictionary_encode()
+        levels, codes = coded.dictionary.to_pylist(), array_values(coded.indices)
         return replace(_category(name, levels, codes, present, stored_as), declared=declared, cells=stripped)
     return Column(name, "other", np.full(len(data), np.nan), stored_as=stored_as)
 
@@ -166,7 +175,7 @@ def numbers_of(pyarrow: Any, given: Any, decimal: str) -> Array | None:
 
     def cast(cells: Any) -> Array:
         plain = cells if decimal == "." else compute.replace_substring(cells, decimal, ".")
-        return np.asarray(compute.cast(plain, pyarrow.float64()), np.float64)
+        return array_values(compute.cast(plain, pyarrow.float64()))
 
     if decimal == "." or compute.all(compute.match_substring_regex(given, DECIMAL_COMMA), min_count=0).as_py():
         with contextlib.suppress(pyarrow.ArrowInvalid):
@@ -203,10 +212,10 @@ def _of_text(
 
 def _percentages(pyarrow: Any, texts: Sequence[str], decimal: str) -> Array | None:
     """Percentages as the numbers before their signs; None unless all texts are such."""
-    bare = [before_percent(text) for text in texts]
-    if not bare or None in bare:
+    bare = [text for text in map(before_percent, texts) if text is not None]
+    if not bare or len(bare) < len(texts):
         return None
-    return numbers_of(pyarrow, pyarrow.chunked_array([pyarrow.array(bare, pyarrow.large_string())]), decimal)
+    return numbers_of(pyarrow, text_array(pyarrow, bare), decimal)
 
 
 def _category(
@@ -228,7 +237,8 @@ def _spread(present: npt.NDArray[np.bool_], values: Any) -> Array:
 
 def _floats(pyarrow: Any, data: Any) -> Array:
     """float64 with NaN for null."""
-    return np.array(pyarrow.compute.cast(data, pyarrow.float64(), safe=False).to_numpy(), np.float64)
+    found = pyarrow.compute.cast(data, pyarrow.float64(), safe=False)
+    return np.array(array_values(pyarrow.compute.fill_null(found, np.nan)))
 
 
 def _inexact_text(given: Any, numbers: Array) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from flashgp.table.columns import Column, listed, quoted
-from flashgp.table.conversion import MISSING, NO_VALUE_BESIDE, column_from_text
+from flashgp.table.conversion import MISSING, NO_VALUE_BESIDE, column_from_text, text_array
 from flashgp.table.numbers import number_of
 
 _DETECTED = "#"  # where nothing is said and the text begins with it
@@ -211,7 +211,7 @@ def _alike(sample: Sequence[list[str]]) -> list[list[str]]:
 
 
 def _typed(pyarrow: Any, cells: list[str]) -> Column:
-    data = pyarrow.chunked_array([pyarrow.array(cells, pyarrow.large_string())])
+    data = pyarrow.chunked_array([text_array(pyarrow, cells)])
     found = [column_from_text(pyarrow, "", data, mark) for mark in ".,"]
     return next((column for column in found if column.kind != "category"), found[0])
 

@@ -7,6 +7,7 @@ decides: the others wait, as each choice is of short fits to 300 rows, and ranks
 """
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,6 +93,7 @@ class PreparedTable(Prepared):
         places: of both in the table; None of rows that are read.
         count: rows that are fitted.
         total: rows of the table.
+        choice_seconds: that the short fits took which chose the target's transform and the covariance function.
     """
 
     encoding: Encoding
@@ -104,6 +106,7 @@ class PreparedTable(Prepared):
     places: RowPlaces | None
     count: int
     total: int
+    choice_seconds: float = 0.0
 
     @property
     def exact_plan(self) -> Plan | None:
@@ -150,9 +153,11 @@ def prepare(
     gp, options = GP(built.kernel, likelihood=likelihood), _options(settings, deadline, built)
     raw = TrainingRows(x, y[:, None], _names(encoding), data.rows[train] + table.first_row, encoding.target)
     odd = [*decided, *raw.findings(settings.target_transform, gp)]
+    began = time.perf_counter()
     standard = standard_rows(gp, raw, settings.target_transform, options, target=target, group=group)
     check_scales(standard.scalings[0], raw.names)
     gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
+    choosing = time.perf_counter() - began
     same = equal_rows(gp, standard.x, standard.y)
     rows = RowCounts(len(train), x.shape[1], None if same is None else int(same.max()) + 1)
     approximation, plan, events = planned(group, gp, rows, settings, options)
@@ -165,7 +170,7 @@ def prepare(
         notes=tuple(dict.fromkeys((*table.notes, *encoding.notes, *data.notes, *notes, *more))),
         x=x, y=y, held_out=None if test is None else (data.x[test], data.y[test]),
         places=RowPlaces.in_table(table, data.rows[train], data.rows[[] if test is None else test]),
-        count=len(y), total=data.total,
+        count=len(y), total=data.total, choice_seconds=choosing,
     )  # fmt: skip
 
 
