@@ -38,6 +38,11 @@ def kinds(verdict: fgp.Verdict) -> set[EventKind]:
     return {event.kind for event in verdict.findings}
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_rows_have_no_share_explained() -> None:
+    assert scored(np.empty(0), 0).explained is None
+
+
 # -- figures -----------------------------------------------------------------------------------------------------------
 def test_what_is_explained_is_a_ratio_of_sums() -> None:  # (M-420)
     x, y = table()

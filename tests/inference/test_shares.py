@@ -139,3 +139,11 @@ def test_work_is_bounded() -> None:
         count = ShareSettings().count(groups) * ShareSettings().replicates
         assert count * (groups + 2) <= max(16_384, 128 * (groups + 2))
         assert math.log2(count).is_integer()
+    points: list[int] = []
+
+    def counted(at: Tensor) -> Tensor:  # all three inputs act together: every pair that is looked at is
+        points.append(len(at))
+        return at.prod(1)
+
+    of(counted, 3)
+    assert sum(points) == ShareSettings().evaluations(3)

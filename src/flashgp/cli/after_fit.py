@@ -11,6 +11,7 @@ from flashgp.foundations.events import EventKind, StopReason, of_kind
 from flashgp.inference import plan as plans
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import ImportanceSettings
+from flashgp.inference.predict.shares import ShareSettings
 from flashgp.inference.settings import TimeSettings
 from flashgp.planner.plan import FACTORED
 from flashgp.table_model.preparation import PreparedTable
@@ -93,10 +94,13 @@ AFTER_FIT = AfterFit()
 
 
 def importance_seconds(prepared: PreparedTable, rows: int) -> float:
-    """Seconds of the importance of all inputs for a posterior of so many rows, by the plan of its predictions."""
+    """Seconds of the importance of all inputs and of their shares of the variance for a posterior of so many rows, by
+    the plan of the predictions that they take."""
     settings, inputs = ImportanceSettings(), len(prepared.names)
     held, permutations, parts = settings.sizes(rows, inputs)
     others = min(settings.others, max(1, rows - held // parts))
     points = held * permutations * (1 + inputs) // parts
     device = prepared.plan.device
-    return parts * plans.plan(prepared.gp, others, inputs, n_test=points, device=device).seconds
+    known, means = min(settings.others, rows), ShareSettings().evaluations(inputs)
+    shares = plans.plan(prepared.gp, known, inputs, n_test=means, variance=False, device=device).seconds
+    return parts * plans.plan(prepared.gp, others, inputs, n_test=points, device=device).seconds + shares

@@ -19,7 +19,7 @@ from flashgp.table.matching import shown
 from flashgp.target_transform import WarpedMixture, WarpedNormal
 from flashgp.targets import Number, Observations
 
-from .outcome import FitOutcome, _some
+from .outcome import FitOutcome, scored_sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +164,7 @@ def scored_places(outcome: FitOutcome) -> tuple[npt.NDArray[np.int64], str] | No
         return None
     numbers = places.fitted if outcome.left_out else places.held_out
     if len(outcome.observed) < len(numbers):
-        numbers = numbers[_some(len(numbers), len(outcome.observed), outcome.options.seed)]
+        numbers = numbers[scored_sample(len(numbers), len(outcome.observed), outcome.options.seed)]
     return numbers, places.of
 
 

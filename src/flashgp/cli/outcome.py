@@ -250,7 +250,7 @@ def _scored_rows(
             console.note(f"{asked.ended} left no time for leave-one-out scores of the whole sample.")
         if not count:
             return nothing
-        some = _some(sample, count, asked.options.seed)  # the sample is in the order of the files
+        some = scored_sample(sample, count, asked.options.seed)  # the sample is in the order of the files
         x, observed = prepared.x[some], prepared.y[some]
         left = post.leave_out(scaling.x(x), scaling.y(observed))
     elif prepared.held_out is not None:
@@ -258,7 +258,7 @@ def _scored_rows(
         count = AFTER_FIT.scored(post, len(x), asked.deadline)
         if count < len(x):
             console.note(f"{asked.ended} left time to score {count:,} of the {len(x):,} rows held out.")
-            some = _some(len(x), count, asked.options.seed)
+            some = scored_sample(len(x), count, asked.options.seed)
             x, observed = x[some], observed[some]
         if not count:
             return nothing
@@ -277,7 +277,7 @@ def _scored_rows(
     return x, observed, target.answers(found, Placed.all(len(observed)))
 
 
-def _some(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
+def scored_sample(rows: int, count: int, seed: int) -> npt.NDArray[np.int64]:
     """Random positions of so many of so many rows, in their order."""
     return np.sort(np.random.default_rng(seed).permutation(rows)[:count])
 

@@ -173,8 +173,8 @@ def _decoded(data: bytes, name: str, encoding: str | None) -> str:
         line = data.count(b"\n", 0, start) + 1
         raise DomainError(
             f"{quoted(name)} must be {error.encoding.removesuffix('-sig').upper()} text, got byte 0x{data[start]:02x} "
-            f"at line {line} (byte {start} of the file); name its encoding, encoding='cp1252' (--encoding cp1252) for "
-            "one of older Windows, or check that it is a table."
+            f"at line {line} (byte {start} of the file); for one of older Windows read it by "
+            "flashgp.table.read_table(path, encoding='cp1252') (--encoding cp1252), or check that it is a table."
         ) from None
     text = text.removeprefix(mark)
     if "\0" in text:

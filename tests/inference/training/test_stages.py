@@ -29,7 +29,7 @@ FEW = FitSettings(search=SearchSettings(start_rows=60))
 ALL = FitSettings(search=SearchSettings(start_rows=10_000))
 
 
-@pytest.mark.parametrize(("first", "last"), itertools.product((400, 60), (401, 500, 1200, 1201, 2000, 16_000)))
+@pytest.mark.parametrize(("first", "last"), [*itertools.product((400, 60), (401, 500, 1200, 1201, 2000, 16_000))])
 def test_stages_grow_evenly_and_end_with_all(first: int, last: int) -> None:
     sizes = [first, *stage_sizes(first, last, 3.0)]
     ratios = numpy.array(sizes[1:]) / numpy.array(sizes[:-1])

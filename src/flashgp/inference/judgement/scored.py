@@ -78,8 +78,9 @@ class Scored:
 
         Its error is that of a ratio of means, to first order; of medians by resampling.
         """
-        n, scale = len(self.loss), float(self.plain.mean())
-        if not n or not scale > 0.0 or not math.isfinite(scale):
+        n = len(self.loss)
+        scale = float(self.plain.mean()) if n else 0.0
+        if not scale > 0.0 or not math.isfinite(scale):
             return None
         if self.measure is Measure.SPREAD:
             return _of_medians(self.loss, self.plain)

@@ -102,7 +102,8 @@ class Importance(Tabled):
         unfinished: reason that the model is not final, where one is known; the intervals are of rows and permutations,
             not of the fit.
         shares: of the variance of the posterior mean that come from each column, alone and with others; None where it
-            does not vary.
+            does not vary. Of an approximation, or of more than 2,048 rows, the mean is that given `others` of the rows
+            by exact inference.
 
     Example:
         >>> x = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -43,6 +43,10 @@ class ShareSettings:
         whole = min(self.most, max(self.least, self.points // (groups + 2)))
         return int(2 ** math.floor(math.log2(whole / self.replicates)))
 
+    def evaluations(self, groups: int) -> int:
+        """Points at which the mean is taken, over all groups and pairs, at most."""
+        return (2 + groups + math.comb(self.paired, 2)) * self.replicates * self.count(groups)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shares(Tabled):
@@ -50,6 +54,7 @@ class Shares(Tabled):
 
     The distribution of inputs has the columns of the training rows, independent of each other: where columns go
     together, this counts rows as well that no table has. Of the function f, before any likelihood or transform of y.
+    Of more than 2,048 rows, and of an approximation, f is the mean given that many of them by exact inference.
 
     Attributes:
         names: of the g columns, or groups of columns.
