@@ -48,7 +48,7 @@ def by_solves(gp: fgp.GP, x: Tensor, y: Tensor, seed: int = 0) -> Posterior:
 
 @pytest.mark.parametrize("kind", ["labels", "log odds", "counts", "outliers", "classes"])
 def test_solves_and_sampled_variances_settle_where_a_factor_does(kind: str) -> None:
-    x, f, generator = table(800 if kind == "labels" else 250)
+    x, f, generator = table({"labels": 800, "classes": 120}.get(kind, 250))
     y, likelihood = {
         "labels": ((f + torch.randn(len(f), generator=generator, dtype=F64) > 0).double(), L.Bernoulli()),
         "log odds": ((f > 0).double(), L.Bernoulli("logit")),

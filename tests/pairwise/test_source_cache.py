@@ -48,7 +48,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.pairwise.problem import PairProblem
-kernel = 1.5 * fgp.kernels.RationalQuadratic() + fgp.kernels.Matern(nu=0.5)
+kernel = 1.5 * fgp.kernels.RBF(1.3)
 x = torch.linspace(0.0, 1.0, 40, dtype=torch.float64)[:, None]
 problem, v = PairProblem(kernel.form, kernel.theta(), kernel.rows(x)).detached(), torch.ones_like(x)
 wanted = (kernel(x).to_dense() @ v).detach()

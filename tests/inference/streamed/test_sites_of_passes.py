@@ -191,7 +191,7 @@ def test_a_fit_of_rows_that_are_read() -> None:
     assert read.gp.condition(x, y).log_marginal_likelihood() > evidence
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_steps_that_are_cut_to_nothing_have_not_settled(seed: int) -> None:
     """Whole steps overflow under a wide prior that few points leave free; the evidence of counts is never above 0."""
     generator = torch.Generator().manual_seed(seed)
