@@ -20,6 +20,7 @@ from flashgp.inference.predict.variance_solves import explained
 from flashgp.inference.solves import Solves
 
 F64 = torch.float64
+pytestmark = pytest.mark.filterwarnings("ignore:Rounding in float64")  # which many of these models end in
 k = fgp.kernels
 ROUTES = ("refined", "stored", "recomputed")
 

@@ -28,6 +28,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Sizes
 from inference.iterated import Iterated, labels, model, table
 
+pytestmark = pytest.mark.filterwarnings("ignore:Rounding in float64")  # of prior variances of 10,000
 ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a factor": ({}, {}),
     "solves": ({"solver": "cg"}, {}),

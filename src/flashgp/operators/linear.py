@@ -14,6 +14,7 @@ from flashgp.foundations.checks import as_float_tensor
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.report import Report
+from flashgp.foundations.transforms import is_transformed
 from flashgp.operators.indexing import Side, sides
 
 
@@ -167,7 +168,7 @@ class LinearOperator(ABC):
                 ".real or .to_dense()"
             )
         values = torch.as_tensor(variance, dtype=self.dtype, device=self.device)
-        if not _is_mapped(values) and not bool(((values >= 0) & values.isfinite()).all()):
+        if not is_transformed(values) and not bool(((values >= 0) & values.isfinite()).all()):
             raise DomainError(f"`variance` must be finite and not negative, got {variance!r}; correct it")
         if values.dim() == 0:
             values = values.expand(n)
@@ -382,12 +383,7 @@ class SumOperator(LinearOperator):
 
 def _is_followed(tensor: Tensor) -> bool:
     """True if a gradient or a transform of torch.func needs it, so that it is not changed in place."""
-    return tensor.requires_grad or _is_mapped(tensor)
-
-
-def _is_mapped(tensor: Tensor) -> bool:
-    """True if a transform of torch.func holds it: its values cannot be looked at."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.requires_grad or is_transformed(tensor)
 
 
 def check_floating(dtype: torch.dtype) -> torch.dtype:

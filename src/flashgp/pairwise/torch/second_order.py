@@ -17,7 +17,7 @@ from flashgp.foundations.expression import Symbol
 from flashgp.foundations.workspace import Workspace
 from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.program.program import Partial
-from flashgp.pairwise.program.tile_code import Scalar
+from flashgp.pairwise.torch.tile_gradient import flat_scalar
 from flashgp.pairwise.torch.tile_job import TileJob, TileSettings
 
 Pull = Callable[[Tensor], list[Tensor | None]]
@@ -118,7 +118,7 @@ class BlockTape:
     def _summed(self, partial: Partial, slope: Tensor, curved: Sequence[tuple[Tensor | None, Tensor]]) -> Tensor:
         """The sum of `_through` over all pairs, (*batch,)."""
         total = slope.sum((-2, -1)) if partial.tile is None else _dot(slope, partial.tile)
-        total = total * _flat(partial.scalar)
+        total = total * flat_scalar(partial.scalar)
         for tile, factor in curved:
             weighted = self._weighted_by(tile)
             if factor.shape[-2:] == (1, 1):
@@ -164,10 +164,6 @@ def _added(terms: list[Tensor]) -> Tensor:
     """The sum, the largest term first: what broadcasts to it costs no tile of its own."""
     first, *others = sorted(terms, key=lambda t: -t.numel())
     return sum(others, first)
-
-
-def _flat(scalar: Scalar) -> Scalar:
-    return scalar if isinstance(scalar, float) else scalar[..., 0, 0]
 
 
 def _dot(one: Tensor, two: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Accumulator:
                 weighted = products[id(partial.tile)] = partial.tile.mul_(weight) if own else weight * partial.tile
             symbol, scalar = partial.symbol, partial.scalar
             if symbol.kind == "parameter":
-                self.add_theta(symbol.index, weighted.sum((-2, -1)) * _flat(scalar))
+                self.add_theta(symbol.index, weighted.sum((-2, -1)) * flat_scalar(scalar))
             elif symbol.kind in ("left", "right"):
                 part = weighted.sum(-1 if symbol.kind == "left" else -2)
                 part = part * (scalar if isinstance(scalar, float) else scalar.squeeze(-1))
@@ -107,7 +107,8 @@ def pull_panels(job: TileJob, weights: Callable[[slice, slice], Tensor], workspa
     return total.gradient()
 
 
-def _flat(scalar: Scalar) -> Scalar:
+def flat_scalar(scalar: Scalar) -> Scalar:
+    """Values of pairs without the dimensions of a tile that a scalar has one of."""
     return scalar if isinstance(scalar, float) else scalar[..., 0, 0]
 
 

@@ -24,7 +24,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.pairwise.triton.gradients import pair_gradient
 from flashgp.pairwise.triton.kernel_source import FEW
 from flashgp.pairwise.triton.launch import LaunchSettings, blocks_for, columns_per_split, launch, on_device, routes
-from flashgp.pairwise.triton.packing import Packed, packed, packed_bytes, store_norms
+from flashgp.pairwise.triton.packing import Packed, member_stride, packed, packed_bytes, store_norms
 from flashgp.pairwise.triton.tile_source import power_of_two
 
 MAX_STATISTICS = 128  # each has lines of its own in a kernel, and arguments
@@ -89,7 +89,7 @@ class TritonTiles(Backend):
             flat = _flat(right, job.batch)
             arguments = {
                 "right": flat,
-                "right_member": _stride(flat),
+                "right_member": member_stride(flat),
                 "out": out,
                 "blocks": blocks,
                 "splits": splits,
@@ -120,7 +120,7 @@ class TritonTiles(Backend):
             row, column = (2, 1) if swapped else (1, 2)
             return {
                 "weights": flat,
-                "weights_member": _stride(flat),
+                "weights_member": member_stride(flat),
                 "weights_row": flat.stride(row),
                 "weights_column": flat.stride(column),
             }
@@ -145,7 +145,7 @@ class TritonTiles(Backend):
 
         def given(swapped: bool) -> dict[str, object]:
             one, two = reversed(sides) if swapped else sides
-            members = {"left": one, "right": two, "left_member": _stride(one), "right_member": _stride(two)}
+            members = {"left": one, "right": two, "left_member": member_stride(one), "right_member": member_stride(two)}
             return members | ({"t": t} if t > FEW else {})
 
         return pair_gradient(problem.form, job, problem.symmetric, how, given, self.settings)
@@ -171,10 +171,6 @@ def _flat(side: Tensor, batch: torch.Size) -> Tensor:
     side = side.detach()
     shape = batch if side.shape[:-2].numel() > 1 else torch.Size(())
     return side.expand(*shape, *side.shape[-2:]).reshape(-1, *side.shape[-2:]).contiguous()
-
-
-def _stride(tensor: Tensor) -> int:
-    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
 def _not_ours(problem: PairProblem, dtype: torch.dtype) -> bool:

@@ -46,10 +46,10 @@ class Side:
         return {
             side: self.channels,
             f"{side}_stride": self.channels.stride(1),
-            f"{side}_member": _member_stride(self.channels),
+            f"{side}_member": member_stride(self.channels),
             codes: self.codes,
             f"{codes}_stride": self.codes.stride(1),
-            f"{codes}_member": _member_stride(self.codes),
+            f"{codes}_member": member_stride(self.codes),
         }
 
 
@@ -93,13 +93,13 @@ class Packed:
         }
         for name in ("theta", "limits", "route"):
             found[name] = getattr(self, name)
-            found[f"{name}_member"] = _member_stride(getattr(self, name))
+            found[f"{name}_member"] = member_stride(getattr(self, name))
         for k, (first, width) in enumerate(zip(self.first_channels, self.columns, strict=True)):
             found[f"c{k}"], found[f"d{k}"] = first, width
         return found
 
 
-def _member_stride(tensor: Tensor) -> int:
+def member_stride(tensor: Tensor) -> int:
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
