@@ -9,6 +9,7 @@ import torch
 
 from flashgp.foundations.errors import ModelFileError, ShapeError
 from flashgp.inference.gp import GP
+from flashgp.inference.training.initial import DataFacts
 from flashgp.kernels.default import DEFAULT
 from flashgp.targets import Classes, Number, Target, Unshifted
 from flashgp.units import Scaling, learned_scalings
@@ -110,3 +111,34 @@ def test_targets_of_a_file_are_checked(target: object, named: str) -> None:
 def test_targets_come_back_from_a_file(target: Target) -> None:
     scaling = Scaling((1.0,), (2.0,), target)
     assert Scaling.from_json(json.loads(json.dumps(scaling.to_json()))) == scaling
+
+
+def test_columns_in_one_unit_keep_it() -> None:
+    """(M-450): a pixel that seldom varies is not enlarged; columns of different ranges, or few, are."""
+    generator = np.random.default_rng(3)
+    x, y = generator.integers(0, 17, (80, 5)).astype(float), generator.normal(size=80)
+    x[:2, :4] = [[0.0], [16.0]]
+    x[:, 4] = 3.0 * (np.arange(80) == 7)
+    scaling = learned(x, y)
+    assert len(set(scaling.x_shift)) == len(set(scaling.x_scale)) == 1
+    assert np.isclose(scaling.x_scale[0], np.sqrt(x.var(axis=0).mean()))
+    assert np.isclose(scaling.x_shift[0], x.mean())
+    spread = DataFacts.of(torch.from_numpy(scaling.x(x)), torch.from_numpy(y), None).spread
+    assert torch.allclose(spread, torch.ones(5, dtype=torch.float64)), "as a fit of tensors sees"
+    large = learned(x * 1e200, y)
+    assert np.allclose(np.array(large.x_scale), 1e200 * np.array(scaling.x_scale))
+    beyond = x.copy()
+    beyond[7, 4] = 17.0
+    for other in (beyond, x[:, [0, 4]]):
+        assert np.allclose(learned(other, y).x_scale, other.std(axis=0))
+
+
+def test_codes_and_constant_columns_take_no_part_in_one_unit() -> None:
+    generator = np.random.default_rng(4)
+    x, y = generator.integers(0, 5, (60, 5)).astype(float), generator.normal(size=60)
+    x[:2, :3] = [[0.0], [4.0]]
+    x[:, 3], x[:, 4] = 2.5, generator.integers(0, 40, 60)
+    scaling = learned(x, y, codes=(4,))
+    assert len(set(scaling.x_scale[:3])) == 1
+    assert (scaling.x_shift[3], scaling.x_scale[3]) == (2.5, 1.0)
+    assert np.array_equal(scaling.x(x)[:, 4], x[:, 4])

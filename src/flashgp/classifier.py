@@ -35,8 +35,9 @@ class GPClassifier(ClassifierMixin, TableEstimator):
 
     Of two classes a latent function f with a Gaussian process prior gives the second of `classes_` the probability
     Phi(f), or a logistic one; of more each class has a function, and their softmax is the probability. Inside, every
-    column of X has mean 0 and standard deviation 1, as in `GPRegressor`, which explains frames, categories and dates
-    too; `kernel`, `gp_` and `posterior_` are in these units. Nothing passed in is ever changed.
+    column of X has mean 0 and standard deviation 1, or all together where they are in one unit, as in `GPRegressor`,
+    which explains frames, categories and dates too; `kernel`, `gp_` and `posterior_` are in these units. Nothing passed
+    in is ever changed.
 
     Args:
         kernel: as of `GPRegressor`, but for "auto".

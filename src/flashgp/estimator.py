@@ -40,7 +40,8 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
     """Exact Gaussian process regression as a scikit-learn estimator.
 
     Inside, every column of X and every output has mean 0 and standard deviation 1 (columns of integer codes that a
-    Categorical or Coregionalization kernel reads stay as they are; a constant column is only centred). `kernel`,
+    Categorical or Coregionalization kernel reads stay as they are; a constant column is only centred; columns in one
+    unit, such as pixels, most of which have the same least and greatest value, have these together). `kernel`,
     `mean` and `likelihood` are in those standard units: a lengthscale of 1 is one standard deviation of its column, a
     noise_variance of 0.1 is a tenth of the variance of y. So are `kernel_`, `gp_`, `posterior_` and the log marginal
     likelihood. Predictions, their deviations and samples are in the units of y. Nothing passed in is ever changed.

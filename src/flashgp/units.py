@@ -18,6 +18,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.json_values import json_fields, refused
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import equal_rows, join
+from flashgp.inference.training.initial import in_one_unit
 from flashgp.kernels import Kernel, Warped
 from flashgp.targets import MAX_SCALE, MIN_SCALE, Target, number
 
@@ -77,6 +78,15 @@ class ColumnScaling:
         """Scaling of the numbers of every column, (n, columns), beside NaN; each has one at least."""
         each = [cls.of(column[~np.isnan(column)][:, None]) for column in values.T]
         return cls(*(np.concatenate([getattr(one, name) for one in each]) for name in ("offset", "scale", "constant")))
+
+    def in_one_unit(self, columns: npt.NDArray[np.bool_]) -> "ColumnScaling":
+        """The map with one shift and scale for those of these columns, (columns,) of bool, that vary: from their
+        mean and the mean square of their deviations."""
+        varying, offset, scale = columns & ~self.constant, self.offset.copy(), self.scale.copy()
+        largest = scale[varying].max()  # whose square may not be held
+        offset[varying] = offset[varying].mean()
+        scale[varying] = largest * np.sqrt(np.square(scale[varying] / largest).mean())
+        return ColumnScaling(offset, scale, self.constant)
 
     def keeping(self, columns: Collection[int]) -> "ColumnScaling":
         """The map with these columns passed unchanged."""
@@ -222,10 +232,20 @@ def learned_scalings(
 
 
 def units_of_inputs(x: Array, weight: Array | None, kernel: Kernel, standardise: str) -> ColumnScaling:
-    """Scaling of the columns of X; those that hold integer codes for this kernel stay as they are."""
+    """`scaling_of_inputs`, where they are standardised, with the columns that hold integer codes for this kernel."""
     if standardise not in ("both", "x"):
         return ColumnScaling.identity(x.shape[1])
-    return ColumnScaling.of(x, weight).keeping(_code_columns(kernel, x.shape[1]))
+    return scaling_of_inputs(x, weight, _code_columns(kernel, x.shape[1]))
+
+
+def scaling_of_inputs(x: Array, weight: Array | None, codes: Sequence[int]) -> ColumnScaling:
+    """Scaling of the columns of X, one for all where they are in one unit, (M-450); codes, columns of integer codes,
+    stay as they are."""
+    scaling = ColumnScaling.of(x, weight)
+    numbers = np.isin(np.arange(x.shape[1]), list(codes), invert=True)
+    if in_one_unit(torch.from_numpy(x[:, numbers]), torch.from_numpy(scaling.constant[numbers])):
+        scaling = scaling.in_one_unit(numbers)
+    return scaling.keeping(codes)
 
 
 def _code_columns(kernel: Kernel, columns: int) -> list[int]:

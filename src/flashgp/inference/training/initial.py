@@ -1,7 +1,7 @@
 """Initial values, weak priors and bounds from the data before fitting, by the role that a parameter plays.
 
 Roles are declared by kernels, means and likelihoods (`roles`); this file gives them numbers. With s_k the standard
-deviation of column k, d the columns a kernel sees and v the variance of y:
+deviation of column k, of all where they are in one unit, (M-450), d the columns a kernel sees and v the variance of y:
 
     input_scale      start s_k sqrt(d)             prior log l ~ N(log s_k + sqrt 2 + log(d) / 2, 3)      (M-44)
     output_variance  start v / (added terms)       prior log v' ~ N(log v, 2^2)                            (M-45)
@@ -53,6 +53,7 @@ COLUMN_SDS = (0.25, 0.5)  # of columns around their common scale where f is late
 LATENT_START = 0.6  # of the usual start: a search that begins with short ones takes a fifth fewer evaluations
 NOISE_PRIOR = (-4.0, 2.0)
 DISPERSION, CONCENTRATION, OWN_PRIOR_SD = 0.1, 5.0, 1.5  # of a likelihood's own parameters, weak
+ONE_UNIT_COLUMNS = 3  # from which on columns with the same range may be numbers of one kind
 RANGE_FACTOR = 1e5  # bounds: start / 1e5 to start * 1e5; noise down to 1e-10 of the variance of y
 LEAST_LOG_NOISE = 1e-3  # of the variance of y, a noise variance that varies, where its latent function is 0
 MOST_SPREAD = 5.0  # of a log noise variance, where its latent function has the variance of y
@@ -84,6 +85,9 @@ class DataFacts:
         spread = _variance(flat / unit, counts).sqrt() * unit if flat.shape[0] else largest
         # A column that is constant up to rounding has no scale: its own size, or 1, is as good as any.
         constant = spread <= 1e3 * torch.finfo(torch.float64).eps * largest
+        if in_one_unit(flat, constant):
+            most = spread.max()  # whose square may not be held
+            spread = most * (spread[~constant] / most).square().mean().sqrt().expand_as(spread)
         spread = torch.where(constant, torch.where(largest > 0, largest, 1.0), spread)
         targets = y.detach().double()
         columns = targets.unsqueeze(-1) if outputs is None else targets
@@ -127,6 +131,20 @@ class DataFacts:
             variance = float((at.mean - centre).square().mean() + at.variance.mean())
         one = torch.tensor([variance], dtype=torch.float64)
         return dataclasses.replace(self, mean=centre.cpu(), variance=variance, variances=one, latent=True)
+
+
+def in_one_unit(x: Tensor, constant: Tensor) -> bool:
+    """True if the columns of x, (n, d), are numbers of one kind, such as pixels: most have the same least and greatest
+    value, and no other one reaches beyond, eq. (M-450). Deviations of their own would enlarge those that seldom vary.
+
+    Args: constant, (d,), which columns have no spread.
+    """
+    varying = x[:, ~constant]
+    if not len(x) or varying.shape[-1] < ONE_UNIT_COLUMNS:
+        return False
+    low, high = varying.amin(0), varying.amax(0)
+    whole = (low == low.min()) & (high == high.max())
+    return 2 * int(whole.sum()) > len(low)
 
 
 def _power_of_two_below(size: Tensor) -> Tensor:
