@@ -205,6 +205,9 @@ class EventKind(Enum):
         "{likelihood}: the variance that the search found times {factor:.3g}, by leaving rows out, whose log density "
         "rose by {gain:.3g} nats a row."
     )
+    SEARCHED_PART = (
+        "{likelihood}: lengthscales were searched on {rows:,} of {of:n row}; the variance is found by leaving rows out."
+    )
     VARIANCE_AS_SEARCHED = (
         "{likelihood}: the variance is that of the bound, which wants too little of it: the time limit of {limit:g} s "
         "left no time for leaving rows out. Probabilities are too cautious; allow more time."

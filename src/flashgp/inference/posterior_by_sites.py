@@ -89,10 +89,10 @@ def condition_by_sites(
         slack = settings.errors * (start.answer.report.standard_error or 0.0)
         if start.value is not None:
             start = better_start(start, from_prior(prior, x, y))
-        nats = settings.posterior_of(len(y)) if marginals.solves else settings.posterior
+        nats = settings.posterior_of(y.numel()) if marginals.solves else settings.posterior
         found, steps, moved = settle_rows(likelihood, y, start, evaluate, nats, settings, slack, deadline)
         state = condition(under(found.held_next(likelihood, y)))
-    tolerance, told = settings.of_rows(nats, len(y)), state.report.events
+    tolerance, told = settings.of_rows(nats, y.numel()), state.report.events
     told.append(steps_event(likelihood, steps + 1, moved, tolerance, deadline, marginals.solves))
     told += doubts(likelihood, y, found.at)
     if not state.evidence_known:

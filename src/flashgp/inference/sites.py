@@ -68,7 +68,8 @@ class SiteSettings:
             search on a part of them; negligible_gain, nats a row, of a step of theirs that is the last.
         start_rows, stage_ratio, draws_per_parameter: of a fit, as those of its settings, where these ask for more work.
         sample_ratio: times as many rows as the sample of those that are read, from which on it is asked first.
-        left_out_rows: at most, of which the variance of several classes is that under which left out ones are likely.
+        left_out_rows: at most, of which the variance of several classes is that under which left out ones are likely;
+            searched_rows, at most, that their other parameters are searched on.
     """
 
     search: float = 1e-2
@@ -98,6 +99,7 @@ class SiteSettings:
     start_rows: int = 250
     sample_ratio: float = 2.0
     left_out_rows: int = 500
+    searched_rows: int = 600
     mixed: int = 4
     mix_below: float = 0.1
     stage_ratio: float = 4.0
@@ -385,7 +387,8 @@ def settle_rows(
     method, coming = method_of(likelihood), list[tuple[Found[A], Sites]]()
     foreseen = tolerance is None and not method.climbs
     settings = settings if tolerance is None else settings.of_posterior()
-    tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, len(y))
+    rows = len(y) if tolerance is None else y.numel()  # of a posterior, every site counts
+    tolerance = settings.of_rows(settings.search if tolerance is None else tolerance, rows)
     mixing = Anderson(likelihood.step, settings.mixed) if method.bound and start.value is not None else None
 
     def next_of(kept: Found[A]) -> Sites:

@@ -7,7 +7,12 @@ import torch
 from sklearn.datasets import load_digits
 
 import flashgp as fgp
-from flashgp.foundations.events import EventKind
+from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.data import Data
+from flashgp.inference.sites import SiteSettings
+from flashgp.inference.training.exact_fit import fit_exact
+from flashgp.inference.training.history import Stage
+from flashgp.inference.training.options import FitOptions, FitSettings
 
 F64 = torch.float64
 
@@ -45,3 +50,15 @@ def test_a_variance_that_is_given_stays() -> None:
     kernel = fgp.kernels.Matern(nu=2.5)
     fit = fgp.fit(fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Categorical(3)), x, y)
     assert not [event for event in fit.report.events if event.kind is EventKind.VARIANCE_LEFT_OUT]
+
+
+def test_a_search_that_leaves_the_variance_to_left_out_rows_needs_few_and_says_so() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = 6.0 * torch.rand(60, 1, generator=generator, dtype=F64)
+    y = (x[:, 0] / 2.0).floor().clamp(max=2)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=2.5), fgp.means.Zero(), fgp.likelihoods.Categorical(3))
+    settings = FitSettings(sites=SiteSettings(start_rows=20, searched_rows=30))
+    options = FitOptions(settings=settings)
+    fitted = fit_exact(gp, Data.of(gp, x, gp.likelihood.encoded(y, "y")), options.by_sites())
+    assert Event(EventKind.SEARCHED_PART, likelihood="Categorical", rows=30, of=60) in fitted.report.events
+    assert {entry.run.stage for entry in fitted.history} == {Stage.SUBSET, Stage.FIRST_ROWS}

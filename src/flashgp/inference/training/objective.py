@@ -338,10 +338,10 @@ class LogJoint(Objective):
         """The prior with the sites of a posterior, and events of a report. Raises: ConvergenceError."""
         problem, sites = self.problem, self.problem.sites
         assert sites is not None
-        likelihood, wanted = problem.prior.likelihood, sites.settings.posterior_of(self.rows)
+        likelihood, wanted = problem.prior.likelihood, sites.settings.posterior_of(problem.y.numel())
         found = self.settled(wanted, deadline)
         assert found is not None
-        tolerance = sites.settings.of_rows(wanted, self.rows)
+        tolerance = sites.settings.of_rows(wanted, problem.y.numel())
         event = steps_event(likelihood, sites.steps[-1], sites.moved, tolerance, deadline)
         told = [event, *doubts(likelihood, problem.y, found.at)]
         return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), told

@@ -12,7 +12,7 @@ import torch
 
 from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
-from flashgp.foundations.events import StopReason
+from flashgp.foundations.events import Event, EventKind, StopReason
 from flashgp.foundations.quantities import counted
 from flashgp.inference.site_methods import method_of
 from flashgp.inference.threads import quiet_openblas
@@ -51,7 +51,11 @@ def train(
     settings, n = options.settings, problem.rows
     objective = settings.objective(problem)
     estimated = None if estimate is None else settings.estimated_gradients(problem, estimate)
-    stages = stages_of(objective, n, options, estimated=estimated is not None)
+    likelihood, searched_rows = problem.prior.likelihood, n
+    if likelihood.spread_by_leaving_out and n > settings.sites.searched_rows:
+        searched_rows = settings.sites.searched_rows
+        recorder.note(Event(EventKind.SEARCHED_PART, likelihood=likelihood.name, rows=searched_rows, of=n))
+    stages = stages_of(objective, searched_rows, options, estimated=estimated is not None)
     parts = [stage.rows for stage in stages if stage.search is Search.ESTIMATED][:-1]
     recorder.expected = {stage.rows: (stage.evaluations.middle, work(stage.rows)) for stage in stages}
     double = dataclasses.replace(problem, direct=dataclasses.replace(problem.direct, dtype=torch.float64))
@@ -105,8 +109,8 @@ def searched(
         search = dataclasses.replace(search, min_decrease=max(search.min_decrease, problem.sites.settings.search))
     exact = [stage for stage in stages if stage.search is not Search.ESTIMATED]
     first = ExactStages(
-        of, stages[-1].rows, exact, recorder, search, settings.stochastic, options.max_iterations, options.run.seed,
-        shape.resets,
+        of, max(problem.rows, stages[-1].rows), exact, recorder, search, settings.stochastic, options.max_iterations,
+        options.run.seed, shape.resets,
     )  # fmt: skip
     theta, stop = objective.parameters.values(), StopReason.GOAL
     try:
