@@ -25,7 +25,7 @@ from flashgp.inference.judgement.verdict import Verdict
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.prediction import Prediction
-from flashgp.kernels.default import DEFAULT
+from flashgp.kernels.default import default_for
 from flashgp.means import Linear as LinearMean
 from flashgp.table import FrameEncoding, time_position
 from flashgp.table.arrays import points
@@ -262,7 +262,7 @@ class TableEstimator(BaseEstimator):
         """
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, likelihood))
         if kernel is None or kernel == "auto":
-            kernel = DEFAULT.build(columns, tuple(self._categories))
+            kernel = default_for(likelihood).build(columns, tuple(self._categories))
         gp = GP(kernel, mean, likelihood, outputs)
         check_kernel(gp.kernel, self._categories, columns)
         if self._categories and isinstance(gp.mean, LinearMean):

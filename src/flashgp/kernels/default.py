@@ -17,6 +17,7 @@ from flashgp.kernels.matern import Matern
 from flashgp.kernels.periodic import Periodic
 from flashgp.kernels.rational_quadratic import RationalQuadratic
 from flashgp.kernels.squared_exponential import SquaredExponential
+from flashgp.likelihoods.base import Likelihood
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,11 @@ CANDIDATES = (
     TableKernel("RationalQuadratic", lambda scales, dims: RationalQuadratic(1.0, scales, dims)),
 )
 DEFAULT = CANDIDATES[0]
+# Of several classes a trend in many columns tells training rows apart, and rows left out by sites do not show that.
+DEFAULT_OF_CLASSES = CANDIDATES[1]
+
+
+def default_for(likelihood: Likelihood | None) -> TableKernel:
+    """The default covariance function beside a likelihood, None for the Gaussian one."""
+    several = likelihood is not None and likelihood.spread_by_leaving_out
+    return DEFAULT_OF_CLASSES if several else DEFAULT

@@ -36,7 +36,7 @@ from flashgp.inference.streamed.rows import sample_rows
 from flashgp.inference.training.options import FitOptions
 from flashgp.kernel_expression import BuiltKernel, KernelColumns, build_kernel
 from flashgp.kernels import Kernel
-from flashgp.kernels.default import DEFAULT
+from flashgp.kernels.default import TableKernel, default_for
 from flashgp.likelihoods import Gaussian, Likelihood, NegativeBinomial
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import ALONE, Group
@@ -54,7 +54,7 @@ from flashgp.table_fit import (
     standard_rows,
 )
 from flashgp.targets import Target, likelihood_of_classes, target_of
-from flashgp.units import ColumnScaling, Scaling, check_scales
+from flashgp.units import ColumnScaling, Scaling, check_scales, scaling_of_inputs
 
 _Numbers = npt.NDArray[np.float64]
 _Rows = npt.NDArray[np.int64]
@@ -148,8 +148,11 @@ def prepare(
     train, test = (np.arange(len(data.rows)), None) if split is None else split
     check_same_rows(group, [column.name for column in encoding.inputs], x=data.x, y=data.y, rows_fitted=train)
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
-    built, words, notes = _kernel_of(settings, table, encoding, lambda: ColumnScaling.of(x))
     likelihood, target, decided = _likelihood_of(settings, encoding, y)
+    default = default_for(likelihood)
+    built, words, notes = _kernel_of(
+        settings, table, encoding, default, lambda: scaling_of_inputs(x, None, encoding.category_positions)
+    )
     gp, options = GP(built.kernel, likelihood=likelihood), _options(settings, deadline, built)
     raw = TrainingRows(x, y[:, None], _names(encoding), data.rows[train] + table.first_row, encoding.target)
     odd = [*decided, *raw.findings(settings.target_transform, gp)]
@@ -201,8 +204,8 @@ def prepare_rows(
     moments = survey.x_moments
     of_x = ColumnScaling(moments.mean.numpy(), moments.scale.numpy(), np.zeros(survey.width, dtype=bool))
     of_x = of_x.keeping(encoding.category_positions)
-    built, words, notes = _kernel_of(settings, table, encoding, lambda: of_x)
     likelihood, target, decided = _likelihood_of(settings, encoding, survey.y.numpy())
+    built, words, notes = _kernel_of(settings, table, encoding, default_for(likelihood), lambda: of_x)
     gp, options = GP(built.kernel, likelihood=likelihood), _options(settings, deadline, built)
     # What follows is chosen by the sample, which all ranks have, on rank 0.
     x, y, wanted = survey.x.numpy(), survey.y.numpy(), settings.target_transform
@@ -340,11 +343,12 @@ def _chosen_kernel(
 
 
 def _kernel_of(
-    settings: TableSettings, table: Table, encoding: Encoding, scales: Callable[[], ColumnScaling]
+    settings: TableSettings, table: Table, encoding: Encoding, default: TableKernel, scales: Callable[[], ColumnScaling]
 ) -> tuple[BuiltKernel, str, list[str]]:
     """The covariance function for standardised inputs, in words, and what a user should know of it.
 
-    Args: scales, of the inputs, asked for where an expression has lengthscales in their units.
+    Args: default, without another one; scales, of the inputs, asked for where an expression has lengthscales in their
+        units.
     """
     names, codes = [column.name for column in encoding.inputs], encoding.category_positions
     if isinstance(settings.kernel, Kernel):
@@ -357,7 +361,7 @@ def _kernel_of(
         check_kernel(kernel, {j: names[j] for j in codes}, len(names))
         return BuiltKernel(kernel, has_starts=False), type(kernel).__name__, []
     if settings.expression is None:
-        return BuiltKernel(DEFAULT.build(len(names), codes), has_starts=False), DEFAULT.words(len(names), codes), []
+        return BuiltKernel(default.build(len(names), codes), has_starts=False), default.words(len(names), codes), []
     each = scales().keeping(codes).scale.tolist()
     built = build_kernel(settings.expression, KernelColumns(encoding.inputs, table.names, each))
     used: set[int] = set()
