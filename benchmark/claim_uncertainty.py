@@ -31,9 +31,10 @@ from scipy.special import ndtr
 
 import flashgp as fgp
 from flashgp.foundations.errors import BackendUnavailableError
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import ColumnSettings, SearchSettings
-from flashgp.kernels.default import DEFAULT
+from flashgp.kernels.default import default_for
 from flashgp.units import ColumnScaling
 
 Array = Any  # float64
@@ -43,7 +44,8 @@ MADE = {"wide": (200, 100), "friedman": (100, 50), "hartmann": (80, 60), "noise"
 TABLES = (*ROWS, "wide", "friedman", "hartmann")
 PART = {"elevators": 180, "pol": 300}  # rows of tables on which priors alone are compared
 SPARSE = ("housing", "wide", "friedman", "hartmann", *PART, "noise")  # 12 columns or more, fewer than 12 rows for each
-OURS = ("none", "laplace", "nuts", "auto")
+METHODS_OF_DRAWS = ("laplace", "nuts", "auto")
+OURS = ("none", *METHODS_OF_DRAWS)
 WEAK = FitSettings(search=SearchSettings(columns=ColumnSettings(sparse_rows=0.0)))
 SPLITS, TEST_ROWS = 5, 300
 WARM_UP, SAMPLES, THINNING = 128, 128, 8
@@ -100,7 +102,8 @@ class Found(NamedTuple):
 
 
 def ours(method: str, x: Array, y: Array, x_test: Array, y_test: Array) -> Found:
-    gp = fgp.GP(DEFAULT.build(x.shape[1]))
+    drawn = method if method in METHODS_OF_DRAWS else None
+    gp = fgp.GP(default_for(None, *x.shape, drawn).build(x.shape[1]))
     rows, targets, points, wanted = map(torch.from_numpy, (x, y, x_test, y_test))
     options: dict[str, Any] = {"none": {}, "weak": {"settings": WEAK}}.get(method, {"uncertainty": method})
     began = time.process_time()
@@ -108,7 +111,8 @@ def ours(method: str, x: Array, y: Array, x_test: Array, y_test: Array) -> Found
     seconds = time.process_time() - began
     predicted = fit.posterior.predict(points)
     below = predicted.distribution.cdf(wanted)
-    return Found(predicted.log_prob(wanted).numpy(), below.numpy(), predicted.mean.numpy(), seconds)
+    told = " ".join(map(str, of_kind(fit.report.events, EventKind.HYPERPARAMETERS_SAMPLED)))
+    return Found(predicted.log_prob(wanted).numpy(), below.numpy(), predicted.mean.numpy(), seconds, told)
 
 
 def botorch(x: Array, y: Array, x_test: Array, y_test: Array) -> Found:

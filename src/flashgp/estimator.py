@@ -103,6 +103,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
             for exact inference where it keeps to time_limit and memory, else an approximation, as `flashgp.fit`.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
+        uncertainty: of the parameters, as `flashgp.fit`: "laplace", "nuts" or "auto" average predictions over draws of
+            them, of one output. The default kernel of at most 500 rows, and 5 for each column at least, is then
+            variance * Matern(2.5).
 
     Attributes:
         X_train_: as passed, columns of a frame as numbers; rows that were dropped or weigh 0 are left out.
@@ -159,6 +162,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
         approximation: str | None = None,
         inducing: int | str = "auto",
         neighbours: int | str = "auto",
+        uncertainty: Literal["laplace", "nuts", "auto"] | None = None,
     ) -> None:
         self._keep(locals())
 
@@ -167,7 +171,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
         _ = self._settings().asked_approximation
         X, y, weight, kept = training_rows(self, X, y, sample_weight, drop=self.missing == "drop")
         outputs = y.shape[1] if y.ndim == 2 else None
-        gp = self._prior(X.shape[1], outputs, self.likelihood)
+        gp = self._prior(X.shape[1], outputs, self.likelihood, len(X))
         likelihood = self._likelihood_of(gp, kept)
         plain = likelihood.row_weight is None
         likelihood, counts, weighing = weighed(likelihood, weight)

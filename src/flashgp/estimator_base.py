@@ -52,6 +52,7 @@ class TableEstimator(BaseEstimator):
     missing: str
     time_limit: float | None
     random_state: RandomState
+    uncertainty: str | None = None
     _evidence: float | None = None
     _repeated = False
     _weighted = False
@@ -255,14 +256,15 @@ class TableEstimator(BaseEstimator):
         """What answers before `fit`. Raises: NotFittedError."""
         raise NotFittedError(f"call `fit` first: this {type(self).__name__} has no data")
 
-    def _prior(self, columns: int, outputs: int | None, likelihood: Any) -> GP:
-        """The GP to fit, made of copies; copied together, so that a parameter they share stays shared.
+    def _prior(self, columns: int, outputs: int | None, likelihood: Any, rows: int = 0) -> GP:
+        """The GP to fit to so many rows, made of copies; copied together, so that a parameter they share stays shared.
 
         Raises: DomainError for what cannot stand beside each other.
         """
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, likelihood))
         if kernel is None or kernel == "auto":
-            kernel = default_for(likelihood).build(columns, tuple(self._categories))
+            drawn = self.uncertainty if self.optimise and outputs is None and kernel is None else None
+            kernel = default_for(likelihood, rows, columns, drawn).build(columns, tuple(self._categories))
         gp = GP(kernel, mean, likelihood, outputs)
         check_kernel(gp.kernel, self._categories, columns)
         if self._categories and isinstance(gp.mean, LinearMean):

@@ -97,7 +97,7 @@ class NoDraws(StrEnum):
     FIXED = "no parameter is fitted"
     ROWS = "the rows are too many for exact gradients in float64 on the processor"
     APPROXIMATION = "inference is approximate"
-    SECONDS = "averaging over them would take longer than the fit"
+    SECONDS = "averaging over them would take more gradients than the search"
     TIME = "the time limit leaves no time for draws of them"
 
 

@@ -218,7 +218,9 @@ _INDUCING: Answers = {
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.predictor),
 }  # fmt: skip
 _MIXTURE: Answers = {
-    **_ALL, "leave_one_out": _mixed_left_out, "log_marginal_likelihood": lambda state: _evidence(state.point),
+    **_ALL, "append": _with_rows(online.append, online.append), "drop": online.drop, "replace": _replaced,
+    "slide": _with_rows(online.slide, online.append),
+    "leave_one_out": _mixed_left_out, "log_marginal_likelihood": lambda state: _evidence(state.point),
     "paths": _mixed_paths, "predict": _mixed,
     "predict_seconds": lambda state, rows: _planned_seconds(state.each, rows),
 }  # fmt: skip

@@ -233,9 +233,10 @@ def fit(
         uncertainty: of the hyperparameters, which point estimates leave out: intervals of small tables, and of many
             columns, are then too narrow. "laplace" averages predictions over 32 sets, the best and draws of Laplace's
             approximation, eq. (M-381); "nuts" over samples of four chains of the No-U-Turn sampler, eq. (M-383), in
-            some thousand gradients; "auto" is "laplace" where that takes no longer than the fit, else nothing, and the
-            report says which. Under a time_limit none that would end too late. Of Gaussian likelihoods with one output,
-            by exact inference.
+            some twenty thousand gradients, a hundred times as many as the search: the report says how many, and how far
+            chains have settled; "auto" is "laplace" where that takes no more gradients than the search, else nothing,
+            and the report says which. Under a time_limit none that would end too late. Of Gaussian likelihoods with one
+            output, by exact inference.
         group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,

@@ -100,12 +100,23 @@ CANDIDATES = (
     TableKernel("SquaredExponential", lambda scales, dims: SquaredExponential(scales, dims)),
     TableKernel("RationalQuadratic", lambda scales, dims: RationalQuadratic(1.0, scales, dims)),
 )
-DEFAULT = CANDIDATES[0]
+DEFAULT, SMOOTH = CANDIDATES[0], CANDIDATES[2]
+# Rows up to which, and rows of a column from which, hyperparameters are drawn for a smooth function without a trend.
+FEW_ROWS, ROWS_OF_COLUMN = 500, 5
 # Of several classes a trend in many columns tells training rows apart, and rows left out by sites do not show that.
 DEFAULT_OF_CLASSES = CANDIDATES[1]
 
 
-def default_for(likelihood: Likelihood | None) -> TableKernel:
-    """The default covariance function beside a likelihood, None for the Gaussian one."""
+def default_for(
+    likelihood: Likelihood | None, rows: int = 0, columns: int = 1, uncertainty: str | None = None
+) -> TableKernel:
+    """The default covariance function beside a likelihood, None for the Gaussian one.
+
+    Where hyperparameters are drawn, a long lengthscale of a large variance is a trend (docs/decisions/0065-trust.md).
+    Args: rows and columns, of the table; uncertainty, of the fit.
+    """
+    few = ROWS_OF_COLUMN * columns <= rows <= FEW_ROWS
+    if few and uncertainty is not None and (likelihood is None or likelihood.has_sites):
+        return SMOOTH
     several = likelihood is not None and likelihood.spread_by_leaving_out
     return DEFAULT_OF_CLASSES if several else DEFAULT

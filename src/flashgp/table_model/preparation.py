@@ -149,7 +149,8 @@ def prepare(
     check_same_rows(group, [column.name for column in encoding.inputs], x=data.x, y=data.y, rows_fitted=train)
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
     likelihood, target, decided = _likelihood_of(settings, encoding, y)
-    default = default_for(likelihood)
+    drawn = settings.uncertainty if settings.kernel is None else None
+    default = default_for(likelihood, len(x), x.shape[1], drawn)
     built, words, notes = _kernel_of(
         settings, table, encoding, default, lambda: scaling_of_inputs(x, None, encoding.category_positions)
     )

@@ -18,10 +18,12 @@ from flashgp.inference.data import Data
 from flashgp.inference.exact.mixture import MixtureState, batch_of
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, mixed
 from flashgp.inference.training.exact_fit import ExactFit
+from flashgp.inference.training.initial import LargePrior
 from flashgp.inference.training.nuts import NutsSettings, convergence, nuts
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.uncertainty import Laplace, Target, UncertaintySettings, begun
+from flashgp.kernels.default import default_for
 
 F64 = torch.float64
 
@@ -177,14 +179,49 @@ def test_repeated_rows_are_joined_as_without_draws() -> None:
     assert torch.allclose(plain.predict(x).variance, drawn.predict(x).variance, atol=1e-9)
 
 
-def test_a_mixture_is_not_updated(laplace: fgp.Fit) -> None:
-    x, y = table(2, seed=9)
-    with pytest.raises(DomainError, match="`append` needs one set of hyperparameters, got a mixture of 16"):
-        laplace.posterior.append(x, y)
-    assert laplace.posterior.can("fantasize") is not None
-    assert laplace.posterior.can("paths") is None
+def test_rows_join_and_leave_a_mixture(laplace: fgp.Fit, tmp_path: Path) -> None:
+    """M-424: each draw conditioned alone on all rows, weighed by how well it predicted the new ones."""
+    (x, y), (more, targets) = table(), table(4, seed=9)
+    post, at = laplace.posterior, table(5, seed=3)[0]
+    longer = post.append(more, targets)
+    named = dict(state_of(laplace).each.prior.named_parameters())
+    alone = [
+        batch_of(laplace.gp, {name: value.detach()[k] for name, value in named.items()})
+        for k in range(len(state_of(laplace).log_weights))
+    ]
+    density = torch.stack([one.condition(x, y).predict(more).joint_log_prob(targets) for one in alone])
+    weights = torch.softmax(density, 0)
+    means = torch.stack(
+        [one.condition(torch.cat([x, more]), torch.cat([y, targets])).predict(at).mean for one in alone]
+    )
+    assert torch.allclose(longer.predict(at).mean, (weights[:, None] * means).sum(0), atol=1e-7)
+    assert torch.allclose(longer.state.log_weights.exp(), weights, atol=1e-7)
+    assert longer.count == 34
+    assert of_kind(longer.report.events, EventKind.HYPERPARAMETERS_DRAWN)
+    one_by_one = post.append(more[:1], targets[:1]).append(more[1:], targets[1:])
+    again = longer.drop(range(30, 34))
+    for found, wanted in ((one_by_one, longer), (again, post), (post.slide(more, targets), longer.drop(range(4)))):
+        assert torch.allclose(found.predict(at).mean, wanted.predict(at).mean, atol=1e-7)
+        assert torch.allclose(found.state.log_weights, wanted.state.log_weights, atol=1e-6)
+    assert post.append(more[:0], targets[:0]).count == 30
+    fgp.save(longer, tmp_path / "longer.safetensors")
+    assert torch.equal(fgp.load(tmp_path / "longer.safetensors").predict(x).mean, longer.predict(x).mean)
+    with pytest.raises(DomainError, match="`fantasize` needs one set of hyperparameters, got a mixture of 16"):
+        post.fantasize(more)
+    assert post.can("append") is post.can("paths") is None
     with pytest.raises(ShapeError, match=r"must be of shape \(n_test, d\) for a mixture"):
-        laplace.posterior.predict(x[None])
+        post.predict(x[None])
+
+
+def test_rows_with_variances_of_their_own_join_a_mixture() -> None:
+    (x, y), (more, targets) = table(20), table(2, seed=9)
+    known = torch.linspace(0.01, 0.2, 22, dtype=F64)
+    gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Gaussian(0.01, row_variance=known[:20]))
+    settings = FitSettings(uncertainty=UncertaintySettings(draws=3))
+    post = fgp.fit(gp, x, y, starts=1, uncertainty="laplace", settings=settings).posterior
+    longer = post.append(more, targets, row_variance=known[20:])
+    assert torch.allclose(longer.state.each.prior.likelihood.row_variance, known)
+    assert torch.allclose(longer.drop([20, 21]).predict(x).mean, post.predict(x).mean, atol=1e-7)
 
 
 def test_what_has_no_draws_is_refused_or_left_as_it_is() -> None:
@@ -310,3 +347,71 @@ def test_a_model_whose_parameters_stay_has_no_draws() -> None:
     x = torch.linspace(0.0, 6.0, 20, dtype=torch.float64)[:, None]
     with pytest.raises(fgp.DomainError, match="no parameter is fitted"):
         fgp.fit(gp, x, x[:, 0].sin(), uncertainty="laplace")
+
+
+def test_the_variance_of_a_sparse_model_has_room_for_trends() -> None:
+    """M-423: the density of its logarithm, beside torch's; of a term of a sum as before."""
+    x, y = table()
+    options = FitOptions(priors="sparse")
+    for kernel, large in (
+        (2.0 * fgp.kernels.RBF(torch.ones(2, dtype=F64)), True),
+        (2.0 * fgp.kernels.RBF(torch.ones(2, dtype=F64)) + 1.0 * fgp.kernels.Periodic(1.0, active_dims=0), False),
+    ):
+        gp = fgp.GP(kernel)
+        engine = ExactFit(gp, Data.of(gp, x, y), options)
+        objective = LogJoint(engine.problem)
+        theta = objective.parameters.values()
+        (slot, *_) = [one for one in objective.parameters.slots if one.name.endswith("variance.raw")]
+        assert isinstance(slot.weak_prior, LargePrior) is large
+        if not large:
+            continue
+        (at,) = range(*slot.entries.indices(len(theta)))
+        v = float(y.var(correction=0))
+        density = torch.distributions.Gamma(torch.tensor(2.0, dtype=F64), torch.tensor(0.15, dtype=F64))
+        values = []
+        for log_s in (0.0, 1.5):
+            moved = theta.copy()
+            moved[at] = log_s
+            values.append(objective.priors.value_and_gradient(moved)[0])
+        s = torch.tensor([0.0, 1.5], dtype=F64).exp() / v
+        wanted = density.log_prob(s) + s.log()
+        assert values[1] - values[0] == pytest.approx(float(wanted[1] - wanted[0]), rel=1e-9)
+        step = 1e-6
+        up, down = theta.copy(), theta.copy()
+        up[at] += step
+        down[at] -= step
+        slope = (objective.priors.value_and_gradient(up)[0] - objective.priors.value_and_gradient(down)[0]) / (2 * step)
+        assert objective.priors.value_and_gradient(theta)[1][at] == pytest.approx(slope, rel=1e-6)
+    assert fgp.fit(fgp.GP(2.0 * fgp.kernels.RBF()), x, y, starts=1, priors="sparse").priors["kernel.variance"]
+
+
+def test_few_rows_with_draws_have_a_smooth_default() -> None:
+    x, y = table(20)
+    rows, targets = x.numpy(), y.numpy()
+    smooth = fgp.GPRegressor(uncertainty="laplace", starts=1, max_iterations=5).fit(rows, targets)
+    assert isinstance(smooth.posterior_.state, MixtureState)
+    assert "Linear" not in repr(smooth.kernel_)
+    assert "Linear" in repr(fgp.GPRegressor(starts=1, max_iterations=5).fit(rows, targets).kernel_)
+    mean, std = smooth.predict(rows, return_std=True)
+    assert mean.shape == std.shape == (20,)
+    weighted = fgp.GPRegressor(uncertainty="laplace", starts=1, max_iterations=5)
+    counts = numpy.arange(20) % 3 + 1
+    repeated = weighted.fit(rows, targets, sample_weight=counts)
+    assert bool(numpy.isfinite(repeated.predict(rows)).all())
+    assert isinstance(repeated.posterior_.state, MixtureState)
+    assert default_for(None, 501, 2, "laplace").linear
+    assert default_for(None, 20, 5, "laplace").linear
+    assert not default_for(None, 25, 5, "auto").linear
+
+
+def test_auto_takes_the_same_way_again() -> None:
+    """It counts gradients, and no clock."""
+    settings = FitSettings(uncertainty=UncertaintySettings(draws=15))
+    kinds = [
+        {
+            event.kind
+            for event in fgp.fit(prior(), *table(), starts=1, uncertainty="auto", settings=settings).report.events
+        }
+        for _ in range(2)
+    ]
+    assert kinds[0] == kinds[1]

@@ -6,7 +6,7 @@ mixture where an answer is of one model.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +18,7 @@ from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report
-from flashgp.inference.base_state import UPDATES, BaseState, UpdateState
+from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.exact.restore import STORED, restore
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
@@ -118,7 +118,7 @@ class MixtureState(BaseState):
         return self.point
 
     def obstacle(self, question: str) -> str | None:
-        if question in (*UPDATES, "fantasize"):
+        if question in ("refine", "fantasize"):
             return (
                 f"`{question}` needs one set of hyperparameters, got a mixture of {self.draws}; fit again, "
                 "or go on from posterior.gp.condition(x, y), which is of the best of them"
@@ -133,6 +133,12 @@ class MixtureState(BaseState):
                 f"x.reshape(-1, {x.shape[-1]})"
             )
         return x
+
+    def with_prior(self, prior: Prior) -> "MixtureState":
+        """Of the draws, whose parameters the prior given need not have."""
+        drawn = dict(self.each.prior.named_parameters())
+        batch = batch_of(prior, {name: drawn[name] for name, _ in prior.named_parameters() if name in drawn})
+        return replace(self, each=self.each.with_prior(batch))
 
     def tensors(self) -> dict[str, Tensor]:
         named = named_parameter_objects(self.each.prior)

@@ -23,12 +23,15 @@ from torch import Tensor
 from flashgp.foundations.checks import as_float_tensor, check_points
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, ShapeError
+from flashgp.foundations.events import EventKind
 from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.base_state import UpdateState
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
+from flashgp.inference.exact.evidence import log_evidence
+from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.missing_cells import observed, rows_of_output
 from flashgp.inference.online.finish_update import Table, Update, finish_update
 from flashgp.inference.online.one_point import appended_row
@@ -45,6 +48,7 @@ from flashgp.solvers.growing.panels import PanelFactor
 
 F64 = torch.float64
 MANY_ROWS = ONE_THREAD_ROWS + 1
+DRAWN = (EventKind.HYPERPARAMETERS_DRAWN, EventKind.HYPERPARAMETERS_SAMPLED)  # what a mixture keeps of its report
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +75,8 @@ class _NewRows:
 # -- what users call, behind the methods of Posterior -------------------------------------------------------------
 def append(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> AnyState:
     """See `Posterior.append`."""
-    alike = row_variance is None and row_weight is None
-    if alike and not state.prior.separate and (one := appended_row(state.parts[0], x, y)) is not None:
+    plain = row_variance is None and row_weight is None and isinstance(state, State)
+    if plain and (one := appended_row(state.parts[0], x, y)) is not None:
         return one
     new = _checked(state, x, y, row_variance, row_weight)
     return _each_output(state, None, new) if len(new) else state
@@ -105,8 +109,10 @@ def slide(state: AnyState, x: Any, y: Any, row_variance: Any, row_weight: Any) -
     return _each_output(state, torch.arange(len(new)), new) if len(new) else state
 
 
-def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> AnyState:
-    """The update of a state, or of the state of each output; where one fails nothing has changed."""
+def _each_output(state: Any, gone: Tensor | None, new: _NewRows | None) -> Any:
+    """The update of a state, of the state of each output, or of a mixture; where one fails nothing has changed."""
+    if isinstance(state, MixtureState):
+        return _updated_mixture(state, gone, new)
     if not state.prior.separate:
         return _updated(state.parts[0], gone, new)
     kept = None if gone is None else _remaining(gone, state.count)
@@ -123,6 +129,24 @@ def _each_output(state: AnyState, gone: Tensor | None, new: _NewRows | None) -> 
         return _updated(part, gone, column)
 
     return state.mapped(updated, _updated_prior(state.prior, state.count, kept, new))
+
+
+def _updated_mixture(state: MixtureState, gone: Tensor | None, new: _NewRows | None) -> MixtureState:
+    """The mixture without some rows and with new ones: draws conditioned anew, each weighed by how well it predicted
+    what came, (M-424). Draws are not moved. Cost: n^3 for each."""
+    each, n = state.each, state.count
+    kept = None if gone is None else _remaining(gone, n).to(each.x.device)
+    prior = _updated_prior(each.prior, n, kept, new)
+    x = _joined(each.x, kept, None if new is None else new.x)
+    y = _joined(each.y, kept, None if new is None else new.y)
+    online = each.online.counted(0 if new is None else len(new), 0 if gone is None else len(gone))
+    again = _conditioned_again(each, prior, x, y, online)
+    weights = again.representer_weights.clone(memory_format=torch.contiguous_format)  # as a file gives them back
+    again = replace(again, weights=weights)
+    change = log_evidence(again) - log_evidence(each)  # log density of the rows given those that stay
+    log_weights = torch.log_softmax(state.log_weights + change.to(state.log_weights), 0)
+    told = [event for event in state.report.events if event.kind in DRAWN]
+    return MixtureState(again, log_weights, replace(again.report, events=[*told, *again.report.events]))
 
 
 def _each_observed(state: AnyState, gone: Tensor | None, kept: Tensor | None, new: _NewRows | None) -> AnyState:

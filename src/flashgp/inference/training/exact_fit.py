@@ -106,18 +106,19 @@ class ExactFit(EngineFit[Any]):
         report.events += [*([] if prices is None else [prices]), *events]
         if self.options.uncertainty is None:
             return state
-        mixture, told = self._mixture(trained, report, self.options.uncertainty)
+        mixture, told = self._mixture(trained, recorder.worth(self.problem.rows), self.options.uncertainty)
         report.events.append(told)
         report.seconds = time.perf_counter() - recorder.began - (report.compile_seconds or 0.0)
         return state if mixture is None else mixture
 
-    def _mixture(self, trained: Trained, report: Report, method: str) -> tuple[MixtureState | None, Event]:
-        """The posterior over draws of the hyperparameters, and what the report says of it."""
+    def _mixture(self, trained: Trained, evaluations: float, method: str) -> tuple[MixtureState | None, Event]:
+        """The posterior over draws of the hyperparameters, and what the report says of it. Args: evaluations, of all
+        rows that the search was worth."""
         if self.no_draws is not None:
             return None, Event(EventKind.HYPERPARAMETERS_FIXED, reason=self.no_draws)
         assert isinstance(trained.objective, LogJoint)
         run, settings = self.options.run, self.options.settings.uncertainty
-        how = Uncertainty(method, run.seed, report.seconds or 0.0, run.deadline.left, settings)
+        how = Uncertainty(method, run.seed, evaluations, run.deadline.left, settings)
         conditioning = self.conditioning(jitter=self.options.jitter)
         return how.mixture(self.result, self.data, trained.objective, trained.theta, conditioning)
 

@@ -263,7 +263,14 @@ class Recorder:
     @property
     def _cost(self) -> float:
         """Seconds of an evaluation of the running stage."""
-        return self.expected[self.rows][1] if self.rows in self.expected else work(self.rows)
+        return self._cost_of(self.rows)
+
+    def _cost_of(self, rows: int) -> float:
+        return self.expected[rows][1] if rows in self.expected else work(rows)
+
+    def worth(self, rows: int) -> float:
+        """Evaluations of so many rows that all evaluations so far are worth; no clock tells."""
+        return self._work / self._cost_of(rows)
 
     def _report(self, run: SearchRun, norm: float, seconds: float, measure: Measure) -> None:
         done = len(self.history)

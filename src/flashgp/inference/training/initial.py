@@ -226,6 +226,23 @@ class SparsePrior:
 
 
 @dataclass(frozen=True)
+class LargePrior:
+    """Gamma density of a variance, in units of that of y, (M-423): room for trends, which are long lengthscales of a
+    large variance. Source: that of fully Bayesian models with sparse priors, Eriksson & Jankowiak (2021).
+
+    Fields: unit, of the parameter's shape, variance of y; shape, rate.
+    """
+
+    unit: Tensor
+    shape: float = 2.0
+    rate: float = 0.15
+    common: ClassVar[float] = 0.0
+
+
+UsualPrior = WeakPrior | SparsePrior | LargePrior
+
+
+@dataclass(frozen=True)
 class RoleStart:
     """Start of one parameter.
 
@@ -240,7 +257,7 @@ class RoleStart:
     """
 
     start: Tensor
-    prior: WeakPrior | SparsePrior | None
+    prior: UsualPrior | None
     lower: float
     upper: float
     unit: Tensor | None = None
@@ -361,8 +378,9 @@ def _role_start(owner: nn.Module, parameter: Parameter, role: str, place: Place,
             return RoleStart(start, None, -math.inf, math.inf, power_of_two(unit))
         case "output_variance":
             start = ones * (v / place.terms)
-            prior = WeakPrior(ones * math.log(v), width)
-            return dataclasses.replace(_bounded(start, prior), output_scale=True)
+            alone = facts.sparse and not facts.latent and place.terms == 1  # a term of a sum may vanish
+            of_output = LargePrior(ones * v) if alone else WeakPrior(ones * math.log(v), width)
+            return dataclasses.replace(_bounded(start, of_output), output_scale=True)
         case "slope_variance" if spread is not None:
             d = spread.shape[-1]
             scale = spread if parameter.event_dim and shape[-1] == d else spread.log().mean().exp()
@@ -439,6 +457,6 @@ def power_of_two(scale: Tensor) -> Tensor:
     return scale.log2().round().exp2()
 
 
-def _bounded(start: Tensor, prior: WeakPrior | SparsePrior | None, *, input_scale: bool = False) -> RoleStart:
+def _bounded(start: Tensor, prior: UsualPrior | None, *, input_scale: bool = False) -> RoleStart:
     low, high = float(start.min()) / RANGE_FACTOR, min(float(start.max()), LARGEST / RANGE_FACTOR) * RANGE_FACTOR
     return RoleStart(start, prior, max(low, SMALLEST), high, input_scale=input_scale)

@@ -29,9 +29,9 @@ class NutsSettings:
         shrinkage, offset, decay: of dual averaging, gamma, t0 and kappa of its source.
     """
 
-    warm_up: int = 100
+    warm_up: int = 250
     accept: float = 0.8
-    max_depth: int = 6
+    max_depth: int = 7
     first_step: float = 0.5
     usual_steps: float = 12.0
     divergence: float = 1000.0

@@ -41,7 +41,7 @@ from flashgp.inference.sites import (
 )
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.history import Solving
-from flashgp.inference.training.initial import RoleStart, SparsePrior, WeakPrior
+from flashgp.inference.training.initial import LargePrior, RoleStart, SparsePrior, WeakPrior
 from flashgp.inference.training.parameter_vector import ParameterVector
 
 Array = numpy.ndarray
@@ -171,7 +171,7 @@ class ParameterPriors:
     def __init__(self, parameters: ParameterVector, *, weak: bool) -> None:
         self.general: list[Parameter] = []
         # Rows of entry, lower end of the domain, mean and sd of a normal on the logarithm of the value, 1 where that is
-        # a density of the value itself; of entry, lower end, concentration, rate; of entry, mean, sd.
+        # a density of the value itself; of entry, lower end, concentration, rate, the same; of entry, mean, sd.
         log_normal: list[tuple[float, ...]] = []
         gamma: list[tuple[float, ...]] = []
         normal: list[tuple[float, ...]] = []
@@ -191,6 +191,9 @@ class ParameterPriors:
 
             if isinstance(usual, SparsePrior):
                 self._sparse.append((numpy.array(entries).reshape(-1, shape[-1]), domain.lower, usual))
+            elif isinstance(usual, LargePrior):  # a density of the logarithm, (M-423): one power of the value more
+                rates = (usual.rate / usual.unit).reshape(-1).tolist()
+                gamma += zip(entries, lower, [usual.shape + 1.0] * size, rates, strict=True)
             elif usual is not None:
                 means, sds = usual.mean.reshape(-1).tolist(), [usual.sd] * size
                 if domain.kind == "positive":
@@ -274,6 +277,10 @@ def priors_in_force(parameters: ParameterVector, *, weak: bool) -> dict[str, lis
                 f"({math.exp(unit):.3g} / {name})^2 ~ HalfCauchy(t), t ~ HalfCauchy({prior.scale:g})"
                 for unit in prior.log_unit.reshape(-1).tolist()
             ]
+        elif isinstance(prior, LargePrior):
+            name = path.rpartition(".")[2]
+            each = prior.unit.reshape(-1).tolist()
+            found[path] = [f"{name} / {unit:.3g} ~ Gamma({prior.shape:g}, {prior.rate:g})" for unit in each]
         elif prior is not None:
             what = "log " * slot.positive + path.rpartition(".")[2]
             found[path] = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flashgp.foundations.parameters import Parameter, named_parameter_objects
-from flashgp.inference.training.initial import RoleStart, SparsePrior, WeakPrior, power_of_two
+from flashgp.inference.training.initial import RoleStart, UsualPrior, WeakPrior, power_of_two
 
 Array = numpy.ndarray
 EDGE_SHARE = 1e-2  # of an interval, or of where a half-line begins: a value so close to it is on it
@@ -37,7 +37,7 @@ class Slot:
         return self.owner is not None and self.owner.domain.kind == "positive"
 
     @property
-    def weak_prior(self) -> WeakPrior | SparsePrior | None:
+    def weak_prior(self) -> UsualPrior | None:
         """The prior that the data suggest, where its user gave none; of logarithms only of a positive parameter."""
         if self.owner is None or self.role is None or self.owner.prior is not None:
             return None

@@ -40,8 +40,7 @@ class UncertaintySettings:
         sparse: whether lengthscales of columns have sparse priors in place of weak ones.
         step: of finite differences of gradients, in units of the search.
         least_curvature: nats per squared unit; flatter directions are drawn from as if they had so much.
-        max_rows: of a table that is eligible.
-        share: of the seconds of the fit that "auto" may take.
+        share: of the evaluations of the fit that "auto" may take.
         chains: of NUTS; transitions, kept of each, of which every few are the draws.
         most_r_hat, least_effective: beyond which a warning says that chains have not settled.
         nuts: of the sampler.
@@ -51,11 +50,10 @@ class UncertaintySettings:
     sparse: bool = True
     step: float = 1e-3
     least_curvature: float = 0.2
-    max_rows: int = 2000
     share: float = 1.0
     chains: int = 4
-    transitions: int = 100
-    most_r_hat: float = 1.1
+    transitions: int = 250
+    most_r_hat: float = 1.05
     least_effective: float = 40.0
     nuts: NutsSettings = field(default_factory=NutsSettings)
 
@@ -176,12 +174,12 @@ def refuse(reason: NoDraws | None, uncertainty: str | None) -> None:
 class Uncertainty:
     """How hyperparameters are drawn, beside a fit.
 
-    Fields: method; seed; fit_seconds, of the fit so far; left, seconds until its time limit; settings.
+    Fields: method; seed; evaluations, of all rows that the fit was worth; left, seconds until its time limit; settings.
     """
 
     method: str
     seed: int
-    fit_seconds: float
+    evaluations: float
     left: float
     settings: UncertaintySettings
 
@@ -197,11 +195,11 @@ class Uncertainty:
         with one_thread(objective.rows):
             began = time.perf_counter()
             target(theta)
-            seconds = (time.perf_counter() - began) * self._gradients(len(theta))
-            late = seconds > self.left
-            if late or (self.method == "auto" and seconds > settings.share * self.fit_seconds):
+            needed = self._gradients(len(theta))
+            late = (time.perf_counter() - began) * needed > self.left
+            if late or (self.method == "auto" and needed > settings.share * self.evaluations):
                 target.parameters.assign(theta)
-                share = None if late else seconds / max(self.fit_seconds, 1e-9)
+                share = None if late else needed / max(self.evaluations, 1.0)
                 reason = NoDraws.TIME if late else NoDraws.SECONDS
                 return None, Event(EventKind.HYPERPARAMETERS_FIXED, reason=reason, share=share)
             laplace = Laplace.at(target, theta, settings)
