@@ -100,6 +100,7 @@ class Packed:
 
 
 def member_stride(tensor: Tensor) -> int:
+    """Elements from one member of the batch to the next; 0 where all members share one."""
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
