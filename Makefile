@@ -58,11 +58,9 @@ bench: $(VENV)/.bench
 uci: $(VENV)/.bench
 	$(python) benchmark/uci.py $(UCI)
 
-# What is claimed of many rows, hours in all; stops and goes on where it was. CLAIM chooses one, OPTIONS are its own:
+# What is claimed, hours in all; stops and goes on where it was. CLAIM chooses one, OPTIONS are its own:
 # make claims CLAIM=conditioning OPTIONS='--sizes 2000 --list'
-CLAIM ?= training_step fit_plan continuity conditioning preconditioners budget million whole_fits ranks online regret \
-	search_quality small_tables importance never_fails verdicts uncertainty full_scale full_scale_peers collapsed_bound minibatch_step svgp_density fit_curve \
-	time_limit auto_limit auto_routes periods
+CLAIM ?= $(patsubst benchmark/claim_%.py,%,$(sort $(wildcard benchmark/claim_*.py)))
 claims: $(VENV)/.bench
 	for claim in $(CLAIM); do $(python) benchmark/claim_$$claim.py $(OPTIONS) || failed=1; done; exit $${failed:-0}
 
