@@ -90,6 +90,7 @@ def test_an_interrupt_before_work_begins_is_one_sentence() -> None:
     text = (
         "import io, signal, sys\n"
         "from flashgp.cli import process\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "class Interrupted(io.StringIO):\n"
         "    def write(self, text):\n"
         "        signal.raise_signal(signal.SIGINT)\n"
@@ -102,6 +103,7 @@ def test_an_interrupt_before_work_begins_is_one_sentence() -> None:
 
 WHILE_TORCH_IS_IMPORTED = """
 import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Finder:
     def find_spec(self, name, *rest):
         if name == "torch":
