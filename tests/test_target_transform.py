@@ -451,5 +451,10 @@ def test_a_table_averages_over_draws_of_the_parameters(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict(at).quantile(0.9), drawn.predict(at).quantile(0.9))
     assert drawn.verdict.explained is not None
     assert drawn.verdict.explained.value > 0.8
-    with pytest.raises(DomainError, match="`update` learns rows one after the other, but `append` needs one set"):
-        drawn.update({"a": [1.0], "b": [1.0], "y": [2.0]})
+    new = {"a": [1.0], "b": [1.0], "y": [2.0]}
+    longer = drawn.update(new)
+    assert longer.posterior.count == 41
+    np.testing.assert_array_equal(longer.learned.mean, drawn.predict({"a": [1.0], "b": [1.0]}).mean)
+    assert abs(longer.predict(new).mean[0] - 2.0) < abs(drawn.predict(new).mean[0] - 2.0)
+    with pytest.raises(DomainError, match="`refine` needs one set of hyperparameters, got a mixture"):
+        drawn.update(new, refine=1)

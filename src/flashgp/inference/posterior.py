@@ -402,7 +402,8 @@ class Posterior:
             ShapeError: for rows that do not fit.
             DomainError: for rows that are not finite, a batch or a differentiable posterior.
             NotPositiveDefiniteError: for a row that repeats another without noise. Nothing changes then.
-        Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for.
+        Cost: n^2 k flops; k rows of memory, at times a panel of n / 2 spare ones. The weights wait until asked for. Of
+            a mixture over hyperparameters n^3 / 3 for each draw.
             Without a float64 factor a solve from the old weights, to the tolerance of conditioning: about two thirds of
             its iterations, and its preparation unless a float32 factor is updated (inference/online/warm_start.py). Of
             full scale for each row, with q neighbours and blocks of b new rows, (q + b)^2 (2 m + q / 3) / b + 2 m^2

@@ -204,7 +204,8 @@ class Stream:
             prediction = posterior.predict(x)
             f, log_prob = (prediction.mean, prediction.variance), None
             mean, variance = f
-            if posterior.state.prior.likelihood.additive_noise(x.device) is None:
+            mixed = posterior.state.draws > 1 and row_variance is None and row_weight is None  # noise of each draw
+            if mixed or posterior.state.prior.likelihood.additive_noise(x.device) is None:
                 mean, variance = prediction.observation_mean, prediction.observation_variance
                 log_prob = None if y is None else prediction.log_prob(y)
             else:

@@ -304,7 +304,7 @@ class TableModel:
         Raises:
             DomainError: as `predict`, and for a value of the target that its transform does not take.
             ShapeError: as `predict`.
-        Cost: O(n^2) for each row, as `Posterior.append`.
+        Cost: O(n^2) for each row, as `Posterior.append`; with draws of hyperparameters n^3 for each draw.
 
         Example:
             >>> x = np.linspace(0.0, 6.0, 40)
@@ -333,16 +333,20 @@ class TableModel:
             if (reason := before.can("refine")) is not None:
                 raise DomainError(reason)  # before anything is learned
         moments: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for start in range(0, len(x), _BLOCK_ROWS):
+        mixed = before.state.draws > 1
+        with torch.no_grad():
+            drawn = stream.posterior.predict(x).distribution if mixed else None
+        block = len(x) if mixed else _BLOCK_ROWS  # draws are conditioned anew, once
+        for start in range(0, len(x), block):
             if progress is not None:
                 progress(f"learning row {start:,} of {len(x):,}", start / len(x))
-            step = stream.step(x[start : start + _BLOCK_ROWS], y[start : start + _BLOCK_ROWS])
+            step = stream.step(x[start : start + block], y[start : start + block])
             moments.append(step.f)
         posterior = stream.posterior if refine is None else stream.posterior.refine(refine)
         mean, variance = (
             torch.cat(each).double().movedim(-1, 0) for each in zip(*moments, strict=True)
         )  # classes before rows
-        found = likelihood.predictive(mean, variance)
+        found = drawn or likelihood.predictive(mean, variance)
         last = self._prediction(source, data, (found, None), data.y, posterior.report)
         last = replace(last, notes=(*last.notes, *PredictedRows.of(last).notes(self.target)))
         if last.known is not None and last.known.any():

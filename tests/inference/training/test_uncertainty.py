@@ -204,6 +204,10 @@ def test_rows_join_and_leave_a_mixture(laplace: fgp.Fit, tmp_path: Path) -> None
         assert torch.allclose(found.predict(at).mean, wanted.predict(at).mean, atol=1e-7)
         assert torch.allclose(found.state.log_weights, wanted.state.log_weights, atol=1e-6)
     assert post.append(more[:0], targets[:0]).count == 30
+    stream, before = fgp.Stream(post), post.predict(more)
+    step = stream.step(more, targets)  # with the noise of each draw
+    assert torch.equal(step.variance, before.observation_variance)
+    assert stream.metrics.nll == pytest.approx(-float(before.log_prob(targets).mean()))
     fgp.save(longer, tmp_path / "longer.safetensors")
     assert torch.equal(fgp.load(tmp_path / "longer.safetensors").predict(x).mean, longer.predict(x).mean)
     with pytest.raises(DomainError, match="`fantasize` needs one set of hyperparameters, got a mixture of 16"):
