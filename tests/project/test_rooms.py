@@ -7,7 +7,7 @@ import pytest
 from project.test_layers import imports
 
 ROOMS = {
-    "inference": ("judgement", "exact", "predict", "training", "online", "full_scale", "streamed"),
+    "inference": ("judgement", "exact", "predict", "training", "online", "full_scale", "streamed", "fourier"),
     "solvers": ("direct", "growing", "preconditioners", "iterative"),
 }
 # Of inference: argument checks, then one call; no room imports them.

@@ -12,6 +12,8 @@ from flashgp.files.validation import check_group, check_rows, check_values, refu
 from flashgp.foundations.json_values import json_count, json_fields, json_number, refused
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import BaseState, UpdateState
+from flashgp.inference.fourier import state as fourier
+from flashgp.inference.fourier.spectrum import MOST_COLUMNS, columns_of, obstacle
 from flashgp.inference.full_scale import state as full_scale
 from flashgp.inference.full_scale.factor import Sums
 from flashgp.inference.full_scale.layout import Layout
@@ -51,6 +53,13 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
          "sample_x": "double s d", "sample_y": "double s t", "sample_row_variance?": "double s", "x?": "real count d",
          "y?": "real count t"},
     ),
+    "fourier": (
+        ("count",), ("logs", "tail"),
+        {"sample_x": "double s d", "sample_y": "double s t", "columns": "whole q", "orders": "whole q",
+         "box": "double 2 q", "corners": "double 2 d", "entries": "double e 2", "projected": "double p f 2",
+         "weights": "double p f 2", "errors": "double p", "squares": "double p", "drawn?": "double k f 2",
+         "sample_row_variance?": "double s", "x?": "real count d", "y?": "real count t"},
+    ),
 }  # fmt: skip
 _DTYPES = {"real": (torch.float32, torch.float64), "double": (torch.float64,), "whole": (torch.int64,)}
 
@@ -85,12 +94,12 @@ def read_state(
     if by_points and not tensors["inducing"].numel():
         raise refused("inducing", "one point at least", "none")
     sizes: dict[str, tuple[int, ...]] = {name: (count,) for name, count in counts.items()}
-    sizes |= {"1": (1,), "3": (3,), "4": (4,), "p": (gp.outputs or 1,)}
+    sizes |= {"1": (1,), "2": (2,), "3": (3,), "4": (4,), "p": (gp.outputs or 1,)}
     sizes["t"] = () if gp.outputs is None else (gp.outputs,)
     _check_shapes(tensors, wanted, sizes)
     if kind.endswith("_outputs") != gp.separate:
         raise refused(f"{FIELD}.kind", "that of the outputs' noise", kind)
-    read = _sparse if by_points else _full_scale
+    read = _sparse if by_points else _fourier if kind == "fourier" else _full_scale
     return read(gp, tensors, counts, numbers, how, target)
 
 
@@ -109,7 +118,7 @@ def _check_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, str], size
             raise refused(name, f"{' or '.join(map(str, dtypes))} of shape {expected}", f"{tensor.dtype} {shape}")
         sizes.update((w, (size,)) for size, w in zip(shape, expected, strict=True) if isinstance(w, str))
     if sizes["d"] == (0,):
-        raise refused("inducing", "of at least one column", "of none")
+        raise refused("x", "of at least one column", "of none")
 
 
 def _full_scale(
@@ -198,6 +207,33 @@ def _sparse(
         if not explained <= float(one.squares) * (1.0 + ROOM):
             raise refused("projected", f"what squares of {one.squares:g} can be explained by", f"{explained:g}")
     return state
+
+
+def _fourier(
+    gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
+    how: tuple[Report, Run, UpdateState], target: torch.device,
+) -> BaseState:  # fmt: skip
+    orders, columns, d = tensors["orders"].tolist(), tensors["columns"].tolist(), tensors["sample_x"].shape[-1]
+    if not 1 <= len(orders) <= MOST_COLUMNS or min(orders) < 1 or sorted({*columns}) != columns or columns[-1] >= d:
+        raise refused("orders", f"of one to {MOST_COLUMNS} columns below {d}, 1 or more each", f"{orders} of {columns}")
+    if columns[0] < 0 or obstacle(gp.kernel, d) or columns_of(gp.kernel, d) != tuple(columns):
+        raise refused("columns", "those of a stationary covariance function", columns)
+    *front, last = orders
+    wanted = {
+        "entries": math.prod(4 * m + 1 for m in front) * (2 * last + 1),
+        "projected": math.prod(2 * m + 1 for m in front) * (last + 1),
+    }
+    for name, size in wanted.items():
+        if tensors[name].shape[-2] != size:
+            raise refused(name, f"{size:,} numbers of frequencies", tensors[name].shape[-2])
+    if not bool((tensors["box"][1] > 0.0).all()) or numbers["tail"] < 0.0 or bool((tensors["squares"] < 0.0).any()):
+        raise refused("box", "lengths above 0, squares and a tail not below", "others")
+    if not 0 < len(tensors["sample_x"]) <= counts["count"]:
+        raise refused("sample_x", f"one row at least, and at most {counts['count']}", len(tensors["sample_x"]))
+    if ("x" in tensors) != ("y" in tensors):
+        raise refused("x", "there with y, or neither", "one of them")
+    with refusing("entries"):
+        return fourier.restore(gp.to(target), tensors, {**numbers, **counts}, how)
 
 
 def _check_positive(gram: Tensor) -> None:

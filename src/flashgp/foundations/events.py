@@ -172,6 +172,17 @@ class EventKind(Enum):
         "Full scale: {inducing:n inducing point}, blocks of {block:n row} with {neighbours:n neighbour}, "
         "{predicting:n neighbour} for a point that is predicted."
     )
+    FOURIER = "Fourier series: {frequencies:,} frequencies from a pass over {rows:n row}[, {iterations:n iteration}]."
+    FOURIER_TAIL = (
+        "Higher frequencies have a variance of {tail:.2g}, {share:.2%} of the noise, and count as noise: predictions "
+        "lose at most {nats:.2g} nats a row."
+    )
+    FOURIER_UNFINISHED = (
+        "The solve of Fourier series ended with an error of the mean of {error:.1e} standard deviations of f, "
+        "{asked:.1e} was asked. There are few rows for so many frequencies, or little noise: pass "
+        'approximation="full_scale" for a closer mean.'
+    )
+    FOURIER_VARIANCE = "Variances from {draws:n draw}, with a standard error of {error:.0%}."
     READ_IN_PART = (
         "The time limit of {limit:g} s ended the first pass after {read:n row}: the posterior is of {rows:,} random "
         "ones of these. Allow more time for that of all."

@@ -16,6 +16,10 @@ from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.mixture import MixtureState
+from flashgp.inference.fourier import predictor as fourier
+from flashgp.inference.fourier.append import append as fourier_append
+from flashgp.inference.fourier.left_out import leave_one_out as fourier_left_out
+from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.full_scale import outputs as full_scale
 from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
@@ -217,6 +221,11 @@ _INDUCING: Answers = {
     "leave_one_out": _held_left_out, "leave_out": _given_left_out, "lost": lambda state: state.bound,
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.predictor),
 }  # fmt: skip
+_FOURIER: Answers = {
+    **_ALL, "append": fourier_append, "leave_one_out": fourier_left_out, "lost": lambda state: state.lost,
+    "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(), "paths": fourier.draw_paths,
+    "predict": _predicted_by(fourier.predictor), "predict_seconds": _seconds_as_conditioning,
+}  # fmt: skip
 _MIXTURE: Answers = {
     **_ALL, "append": _with_rows(online.append, online.append), "drop": online.drop, "replace": _replaced,
     "slide": _with_rows(online.slide, online.append),
@@ -226,7 +235,7 @@ _MIXTURE: Answers = {
 }  # fmt: skip
 ANSWERS: Mapping[type[BaseState], Answers] = {
     State: _EXACT, OutputStates: _EXACT, MixtureState: _MIXTURE, FullScaleState: _FULL_SCALE,
-    FullScaleOutputs: _FULL_SCALE, StreamedState: _INDUCING,
+    FullScaleOutputs: _FULL_SCALE, StreamedState: _INDUCING, FourierState: _FOURIER,
 }  # fmt: skip
 
 # What some kinds do not answer: of which posteriors a question is, and what to do elsewhere.

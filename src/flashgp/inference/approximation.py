@@ -10,7 +10,7 @@ from flashgp.foundations.checks import check_count, check_points
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.planner.plan import MOST_PREDICTING, Sizes
 
-APPROXIMATIONS = ("full_scale", "sparse", "auto")
+APPROXIMATIONS = ("fourier", "full_scale", "sparse", "auto")
 # Inducing points, rows of a block, neighbours, from the least time and memory to the most. DEFAULT is what "auto" takes
 # without a time limit: docs/decisions/0033-sizes-by-plan.md.
 LADDER = (
@@ -48,6 +48,11 @@ class Approximation:
                 raise DomainError(f"`{name}` must be a number or 'auto', got {value!r}; leave it out for 'auto'")
             if not isinstance(value, str) and (name == "neighbours" or self.chosen):
                 check_count(value, name, 0)
+        if self.kind == "fourier" and not (isinstance(self.inducing, str) and isinstance(self.neighbours, str)):
+            raise DomainError(
+                "`inducing` and `neighbours` are of other approximations, got one of them beside Fourier series, whose "
+                "frequencies follow from the covariance function; leave them out"
+            )
         if self.kind == "sparse" and not isinstance(self.neighbours, str) and not self.without_neighbours:
             raise DomainError(
                 f'`neighbours` is of approximation="full_scale", got {self.neighbours!r} beside inducing points '
@@ -55,6 +60,11 @@ class Approximation:
             )
         if self.without_points and (self.kind == "sparse" or self.without_neighbours):
             raise DomainError("`inducing` must be at least 1 without neighbours, got 0; leave it out for 'auto'")
+
+    @property
+    def by_passes(self) -> bool:
+        """True if rows are gone through as a source, whether they are held or read."""
+        return self.kind in ("fourier", "sparse")
 
     @property
     def chosen(self) -> bool:
@@ -134,6 +144,8 @@ class Approximation:
         """
         if self.chosen_sizes is not None:
             return self.chosen_sizes.within(n)
+        if self.kind == "fourier":
+            return Sizes(0, 0, 0, 0)
         points, block, near = LADDER[step]
         inducing, neighbours = min(points, n), min(near, n)
         if not self.chosen:
@@ -189,10 +201,10 @@ def refuse_exact(**settings: Any) -> None:
 
 
 def approximation_of_read(kind: Any, inducing: Any, neighbours: Any) -> Approximation:
-    """The approximation of rows that are read, where inducing points alone are the only one. Raises: DomainError."""
+    """The approximation of rows that are read: inducing points alone, or Fourier series. Raises: DomainError."""
     if kind == "full_scale":
         raise DomainError(
-            "`approximation` must be 'sparse' or 'auto' for rows that are read, got 'full_scale', which needs rows "
-            "that are held; pass x and y, or leave it out"
+            "`approximation` must be 'sparse', 'fourier' or 'auto' for rows that are read, got 'full_scale', which "
+            "needs rows that are held; pass x and y, or leave it out"
         )
     return Approximation("sparse" if kind is None or kind == "auto" else kind, inducing, neighbours)

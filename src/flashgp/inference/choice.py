@@ -22,6 +22,7 @@ from flashgp.planner.approximate import (
     with_sample,
 )
 from flashgp.planner.conditioning import plan_conditioning
+from flashgp.planner.fourier_price import FourierPrice
 from flashgp.planner.full_scale_price import FullScalePrice
 from flashgp.planner.plan import Offer, Plan, Sizes, offers_text
 from flashgp.planner.pricing import Price
@@ -31,7 +32,7 @@ from flashgp.sources.shuffled import buffer_rows
 
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
-WORDS = {"full_scale": "Full scale", "sparse": "An approximation by inducing points"}
+WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
 
 
 # -- exact -----------------------------------------------------------------------------------------------------------
@@ -96,6 +97,7 @@ def approximate_plan(
         common = problem, settings.rates, device, sizes.within(problem.u), work
         sparse = one.kind == "sparse"
         price: ApproximatePrice = SparsePrice(*common, read) if sparse else FullScalePrice(*common, one.leaves_points)
+        price = FourierPrice(*common) if one.kind == "fourier" else price
         plan = price.plan(one.kind, settings)
         if time_limit is None or not stepping or not by_sample(plan, time_limit):
             return plan

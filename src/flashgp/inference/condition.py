@@ -12,6 +12,7 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
 from flashgp.inference.exact.condition import condition as condition_exactly
+from flashgp.inference.fourier.condition import condition as condition_fourier
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
 from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
@@ -39,7 +40,7 @@ def condition(
         )
         if asked is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
-    if isinstance(rows, Data) and asked is not None and asked.kind == "sparse":
+    if isinstance(rows, Data) and asked is not None and asked.by_passes:
         if group.size == 1 and not rows.count:  # other ranks may have rows
             asked.points_of(rows.x.shape[-1])  # which may be refused
             asked = None  # of no rows there is nothing to approximate: the posterior is the prior
@@ -47,7 +48,8 @@ def condition(
             rows = held(rows)
     engine: Callable[[Prior, Any, ConditionSettings], BaseState] = condition_exactly
     if asked is not None:
-        engine = functools.partial(condition_streamed if not isinstance(rows, Data) else condition_full_scale, asked)
+        by_passes = condition_fourier if asked.kind == "fourier" else condition_streamed
+        engine = functools.partial(condition_full_scale if isinstance(rows, Data) else by_passes, asked)
 
     refuse_beside_sites(prior, rows, approximate=asked is not None, differentiable=settings.differentiable)
     if asked is None and not prior.likelihood.has_sites:

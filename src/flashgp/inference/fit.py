@@ -25,6 +25,7 @@ from flashgp.inference.approximation import (
 from flashgp.inference.choice import conditioning_plan, cut_short, full_scale_is_late, instead
 from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
+from flashgp.inference.fourier.fit import FourierFit
 from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
 from flashgp.inference.gp import GP
 from flashgp.inference.judgement.verdict import Verdict, unjudged
@@ -213,11 +214,15 @@ def fit(
         approximation: None for exact inference at any size; "full_scale" for inducing points and a block-Vecchia factor
             of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs;
             "sparse" for inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower
-            and an upper bound on log p(y). "auto" is exact inference where its plan keeps to time_limit and memory,
-            and to a minute where sites are found by iteration, else full scale, else inducing points alone; under a
-            time_limit that full scale of all rows would pass, full scale of some, or points where these lose less on
-            rows held out, eq. (M-245), if the first rows leave time to try; the report says which and why. Rows that
-            are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for.
+            and an upper bound on log p(y). "fourier", of a stationary covariance function of one to three columns with
+            Gaussian noise and a constant mean, is the series (M-431): after one pass an evaluation does not see the
+            rows, `fit.posterior.lost` says what is left out, and points far outside the rows are refused; it pays for
+            many more rows than frequencies. It needs finufft. "auto" is exact inference where its plan keeps to
+            time_limit and memory, and to a minute where sites are found by iteration, else full scale, else inducing
+            points alone; under a time_limit that full scale of all rows would pass, full scale of some, or points where
+            these lose less on rows held out, eq. (M-245), if the first rows leave time to try; the report says which
+            and why. Rows that are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for,
+            or by "fourier".
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -333,7 +338,7 @@ def fit_as(
         if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
             rival = candidates[-1]
     columns, tried = None, list[Event]()
-    passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.kind == "sparse" else rows
+    passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.by_passes else rows
     refuse_beside_sites(gp, passes, approximate=asked is not None, exact_posterior=exact is not None)
     options = options if gp.likelihood.has_sites else options.by_sites()
     if asked is not None or exact is not None:
@@ -343,10 +348,12 @@ def fit_as(
         if options.uncertainty is not None and options.priors == "weak" and options.settings.uncertainty.sparse:
             options = replace(options, priors="sparse")
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
-    elif asked.kind == "sparse":
+    elif asked.by_passes:
         assert not isinstance(passes, Data)
         columns = passes.columns
-        fitted = fitted_by(StreamedFit, gp, passes, options, asked, exact=exact)
+        fitted = fitted_by(
+            FourierFit if asked.kind == "fourier" else StreamedFit, gp, passes, options, asked, exact=exact
+        )
     elif rival is None:
         fitted = fitted_by(FullScaleFit, gp, rows, options, asked, exact=exact)
     else:

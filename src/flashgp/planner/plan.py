@@ -30,10 +30,12 @@ TRAININGS = {
 }
 KINDS = {
     "full_scale": "inducing points and a block-Vecchia factor of the residual covariance",
+    "fourier": "Fourier series of a stationary covariance function, after one pass over the rows",
     "sparse": "inducing points by their collapsed bound, in passes over the rows",
 }
 LOST_HINT = {
     "full_scale": "posterior.lost estimates it, nats a row, with a standard error",
+    "fourier": "posterior.lost says what is left out",
     "sparse": "posterior.bound has a lower and an upper bound on log p(y)",
 }
 # Fields that came later, as JSON: plans of before have none.
@@ -338,6 +340,8 @@ class Plan:
     @property
     def sizes_text(self) -> str:
         """The sizes of an approximation in words."""
+        if self.approximation == "fourier":
+            return "frequencies as the covariance function asks for"
         if self.approximation == "sparse":
             return f"{self.inducing:,} inducing points"
         more = f", or {self.most_neighbours:,} where these add much" if self.most_neighbours else ""

@@ -118,10 +118,10 @@ def _gathered(group: Group, keys: Tensor, places: Tensor, rows: list[Tensor], si
 
 def _moments(group: Group, found: Shares, own: Moments | None, width: int, device: torch.device) -> Moments:
     """Moments of the rows of all ranks, (M-164). Args: found, rows of each."""
-    here = torch.empty(0, 2, width, dtype=F64, device=device)
+    here = torch.empty(0, 4, width, dtype=F64, device=device)
     if own is not None:
-        here = torch.stack([own.mean, own.squares]).unsqueeze(0)
+        here = torch.stack([own.mean, own.squares, own.low, own.high]).unsqueeze(0)
     counts = [count for count in found.counts if count]
     every = group.gather_rows(here, Shares(tuple(min(1, count) for count in found.counts)))
-    parts = [Moments(count, mean, squares) for count, (mean, squares) in zip(counts, every, strict=True)]
+    parts = [Moments(count, *columns) for count, columns in zip(counts, every, strict=True)]
     return reduce(Moments.joined, itertools.islice(parts, 1, None), parts[0])

@@ -26,7 +26,8 @@ CONSTANT_ROUNDINGS = 1e3  # of the mean, below which a spread is none
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Moments of columns of a table. Fields: count of its rows; mean (columns,); squares, sums of squared deviations.
+    """Moments of columns of a table. Fields: count of its rows; mean (columns,); squares, sums of squared deviations;
+    low and high, the least and the largest numbers.
 
     Source: Chan, Golub & LeVeque (1983), Algorithms for computing the sample variance, eq. 2.1.
     """
@@ -34,19 +35,22 @@ class Moments:
     count: int
     mean: Tensor
     squares: Tensor
+    low: Tensor
+    high: Tensor
 
     @classmethod
     def of(cls, table: Tensor) -> "Moments":
         """Moments of some rows, (n, columns), n at least 1."""
         mean = table.mean(0)
-        return cls(len(table), mean, (table - mean).square().sum(0))
+        return cls(len(table), mean, (table - mean).square().sum(0), table.amin(0), table.amax(0))
 
     def joined(self, other: "Moments") -> "Moments":
         """Moments of the rows of both, (M-164)."""
         count, apart = self.count + other.count, other.mean - self.mean
         mean = self.mean + apart * (other.count / count)
         squares = self.squares + other.squares + apart.square() * (self.count * other.count / count)
-        return Moments(count, mean, squares)
+        low, high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
+        return Moments(count, mean, squares, low, high)
 
     @property
     def scale(self) -> Tensor:

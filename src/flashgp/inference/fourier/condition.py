@@ -1,0 +1,175 @@
+"""Conditioning by Fourier series: the grid at the given parameters, one pass over the rows, one solve."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import EVENT
+from flashgp.foundations.errors import DomainError, MemoryBudgetError, warn
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.machine import available_bytes, parse_bytes
+from flashgp.foundations.quantities import readable_bytes
+from flashgp.foundations.report import Report
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.extent import check_residual
+from flashgp.inference.fourier.grid import PIECE, Grid, library
+from flashgp.inference.fourier.spectrum import NoGridError, grid_of, obstacle
+from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
+from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
+from flashgp.inference.prior import Prior
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.streamed.rows import (
+    move_row_variances_to_data,
+    move_row_variances_to_likelihood,
+    prior_of_rows,
+    survey_of,
+)
+from flashgp.planner.plan import Plan
+from flashgp.processes.group import ALONE
+from flashgp.sources.source import Held, RowSource
+from flashgp.sources.survey import Survey
+
+ROUTE = "fourier"
+MOST_ERROR = 30.0  # times the tolerance, of means at any point, in standard deviations of f there
+ROOM = 3.0  # times the error that was asked for, up to which nothing is said but the report's bound
+
+
+def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
+    """DomainError for models that have no Fourier series."""
+    if why := unfit(prior, d, ranks):
+        raise DomainError(f"`approximation` {why}")
+
+
+def unfit(prior: Prior, d: int, ranks: int = 1) -> str:
+    """Reason that a model of d columns has no Fourier series; empty if it has."""
+    if not prior.likelihood.has_sites or prior.separate:
+        return (
+            f"by Fourier series needs Gaussian noise, the same for all outputs, got {prior.likelihood.name}; pass "
+            '"full_scale"'
+        )
+    if ranks > 1:
+        return 'by Fourier series is of one process, got a group; pass "sparse"'
+    if prior.kernel.batch_shape:
+        return "by Fourier series is of one model, got a batch; fit its members one by one"
+    return obstacle(prior.kernel, d)
+
+
+def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> FourierState:
+    """The state of a prior given rows. Raises: as `GP.condition`."""
+    settings.of_approximation()
+    prior, rows = move_row_variances_to_data(prior, rows, settings.run.group)
+    survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline)
+    refuse_unfit(prior, survey.width, settings.run.group.size)
+    library()
+    return condition_on(prior, survey, settings)
+
+
+def grid_for(prior: Prior, survey: Survey, settings: FourierSettings, *, search: bool = False) -> Grid:
+    """The grid at the parameters that a prior has. Raises: DomainError."""
+    with torch.no_grad():
+        noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance
+        try:
+            return grid_of(
+                prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), float(noise.mean()),
+                settings.grid, search=search,
+            )  # fmt: skip
+        except NoGridError as reason:
+            raise DomainError(f"`approximation` {reason}") from None
+
+
+def goal_of(sums: FourierSums, run: Run) -> float:
+    """Error of a solve in the norm of B that keeps the mean within the tolerance of a run, in standard deviations of an
+    observation, in root mean square over the rows, and within MOST_ERROR times that of those of f anywhere."""
+    return run.tolerance * min(MOST_ERROR, max(1, sums.count) ** 0.5)
+
+
+def check_memory(grid: Grid, memory: str | int | None, settings: FourierSettings) -> None:
+    """MemoryBudgetError where vectors and grids of the frequencies need more than is available."""
+    needed = grid_bytes(grid, settings)
+    available = available_bytes(torch.device("cpu")) if memory is None else parse_bytes(memory, "memory")
+    if needed > available:
+        raise MemoryBudgetError(
+            f"`memory` allows {readable_bytes(available)}, but {grid.size:,} frequencies need "
+            f"{readable_bytes(needed)}; "
+            'pass approximation="full_scale", or a larger memory=',
+            needed_bytes=needed, available_bytes=available,
+        )  # fmt: skip
+
+
+def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
+    """Bytes of the work with a grid: transforms, and as many vectors as are solved at once."""
+    spread, vectors = grid.size * 2**grid.d, settings.solves.probes + 1
+    dense = 64 * grid.size**2 if grid.size <= settings.solves.dense else 0
+    return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
+
+
+def blocks_of(prior: Prior, survey: Survey, more: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise."""
+    for block in survey.blocks(PIECE):
+        of_rows = prior_of_rows(prior, block)
+        sites = of_rows.sites(block.y)
+        residual = prior.residual(block.x, sites.targets)
+        check_residual(residual)
+        yield block.x, residual, sites.variance.detach().double() + more
+
+
+@entered(lambda prior, survey, settings, *_, **__: settings.run.deterministic)
+@torch.no_grad()
+def condition_on(
+    prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None = None,
+    options: FourierSettings | None = None,
+) -> FourierState:  # fmt: skip
+    """Condition after the first pass. Raises: DomainError, ConvergenceError."""
+    began, prior, options = time.perf_counter(), prior.held(), options or FourierSettings()
+    grid = grid_for(prior, survey, options)
+    check_memory(grid, settings.run.memory, options)
+    spectrum, tail = spectrum_of(prior, grid, survey.width)
+    outputs = 1 if survey.outputs is None else survey.outputs
+    sums = FourierSums.of(grid, blocks_of(prior, survey, tail), outputs)
+    least = float(prior_of_rows(prior, survey.sample).sites(survey.y).variance.min()) + tail
+    system = sums.system(spectrum, options.solves, settings.run.deadline)
+    asked = goal_of(sums, settings.run)
+    weights = WeightPosterior.of(sums, system, asked)
+    held = survey.source if isinstance(survey.source, Held) else None
+    drawn = None
+    if held is None and not system.dense:
+        again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail))
+        drawn = drawn_weights(weights, again, options.draws, options, settings.run.seed + DRAWN_SEED)
+    events = [Event(
+        EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
+        iterations=weights.solution.iterations or None,
+    )]  # fmt: skip
+    error = weights.error * (least / max(1, sums.count)) ** 0.5
+    report = Report(
+        route=ROUTE, backend="finufft", device="cpu", dtype="float64", iterations=weights.solution.iterations,
+        error_bound=error, seconds=time.perf_counter() - began, events=events, plan=plan,
+    )  # fmt: skip
+    if plan is not None:
+        report.predicted_bytes, report.predicted_seconds = plan.peak_bytes, plan.seconds
+    if weights.error > ROOM * asked:
+        report.events.append(Event(EventKind.FOURIER_UNFINISHED, error=weights.error, asked=asked))
+        warn(str(report.events[-1]))
+    report.events += [EVENT] if settings.run.deterministic else []
+    kept = replace(settings.run.kept, group=ALONE)
+    if held is not None:
+        prior = move_row_variances_to_likelihood(prior, held)
+    state = FourierState(
+        prior,
+        weights,
+        tail,
+        survey.sample,
+        survey.dtype,
+        report,
+        kept,
+        held,
+        options,
+        drawn=drawn,
+        corners=(survey.x_moments.low, survey.x_moments.high),
+    )
+    report.events.append(state.lost.event)
+    return state

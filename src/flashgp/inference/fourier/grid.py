@@ -1,0 +1,244 @@
+"""Grid of frequencies, and real functions as sums over it.
+
+    f(x) = sum_j a_j exp(2 pi i nu_j . (x - centre)),   nu_j = (j_1 / L_1, ..., j_d / L_d),   j_c in {-m_c, ..., m_c}
+
+f is real where a_-j is the conjugate of a_j: arrays hold the half with j_d >= 0, complex, of shape (2 m_1 + 1, ...,
+m_d + 1), and count as vectors of as many real numbers as there are frequencies, M.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from flashgp.foundations.errors import BackendUnavailableError
+from flashgp.foundations.lazy_import import lazy_import
+
+C128 = torch.complex128
+ACCURACY = 1e-10  # of nonuniform transforms, relative to the sum of the moduli
+PIECE = 2**21  # points that are transformed at once
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Fields: columns of x that there are frequencies of; centre and lengths L of the box, in units of these columns;
+    orders, m."""
+
+    columns: tuple[int, ...]
+    centre: tuple[float, ...]
+    lengths: tuple[float, ...]
+    orders: tuple[int, ...]
+
+    @property
+    def d(self) -> int:
+        return len(self.columns)
+
+    @property
+    def size(self) -> int:
+        """M, the number of frequencies."""
+        return math.prod(2 * m + 1 for m in self.orders)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the half that arrays hold."""
+        return *(2 * m + 1 for m in self.orders[:-1]), self.orders[-1] + 1
+
+    @cached_property
+    def multiplicity(self) -> Tensor:
+        """How often entries count: once where j_d = 0, else twice, (m_d + 1,)."""
+        found = torch.full((self.orders[-1] + 1,), 2.0, dtype=torch.float64)
+        found[0] = 1.0
+        return found
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """Inner products of (k, *shape) with (k, *shape) as real vectors, (k,)."""
+        return ((a.real * b.real + a.imag * b.imag) * self.multiplicity.to(a.device)).flatten(-self.d).sum(-1)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum of (*batch, *shape) real numbers over all frequencies."""
+        return (values * self.multiplicity.to(values.device)).flatten(-self.d).sum(-1)
+
+    def normal(self, count: int, generator: torch.Generator) -> Tensor:
+        """Standard normal vectors, (count, *shape)."""
+        shape = (count, *(2 * m + 1 for m in self.orders))
+        return self.half(self._hermitian(torch.randn(shape, generator=generator, dtype=C128)) * math.sqrt(2.0))
+
+    def signs(self, count: int, generator: torch.Generator) -> Tensor:
+        """Random vectors of entries of modulus one, (count, *shape): their outer products are I in expectation."""
+        found = self.normal(count, generator)
+        return found / found.abs()
+
+    def _hermitian(self, full: Tensor) -> Tensor:
+        return 0.5 * (full + torch.conj(full.flip([*range(-self.d, 0)])))
+
+    def half(self, full: Tensor) -> Tensor:
+        """The half that is held, of an array over all frequencies, (*batch, 2 m_1 + 1, ...)."""
+        return full[..., full.shape[-1] // 2 :].contiguous()
+
+    def whole(self, half: Tensor) -> Tensor:
+        """The inverse of `half`."""
+        rest = torch.conj(half[..., 1:].flip([*range(-self.d, 0)]))
+        return torch.cat([rest, half], -1)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+    def waves(self, x: Tensor) -> Tensor:
+        """exp(-2 pi i nu_j . (x - centre)) of points (k, d), (k, *shape), differentiable by them."""
+        found: Tensor | None = None
+        for axis, (column, centre, length, m) in enumerate(
+            zip(self.columns, self.centre, self.lengths, self.orders, strict=True)
+        ):
+            steps = torch.arange(0 if axis == self.d - 1 else -m, m + 1, dtype=torch.float64, device=x.device)
+            angles = (x[:, column].double() - centre).unsqueeze(1) * (steps * (-2.0 * math.pi / length))
+            wave = torch.polar(torch.ones_like(angles), angles)
+            wave = wave.view(len(x), *(-1 if k == axis else 1 for k in range(self.d)))
+            found = wave if found is None else found * wave
+        assert found is not None
+        return found
+
+    def angles(self, x: Tensor) -> list[numpy.ndarray]:
+        """2 pi (x - centre) / L of each column, of points (n, d)."""
+        return [
+            (x[:, column].double() - centre).mul(2.0 * math.pi / length).contiguous().numpy(force=True)
+            for column, centre, length in zip(self.columns, self.centre, self.lengths, strict=True)
+        ]  # fmt: skip
+
+    def adjoint(self, x: Tensor, strengths: Tensor, times: int = 1, accuracy: float = ACCURACY) -> Tensor:
+        """sum_n s_n exp(-2 pi i nu_j . (x_n - centre)) of real strengths (k, n), for j up to `times` the orders, as
+        halves, (k, *shape). Two of them make one complex transform. Cost: n accuracy digits^d, M log M."""
+        orders = [times * m for m in self.orders]
+        shape = tuple(2 * m + 1 for m in orders)
+        pairs = -(-len(strengths) // 2)
+        total = torch.zeros(pairs, *shape, dtype=C128)
+        for start in range(0, len(x), PIECE):
+            part = strengths[:, start : start + PIECE].double()
+            if len(part) % 2:
+                part = torch.cat([part, torch.zeros_like(part[:1])])
+            packed = torch.complex(part[::2].contiguous(), part[1::2].contiguous())
+            angles = self.angles(x[start : start + PIECE])
+            total += torch.from_numpy(_transform("1", angles, packed.numpy(force=True), shape, accuracy))
+        mirrored = torch.conj(total.flip([*range(-self.d, 0)]))
+        found = torch.stack([0.5 * (total + mirrored), -0.5j * (total - mirrored)], 1).flatten(0, 1)
+        return self.half(found[: len(strengths)])
+
+    def forward(self, x: Tensor, coefficients: Tensor, accuracy: float = ACCURACY) -> Tensor:
+        """f at points (n, d) of k functions, (k, *shape): (k, n), float64."""
+        whole = self.whole(coefficients)
+        if len(whole) % 2:
+            whole = torch.cat([whole, torch.zeros_like(whole[:1])])
+        packed = (whole[::2] + 1j * whole[1::2]).numpy(force=True)
+        found = torch.empty(len(whole), len(x), dtype=torch.float64)
+        for start in range(0, len(x), PIECE):
+            values = torch.from_numpy(_transform("2", self.angles(x[start : start + PIECE]), packed, (), accuracy))
+            found[::2, start : start + PIECE], found[1::2, start : start + PIECE] = values.real, values.imag
+        return found[: len(coefficients)]
+
+
+def _transform(
+    kind: str, angles: Sequence[numpy.ndarray], values: numpy.ndarray, shape: tuple[int, ...], accuracy: float
+) -> numpy.ndarray:
+    """Nonuniform FFTs, (k, ...), of type 1 to that shape, or of type 2. Raises: BackendUnavailableError."""
+    finufft = library()
+    function: Callable[..., numpy.ndarray] = getattr(finufft, f"nufft{len(angles)}d{kind}")
+    options: dict[str, Any] = {"eps": accuracy, "isign": -1 if kind == "1" else 1, "nthreads": torch.get_num_threads()}
+    if not len(angles[0]):
+        return numpy.zeros((len(values), *(shape or (0,))), numpy.complex128)
+    if kind == "1":
+        options["n_modes"] = shape if len(shape) > 1 else shape[0]
+    return function(*angles, values, **options).reshape(len(values), *(shape or (-1,)))
+
+
+def library() -> Any:
+    """finufft, imported. Raises: BackendUnavailableError."""
+    try:
+        lazy_import("finufft")
+        import finufft  # type: ignore[import-untyped]
+    except ImportError:
+        raise BackendUnavailableError(
+            '`approximation` "fourier" needs finufft, which is not installed; pip install flashgp[fourier], or pass '
+            '"full_scale"'
+        ) from None
+    return finufft
+
+
+@dataclass(frozen=True, eq=False)
+class Toeplitz:
+    """T_jk = t_(j - k) as a function of vectors, by one FFT of (4 m + 1)^d numbers and one back.
+
+    Args: grid; entries, t_j for j up to twice the orders, as a half.
+    """
+
+    grid: Grid
+    entries: Tensor
+
+    @property
+    def diagonal(self) -> float:
+        """t_0."""
+        return float(self.entries[(*(2 * m for m in self.grid.orders[:-1]), 0)].real)
+
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        return tuple(fast_length(4 * m + 1) for m in self.grid.orders)
+
+    @cached_property
+    def symbol(self) -> Tensor:
+        """FFT of the entries, real, of the padded shape."""
+        return self._to_space(self.entries, 2)
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """T v of (k, *shape)."""
+        dims = [*range(-self.grid.d, 0)]
+        product = torch.fft.rfftn(self._to_space(vectors, 1).mul_(self.symbol), dim=dims, norm="forward")
+        found = torch.empty_like(vectors)
+        for inside, outside in self._places(1):
+            found[inside] = product[outside]
+        return found
+
+    def at(self, index: Tensor) -> Tensor:
+        """t_j at frequencies (..., d) up to twice the orders."""
+        back = index[..., -1] < 0
+        whole = torch.where(back.unsqueeze(-1), -index, index)
+        moved = [2 * m for m in self.grid.orders[:-1]]
+        places = [column + more for column, more in zip(whole.unbind(-1), [*moved, 0], strict=True)]
+        found = self.entries[tuple(places)]
+        return torch.where(back, torch.conj(found), found)
+
+    def _to_space(self, half: Tensor, times: int) -> Tensor:
+        *front, last = self.padded
+        spread = half.new_zeros(*half.shape[: -self.grid.d], *front, last // 2 + 1)
+        for inside, outside in self._places(times):
+            spread[outside] = half[inside]
+        return torch.fft.irfftn(spread, s=self.padded, dim=[*range(-self.grid.d, 0)], norm="forward")
+
+    def _places(self, times: int) -> Iterator[tuple[Any, Any]]:
+        """Parts of a half, and where they are in the padded half: negative frequencies at the end of an axis."""
+        each: list[list[tuple[slice, slice]]] = []
+        for m, length in zip(self.grid.orders[:-1], self.padded[:-1], strict=True):
+            k = times * m
+            each.append([(slice(k, 2 * k + 1), slice(0, k + 1))])
+            if k:
+                each[-1].append((slice(0, k), slice(length - k, length)))
+        k = times * self.grid.orders[-1]
+        each.append([(slice(0, k + 1), slice(0, k + 1))])
+        for parts in itertools.product(*each):
+            yield (..., *(inside for inside, _ in parts)), (..., *(outside for _, outside in parts))
+
+
+def fast_length(least: int) -> int:
+    """The least even number of prime factors 2, 3 and 5 that is no smaller."""
+    best = 2 ** max(1, math.ceil(math.log2(max(2, least))))
+    for fives in range(8):
+        for threes in range(10):
+            odd = 5**fives * 3**threes
+            if 2 * odd >= 2 * best:
+                continue
+            twos = max(1, math.ceil(math.log2(max(1.0, least / odd))))
+            while odd * 2**twos < least:
+                twos += 1
+            best = min(best, odd * 2**twos)
+    return best

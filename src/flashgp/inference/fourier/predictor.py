@@ -1,0 +1,188 @@
+"""Predictions by Fourier series, eq. (M-435).
+
+    mean(x)     = m(x) + sum_j w_j b_j exp(2 pi i nu_j . (x - centre))
+    cov(x, x')  = phi(x)* B^-1 phi(x') + tail [x = x'],   phi_j = w_j exp(-2 pi i nu_j . (x - centre))
+
+Means are one transform of all points. Variances come from a factor, or from a solve of each point, or from draws.
+"""
+
+import time
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.checks import check_count
+from flashgp.foundations.contexts import entered
+from flashgp.foundations.determinism import EVENT
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.report import Report
+from flashgp.inference.extent import check_answer
+from flashgp.inference.fourier.state import FourierState
+from flashgp.inference.predict.paths import Paths, repeated_mean
+from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
+from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed
+
+F64 = torch.float64
+TAPED_POINTS = 256  # of means with gradients at once, for each of which all waves are there
+
+
+class FourierPredictor(Predictor):
+    """Predictor of a state at points. A new one for every prediction: its report is of that."""
+
+    def __init__(self, state: FourierState, *, deterministic: bool) -> None:
+        self._state, self.deterministic = state, deterministic
+        self.report = Report(
+            route=state.report.route, device="cpu", dtype="float64", events=[EVENT] if deterministic else []
+        )
+
+    @entered(lambda self, x: self.deterministic)
+    def mean(self, x: Tensor) -> Tensor:
+        began = time.perf_counter()
+        self.check(x)
+        coefficients = self._state.coefficients
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            if self.wants_graph(x):
+                parts = [self._taped(part, coefficients) for part in x.split(TAPED_POINTS)]
+                found = torch.cat(parts) if parts else x.new_zeros(0, len(coefficients), dtype=F64)
+            else:
+                found = self._state.grid.forward(x, coefficients).mT
+            value = self._state.prior.mean_at(x) + found
+        check_answer(value, "x_test")
+        self._took(began)
+        return value
+
+    @entered(lambda self, x: self.deterministic)
+    def variance(self, x: Tensor) -> Variance:
+        began, state = time.perf_counter(), self._state
+        self.check(x)
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            found = self._variance(x)
+        self._took(began)
+        outputs = len(state.coefficients)
+        return found.mapped(lambda t: t.unsqueeze(-1).expand(*t.shape, outputs))
+
+    def _variance(self, x: Tensor) -> Variance:
+        state = self._state
+        system, tail = state.weights.system, state.tail
+        if system.dense or self.wants_graph(x) or self._by_solves(len(x)):
+            if self.wants_graph(x):
+                half = self._phi(x)
+                value = state.grid.dot(half, self._solved(half))
+            else:
+                value = system.inverse_variance(lambda a, b: self._phi(x[a:b]), len(x))
+            return Variance(value + tail)
+        functions = state.grid.forward(x, system.root * state.sampled)
+        count = len(functions)
+        value = functions.square().mean(0)
+        error = value * (2.0 / count) ** 0.5
+        self.report.events.append(Event(EventKind.FOURIER_VARIANCE, draws=count, error=(2.0 / count) ** 0.5))
+        return Variance(value + tail, error, (value - 2.0 * error).clamp_min(0.0) + tail, value + 2.0 * error + tail)
+
+    def _by_solves(self, points: int) -> bool:
+        """True if a solve of each point takes little time, as long as that of the mean."""
+        return points * self._state.weights.solution.seconds <= self._state.settings.solved_seconds
+
+    @entered(lambda self, x: self.deterministic)
+    def covariance(self, x: Tensor) -> Tensor:
+        self.check(x)
+        check_joint(len(x), 32 * len(x) * self._state.grid.size, x.device)
+        with torch.set_grad_enabled(self.wants_graph(x)):
+            phi = self._phi(x)
+            solved = self._solved(phi)
+            weighted = solved * self._state.grid.multiplicity
+            joint = torch.view_as_real(phi).flatten(1) @ torch.view_as_real(weighted).flatten(1).mT
+            return 0.5 * (joint + joint.mT) + self._state.tail * torch.eye(len(x), dtype=F64)
+
+    def paths(self, count: int, features: int, seed: int | None) -> Paths:
+        return draw_paths(self._state, count, features, seed)
+
+    # -- work ------------------------------------------------------------------------------------------------------
+    def _phi(self, x: Tensor) -> Tensor:
+        return self._state.weights.system.root * self._state.grid.waves(x)
+
+    def _solved(self, phi: Tensor) -> Tensor:
+        """B^-1 phi, with gradients to phi as B is symmetric."""
+        return _Solve.apply(phi, self._state) if phi.requires_grad else _solve(phi.detach(), self._state)
+
+    def _taped(self, x: Tensor, coefficients: Tensor) -> Tensor:
+        waves = self._state.grid.waves(x)
+        return torch.stack([self._state.grid.dot(waves, one.expand_as(waves)) for one in coefficients], -1)
+
+    def check(self, x: Tensor, name: str = "x_test") -> None:
+        """DomainError for points outside the box, where functions repeat."""
+        grid, settings = self._state.grid, self._state.settings.grid
+        room = settings.beyond[grid.d - 1]
+        low, high = self._state.corners
+        wide = high - low
+        outside = ((x.detach().double() < low - room * wide) | (x.detach().double() > high + room * wide)).any(-1)
+        if bool(outside.any()):
+            row = int(outside.nonzero()[0])
+            raise DomainError(
+                f"`{name}` must lie within {room:.0%} of the range of the rows by Fourier series, got "
+                f'{int(outside.sum()):,} points outside, the first is row {row}; pass approximation="full_scale", or '
+                "condition exactly"
+            )
+
+    def _took(self, began: float) -> None:
+        self.report.seconds = (self.report.seconds or 0.0) + time.perf_counter() - began
+
+
+def _solve(phi: Tensor, state: FourierState) -> Tensor:
+    system = state.weights.system
+    goal = 1e-5 * float(state.grid.dot(phi, system.precondition(phi)).max().sqrt()) if len(phi) else 0.0
+    return system.solve(phi, goal).value
+
+
+class _Solve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, phi: Tensor, state: FourierState) -> Tensor:
+        ctx.state = state  # type: ignore[attr-defined]
+        return _solve(phi.detach(), state)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+        state: FourierState = ctx.state  # type: ignore[attr-defined]
+        weights = state.grid.multiplicity
+        return _solve(gradient / weights, state) * weights, None
+
+
+class NoDraws(PriorDraws):
+    """No draw of the prior: weights are drawn from the posterior, without an error but for the tail."""
+
+    error = 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def event(self) -> Event:
+        raise NotImplementedError
+
+
+@entered(lambda state, *_, **__: state.run.deterministic)
+@torch.no_grad()
+def draw_paths(state: FourierState, count: int, features: int, seed: int | None) -> Paths:
+    """See `Posterior.paths`: f = m + sum_j w_j (b_j + d_j) exp(...), d ~ N(0, B^-1); the tail is left out."""
+    began, count = time.perf_counter(), check_count(count, "count", 0)
+    outputs = len(state.coefficients)
+    system = state.weights.system
+    drawn = state.weight_draws(count * outputs, draw_seed(seed))
+    functions = system.root * drawn + state.coefficients.repeat(count, *(1,) * state.grid.d)
+    report = Report(route=state.report.route, device="cpu", dtype="float64", seconds=time.perf_counter() - began)
+    return Paths(state, NoDraws(), partial(_values, state, functions), count, report)
+
+
+def _values(state: FourierState, functions: Tensor, x: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        waves = state.grid.waves(x)
+        found = torch.stack([state.grid.dot(waves, one.expand_as(waves)) for one in functions], -1)
+    else:
+        found = state.grid.forward(x, functions).mT
+    return found + repeated_mean(state.prior.mean_at(x), found.shape[-1])
+
+
+def predictor(state: FourierState, *, deterministic: bool) -> Predictor:
+    """Predictor of a state."""
+    return FourierPredictor(state, deterministic=deterministic)

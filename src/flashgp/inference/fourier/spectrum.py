@@ -1,0 +1,254 @@
+"""Spectrum of a stationary covariance function on a grid, from its one formula, and the grid that it asks for.
+
+Made periodic over a box, k(r) ~ sum_j c_j exp(2 pi i nu_j . r), with c_j >= 0 its Fourier coefficients: the FFT of its
+values at twice as many lags as there are frequencies. Two errors, both known before any row is seen, eq. (M-431):
+
+    repeated    a term that decays comes again at r + L: k(L - range) at most; others have a period that divides L
+    left out    frequencies |j| > m: variance k(0) - sum_j c_j, which inference treats as noise, so that none is lost
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashgp.inference.fourier.grid import Grid, fast_length
+from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum
+from flashgp.kernels.periodic import Cosine, Periodic
+from flashgp.kernels.spectral_mixture import SpectralMixture
+from flashgp.kernels.squared_exponential import Stationary
+
+MOST_COLUMNS = 3
+OVERSAMPLED = 2  # lags for each frequency
+LAGS = 2**14  # of a column, by which its spectrum is looked at
+FARTHEST = 1e4  # ranges, up to which decay is looked for
+STEPS = 400  # of distances there
+F64 = torch.float64
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """Sizes of a grid, (M-431).
+
+    Fields: tail, of the noise variance, that each column leaves out at most, of one to three; least_tail, of the prior
+    variance, below which nothing is asked for; repeated, of its variance, that a term may have where it comes again;
+    room, times that lengthscales may grow or shrink while a grid is kept; most_periods in a box; off_period, parts of a
+    period by which a box of several may miss them; beyond, parts of the range by which points may lie outside it, of
+    one to three columns.
+    """
+
+    tail: tuple[float, ...] = (1e-4, 5e-3, 5e-3)
+    least_tail: float = 1e-9
+    repeated: float = 1e-3
+    room: float = 1.25
+    most_periods: int = 4096
+    off_period: float = 1e-3
+    beyond: tuple[float, ...] = (0.25, 0.1, 0.05)
+
+
+class NoGridError(Exception):
+    """There is no grid for a covariance function; the text is the reason, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decaying:
+    """A sum of terms that all decay along the same columns, and repeat or stay along the others."""
+
+    kernel: Kernel
+    columns: frozenset[int]
+
+
+def terms_of(kernel: Kernel) -> list[Kernel]:
+    """Products whose sum a kernel is, which share its parameters."""
+    if isinstance(kernel, Scaled):
+        return [Scaled(term, kernel.variance) for term in terms_of(kernel.kernel)]
+    if isinstance(kernel, Sum):
+        return [term for part in kernel.parts for term in terms_of(part)]
+    if isinstance(kernel, Product):
+        return [Product(*factors) for factors in itertools.product(*map(terms_of, kernel.parts))]
+    return [kernel]
+
+
+def obstacle(kernel: Kernel, d: int) -> str:
+    """Reason that a covariance function of d columns has no grid, and what to do; empty if it may have one."""
+    known = (Stationary, Periodic, Cosine, SpectralMixture, Constant)
+    other = [k for k in kernel.modules() if isinstance(k, Kernel) and k.parts and type(k) not in (Sum, Product, Scaled)]
+    other += [leaf for leaf in kernel.leaves() if not isinstance(leaf, known)]
+    if other:
+        name = type(other[0]).__name__
+        return f'by Fourier series needs a stationary covariance function, got {name}; pass "full_scale"'
+    columns = columns_of(kernel, d)
+    if not 1 <= len(columns) <= MOST_COLUMNS:
+        return (
+            f"by Fourier series is for covariance functions of one to {MOST_COLUMNS} columns, got one of "
+            f'{len(columns)}; pass "full_scale"'
+        )
+    return ""
+
+
+def columns_of(kernel: Kernel, d: int) -> tuple[int, ...]:
+    """Columns of x that a covariance function looks at."""
+    leaves = (leaf for leaf in kernel.leaves() if not isinstance(leaf, Constant))
+    return tuple(sorted({column for leaf in leaves for column in _own_columns(leaf, d)}))
+
+
+def _own_columns(leaf: Kernel, d: int) -> tuple[int, ...]:
+    assert isinstance(leaf, Leaf)
+    return tuple(range(d)) if leaf.active_dims is None else tuple(leaf.active_dims)
+
+
+def _leaves_along(term: Kernel, column: int, d: int) -> tuple[list[Kernel], list[Kernel]]:
+    """Leaves of a term that look at a column: those that decay, those that repeat."""
+    own = [leaf for leaf in term.leaves() if not isinstance(leaf, Constant) and column in _own_columns(leaf, d)]
+    lasting: list[Kernel] = [leaf for leaf in own if isinstance(leaf, Periodic | Cosine)]
+    return [leaf for leaf in own if leaf not in lasting], lasting
+
+
+def _groups(kernel: Kernel, d: int) -> list[Decaying]:
+    """The terms by the columns along which they decay."""
+    found: dict[frozenset[int], list[Kernel]] = {}
+    for term in terms_of(kernel):
+        along = frozenset(column for column in range(d) if _leaves_along(term, column, d)[0])
+        found.setdefault(along, []).append(term)
+    return [Decaying(terms[0] if len(terms) == 1 else Sum(*terms), along) for along, terms in found.items()]
+
+
+def _values(kernel: Kernel, lags: Tensor) -> Tensor:
+    """k at lags (n, d), (n,), differentiable by the parameters."""
+    return kernel.operator(torch.zeros_like(lags[:1]), lags).to_dense()[0]
+
+
+def _folded(group: Decaying, d: int, axes: Sequence[tuple[int, float, Tensor]]) -> Tensor:
+    """Values of a group on a product of lags, with what repeats from the next box along columns where it decays.
+
+    Args: axes, (column, length of the box, lags) each. Returns: of the shape of the product.
+    """
+    shape = tuple(len(lags) for _, _, lags in axes)
+    total: Tensor | None = None
+    choices = [(False, True) if column in group.columns else (False,) for column, _, _ in axes]
+    for far in itertools.product(*choices):
+        moved = [
+            lags - torch.where(lags >= 0, length, -length) if beyond else lags
+            for beyond, (_, length, lags) in zip(far, axes, strict=True)
+        ]
+        points = torch.zeros(math.prod(shape), d, dtype=F64)
+        product = torch.meshgrid(*moved, indexing="ij")
+        for (column, _, _), values in zip(axes, product, strict=True):
+            points[:, column] = values.reshape(-1)
+        found = _values(group.kernel, points).reshape(shape)
+        total = found if total is None else total + found
+    assert total is not None
+    return total
+
+
+def coefficients(kernel: Kernel, grid: Grid, d: int) -> Tensor:
+    """c_j, a half of the grid's shape, differentiable by the parameters. Cost: 2^d M to 8^d M values."""
+    counts = [fast_length(2 * OVERSAMPLED * m + 1) for m in grid.orders]
+    vectors = (Cosine, SpectralMixture)
+    even = not any(isinstance(leaf, vectors) and len(_own_columns(leaf, d)) > 1 for leaf in kernel.leaves())
+    axes = []
+    for column, length, count in zip(grid.columns, grid.lengths, counts, strict=True):
+        steps = torch.arange(count // 2 + 1 if even else count, dtype=F64)
+        axes.append((column, length, torch.where(steps > count // 2, steps - count, steps) * (length / count)))
+    total = sum(_folded(group, d, axes) for group in _groups(kernel, d))
+    assert isinstance(total, Tensor)
+    if even:
+        for axis, count in enumerate(counts):
+            steps = torch.arange(count)
+            total = total.index_select(axis, torch.minimum(steps, count - steps))
+    spectrum = torch.fft.rfftn(total, norm="forward").real
+    for axis, (m, count) in enumerate(zip(grid.orders[:-1], counts[:-1], strict=True)):
+        spectrum = spectrum.index_select(axis, torch.arange(-m, m + 1) % count)
+    return spectrum[..., : grid.orders[-1] + 1].clamp_min(0.0)
+
+
+def differentiable_variance(kernel: Kernel, d: int) -> Tensor:
+    """k(0), differentiable by the parameters."""
+    return _values(kernel, torch.zeros(1, d, dtype=F64))[0]
+
+
+@torch.no_grad()
+def prior_variance(kernel: Kernel, d: int) -> float:
+    """k(0)."""
+    return float(differentiable_variance(kernel, d))
+
+
+@torch.no_grad()
+def grid_of(
+    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, *, search: bool = False
+) -> Grid:
+    """The grid for rows between two corners (d,) at a noise variance. Args: search, whether parameters will move.
+
+    Raises: NoGridError.
+    """
+    d, room = len(low), settings.room if search else 1.0
+    groups, columns = _groups(kernel, d), columns_of(kernel, d)
+    tail = max(settings.tail[len(columns) - 1] * noise, settings.least_tail * prior_variance(kernel, d))
+    lengths, orders = [], []
+    for column in columns:
+        wide = max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs())))
+        lengths.append(_length(kernel, column, d, wide * (1.0 + settings.beyond[len(columns) - 1]), settings, room))
+        orders.append(math.ceil(room * _order(groups, column, d, lengths[-1], tail)))
+    centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
+    return Grid(columns, centre, tuple(lengths), tuple(orders))
+
+
+def _length(kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, room: float) -> float:
+    """Length of the box along a column: its range and what terms take to decay, in whole periods of those that do
+    not. Raises: NoGridError."""
+    lags = wide * torch.logspace(-6.0, math.log10(FARTHEST), STEPS, dtype=F64)
+    points = torch.zeros(STEPS, d, dtype=F64)
+    points[:, column] = lags
+    margin, periods, decays = 0.0, list[float](), False
+    for term in terms_of(kernel):
+        decaying, lasting = _leaves_along(term, column, d)
+        if not decaying:
+            periods += [_period(leaf, column, d) for leaf in lasting]
+            continue
+        decays, left = True, torch.ones_like(lags)
+        for leaf in decaying:
+            left = left * (_values(leaf, points) / _values(leaf, torch.zeros_like(points[:1]))).abs()
+        there = (left > settings.repeated).nonzero()
+        margin = max(margin, float(lags[min(int(there.max()) + 1, STEPS - 1)]) if len(there) else 0.0)
+    least = wide + room * margin if decays else 0.0
+    if not periods:
+        return least
+    first = max(periods)
+    start = max(1, math.ceil(least / first))
+    for count in range(start, start + settings.most_periods):
+        ratios = [count * first / one for one in periods]
+        if all(abs(ratio - round(ratio)) < settings.off_period for ratio in ratios):
+            return count * first
+    named = ", ".join(f"{period:g}" for period in periods)
+    raise NoGridError(
+        f"by Fourier series needs periods with a common multiple, got {named}; multiply by a function that decays, or "
+        'pass "full_scale"'
+    )
+
+
+def _period(leaf: Kernel, column: int, d: int) -> float:
+    """Period of a leaf along a column."""
+    assert isinstance(leaf, Periodic | Cosine)
+    columns = _own_columns(leaf, d)
+    values = leaf.period.value if isinstance(leaf, Periodic) else 1.0 / leaf.frequency.value.abs()
+    return float(values.expand(len(columns))[columns.index(column)])
+
+
+def _order(groups: Sequence[Decaying], column: int, d: int, length: float, tail: float) -> int:
+    """Frequencies to each side along a column that leave no more variance out. Raises: NoGridError."""
+    lags = torch.arange(LAGS, dtype=F64) * (length / LAGS)
+    lags = torch.where(lags > 0.5 * length, lags - length, lags)
+    values = sum(_folded(group, d, [(column, length, lags)]) for group in groups)
+    assert isinstance(values, Tensor)
+    spectrum = torch.fft.rfft(values, norm="forward").real.clamp_min(0.0)
+    left = 2.0 * spectrum[1:].flip(0).cumsum(0).flip(0)  # of frequencies from 1, 2, ... on
+    enough = (left <= tail).nonzero()
+    if not len(enough):
+        raise NoGridError(
+            f"by Fourier series needs frequencies up to {LAGS // 2:,} in column {column}, where more would be left out "
+            'than the noise allows; pass "full_scale"'
+        )
+    return max(1, int(enough[0]))

@@ -1,0 +1,311 @@
+"""FourierState: a prior given rows, by Fourier series: weights of frequencies, whatever the number of rows."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.report import Report
+from flashgp.inference.base_state import BaseState, UpdateState
+from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
+from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
+from flashgp.inference.fourier.system import Solution, SolveSettings
+from flashgp.inference.prior import Prior
+from flashgp.inference.run import Run
+from flashgp.inference.streamed.state import RowsKept
+from flashgp.sources.source import Held
+from flashgp.sources.survey import Block
+
+F64 = torch.float64
+DRAWN_SEED = 2**36  # added to a seed for the draws that variances are sampled from
+OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")
+
+
+@dataclass(frozen=True)
+class FourierSettings:
+    """Fields: grid; solves; draws that variances are sampled from; sampled_error, relative, of their solves;
+    sampled_accuracy, of the transforms that draw noise; solved_seconds, that variances of points may take by solves."""
+
+    grid: GridSettings = field(default_factory=GridSettings)
+    solves: SolveSettings = field(default_factory=SolveSettings)
+    draws: int = 32
+    sampled_error: float = 1e-2
+    sampled_accuracy: float = 1e-4
+    solved_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Loss of Fourier series against exact inference: the variance of f that is treated as noise.
+
+    Fields: tail, that variance; noise, the least of a row; nats, which the tail costs a row at most in predictive
+    density, log(1 + tail / noise) / 2; standard_error, 0.
+    """
+
+    tail: float
+    noise: float
+    standard_error: float = 0.0
+
+    @property
+    def nats(self) -> float:
+        return 0.5 * math.log1p(self.tail / self.noise) if self.noise > 0.0 else math.inf
+
+    @property
+    def event(self) -> Event:
+        return Event(EventKind.FOURIER_TAIL, tail=self.tail, share=self.tail / self.noise, nats=self.nats)
+
+    def __str__(self) -> str:
+        return str(self.event)
+
+
+@dataclass(frozen=True, eq=False)
+class FourierState(BaseState):
+    """Fields: prior, detached; weights, of the posterior; tail, variance that the grid leaves out; sample, some rows,
+    float64; dtype, of x; report; run; held, the rows where the caller holds them, else None; settings; online, how many
+    rows joined since conditioning; draws, B^-1/2 times normal vectors, where rows were read, else None;
+    corners, least and largest numbers of each column of x."""
+
+    prior: Prior
+    weights: WeightPosterior
+    tail: float
+    sample: Block
+    dtype: torch.dtype
+    report: Report
+    run: Run = field(default_factory=Run)
+    held: Held | None = None
+    settings: FourierSettings = field(default_factory=FourierSettings)
+    online: UpdateState = field(default_factory=UpdateState)
+    drawn: Tensor | None = None
+    corners: tuple[Tensor, Tensor] = (torch.zeros(0), torch.zeros(0))
+    ranks: ClassVar[int] = 1
+    factor: ClassVar[None] = None
+    replicates: ClassVar[None] = None
+    parts: ClassVar[tuple[()]] = ()
+
+    @property
+    def grid(self) -> Grid:
+        return self.weights.sums.grid
+
+    @property
+    def coefficients(self) -> Tensor:
+        """Those of the posterior mean beside the prior's, (p, *shape)."""
+        return self.weights.system.root * self.weights.solution.value
+
+    @cached_property
+    def noise_of_rows(self) -> float:
+        """The least noise variance of a row of the sample."""
+        return float(self.prior_of(self.sample).sites(self.sample.y).variance.min())
+
+    @cached_property
+    def sampled(self) -> Tensor:
+        """Draws of b - mean, (draws, *shape), kept once asked for. Cost: a pass over the rows, and a solve of each."""
+        if self.drawn is not None:
+            return self.drawn
+        return self.weight_draws(self.settings.draws, self.run.seed + DRAWN_SEED)
+
+    def weight_draws(self, count: int, seed: int) -> Tensor:
+        """So many draws of b - mean, (count, *shape). Raises: DomainError where that needs rows that were read."""
+        system = self.weights.system
+        if system.dense:
+            return system.inverse_root(self.grid.normal(count, torch.Generator().manual_seed(seed)))
+        rows = self.of_rows("paths")
+        return drawn_weights(self.weights, [(rows.x, self.variance_of(rows))], count, self.settings, seed)
+
+    def prior_of(self, rows: Block) -> Prior:
+        """The prior of some rows, whose known variances come with them."""
+        likelihood = self.prior.likelihood
+        alone = self.prior if likelihood.rows_alike else self.prior.with_likelihood(likelihood.with_rows())
+        return alone if rows.row_variance is None else alone.with_likelihood(likelihood.with_rows(rows.row_variance))
+
+    def variance_of(self, rows: Held) -> Tensor:
+        """Noise and tail of rows, (n,)."""
+        block = Block(rows.x, rows.y, rows.row_variance)
+        noise = self.prior_of(block).sites(rows.y).variance.detach()
+        return (noise.double() + self.tail).expand(len(rows.x))
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+    def of_rows(self, name: str) -> Held:
+        """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
+        if self.held is None:
+            raise DomainError(self._not_held(name))
+        return self.held
+
+    def _not_held(self, name: str) -> str:
+        return (
+            f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; judge "
+            "rows held out by post.judge(x, y), or condition on the rows that count"
+        )
+
+    def obstacle(self, question: str) -> str | None:
+        if self.held is None and (question in OF_ROWS or (question == "paths" and not self.weights.system.dense)):
+            return self._not_held(question)
+        return super().obstacle(question)
+
+    @property
+    def x(self) -> Tensor:
+        return self.of_rows("x").x
+
+    @property
+    def y(self) -> Tensor:
+        return self.of_rows("y").y
+
+    @property
+    def points(self) -> Tensor:
+        return self.of_rows("points").x
+
+    @property
+    def residual(self) -> Tensor:
+        rows = self.of_rows("residual")
+        return self.prior.residual(rows.x, rows.y).detach()
+
+    @property
+    def representer_weights(self) -> Float64[Tensor, "n p"]:
+        """(K + S)^-1 (y - m), (n, p)."""
+        rows = self.of_rows("representer_weights")
+        fitted = self.grid.forward(rows.x, self.coefficients).mT
+        return (self.residual - fitted) / self.variance_of(rows).unsqueeze(-1)
+
+    @property
+    def noise(self) -> Tensor:
+        """The noise variance of each row, (n,), or (1,) where rows were read."""
+        if self.held is None:
+            return self.prior_of(self.sample).sites(self.sample.y).variance[..., :1]
+        return self.variance_of(self.held) - self.tail
+
+    @property
+    def count(self) -> int:
+        return self.weights.sums.count
+
+    @property
+    def distinct(self) -> int:
+        return self.count
+
+    @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        outputs = () if self.prior.outputs is None else (self.prior.outputs,)
+        x = self.sample.x[:0].to(self.dtype)
+        return x, x.new_empty(0, *outputs)
+
+    @property
+    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.held is None else (self.held.x, self.held.y)
+
+    @property
+    def training_table(self) -> Any:
+        """The kept sample of the rows, with their prior."""
+        return RowsKept(self.prior_of(self.sample), self.sample.x, self.sample.y, self.run)
+
+    @property
+    def some_inputs(self) -> Tensor:
+        return self.sample.x
+
+    # -- what is said of it ------------------------------------------------------------------------------------------
+    @property
+    def lost(self) -> Truncation:
+        return Truncation(self.tail, self.noise_of_rows)
+
+    @property
+    def loss(self) -> str:
+        return str(self.lost)
+
+    @cached_property
+    def evidence(self) -> float:
+        """log p(y) of the model with the tail as noise, nats; estimated where there is no factor."""
+        return self.weights.log_likelihood(self.weights.system.log_determinant(self.run.seed)[0])
+
+    def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
+        return torch.tensor(self.evidence, dtype=F64)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+    def tensors(self) -> dict[str, Tensor]:
+        grid, sums, sample = self.grid, self.weights.sums, self.sample
+        found = {
+            "columns": torch.tensor(grid.columns), "orders": torch.tensor(grid.orders),
+            "box": torch.tensor([grid.centre, grid.lengths], dtype=F64), "corners": torch.stack(self.corners),
+            "entries": torch.view_as_real(sums.entries.reshape(-1)), "projected": _flat(sums.projected),
+            "weights": _flat(self.weights.solution.value), "errors": self.weights.solution.error,
+            "squares": sums.squares, "sample_x": sample.x, "sample_y": sample.y,
+        }  # fmt: skip
+        if sample.row_variance is not None:
+            found["sample_row_variance"] = sample.row_variance
+        if self.drawn is not None:
+            found["drawn"] = _flat(self.drawn)
+        return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
+
+    def numbers(self) -> dict[str, Any]:
+        return {"kind": "fourier", "count": self.count, "logs": self.weights.sums.logs, "tail": self.tail}
+
+    def with_prior(self, prior: Prior) -> "FourierState":
+        return replace(self, prior=prior.held())
+
+
+def _flat(vectors: Tensor) -> Tensor:
+    """Vectors (k, *shape) as real numbers, (k, frequencies, 2)."""
+    return torch.view_as_real(vectors.reshape(len(vectors), -1))
+
+
+@torch.no_grad()
+def restore(
+    prior: Prior, tensors: Mapping[str, Tensor], numbers: Mapping[str, float], how: tuple[Report, Run, UpdateState]
+) -> FourierState:
+    """A state from what was computed before; the spectrum is computed again. Args: prior, held; tensors and numbers, as
+    the state has them; how it was made. Raises: NotPositiveDefiniteError for sums without a factor."""
+    (centre, lengths), (report, run, online), settings = tensors["box"].tolist(), how, FourierSettings()
+    columns, orders = (tuple(tensors[name].tolist()) for name in ("columns", "orders"))
+    grid = Grid(columns, tuple(centre), tuple(lengths), orders)
+
+    def vectors(name: str) -> Tensor:
+        return torch.view_as_complex(tensors[name].contiguous()).reshape(-1, *grid.shape)
+
+    doubled = *(4 * m + 1 for m in orders[:-1]), 2 * orders[-1] + 1
+    entries = torch.view_as_complex(tensors["entries"].contiguous()).reshape(doubled)
+    count, sample = (
+        int(numbers["count"]),
+        Block(tensors["sample_x"], tensors["sample_y"], tensors.get("sample_row_variance")),
+    )
+    sums = FourierSums(grid, count, entries, vectors("projected"), tensors["squares"], numbers["logs"])
+    spectrum, _ = spectrum_of(prior, grid, sample.x.shape[-1])
+    system = sums.system(spectrum, settings.solves)
+    _ = system.factor  # which may fail
+    weights = WeightPosterior(sums, system, Solution(vectors("weights"), tensors["errors"], report.iterations or 0))
+    held, dtype = None, F64
+    if "x" in tensors:
+        known = None if sample.row_variance is None else prior.likelihood.known_variances
+        held, dtype = Held(tensors["x"], tensors["y"], known), tensors["x"].dtype
+    low, high = tensors["corners"]
+    drawn = vectors("drawn") if "drawn" in tensors else None
+    return FourierState(
+        prior, weights, numbers["tail"], sample, dtype, report, run, held, settings, online, drawn, (low, high)
+    )
+
+
+@torch.no_grad()
+def drawn_weights(weights: WeightPosterior, blocks: Any, count: int, settings: FourierSettings, seed: int) -> Tensor:
+    """Draws of N(0, B^-1): B^-1 (z + W E* S^-1/2 e), z and e standard normal, (count, *shape).
+
+    Args: blocks, (x, variance) of all rows, one after the other.
+    """
+    grid, generator = weights.sums.grid, torch.Generator().manual_seed(seed)
+    total = grid.normal(count, generator)
+    for x, variance in blocks:
+        root = variance.double().rsqrt().expand(len(x))
+        for start in range(0, count, 2):
+            pair = torch.randn(min(2, count - start), len(x), generator=generator, dtype=F64) * root
+            total[start : start + 2] += weights.system.root * grid.adjoint(x, pair, accuracy=settings.sampled_accuracy)
+    goal = settings.sampled_error * grid.dot(total, weights.system.precondition(total)).sqrt().min()
+    return weights.system.solve(total, float(goal)).value
+
+
+@torch.no_grad()
+def spectrum_of(prior: Prior, grid: Grid, d: int) -> tuple[Tensor, float]:
+    """c on the grid, and the tail, which rounding and what repeats may make 0."""
+    found = coefficients(prior.kernel, grid, d)
+    return found, max(0.0, prior_variance(prior.kernel, d) - float(grid.total(found)))

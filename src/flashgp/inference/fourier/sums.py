@@ -1,0 +1,131 @@
+"""Sums over rows, all that inference in weight space asks of them: one pass, whatever their number, eq. (M-432).
+
+    t_j = sum_n exp(-2 pi i nu_j . x_n) / s_n,   g_j = sum_n exp(-2 pi i nu_j . x_n) r_n / s_n,   r = y - m(x)
+
+and the squares and logarithms of the likelihood. Sums of parts of the rows, or of ranks, add up.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.normal import LOG_2PI
+from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+from flashgp.inference.fourier.system import Solution, SolveSettings, WeightSystem
+
+F64 = torch.float64
+
+
+@dataclass(frozen=True, eq=False)
+class FourierSums:
+    """Fields: grid; count of rows; entries, t, a half of twice the orders; projected, g of each output, (p, *shape);
+    squares, r^2 / s, (p,); logs, log s."""
+
+    grid: Grid
+    count: int
+    entries: Tensor
+    projected: Tensor
+    squares: Tensor
+    logs: float
+
+    @classmethod
+    def none(cls, grid: Grid, outputs: int) -> "FourierSums":
+        """Sums of no rows."""
+        doubled = *(4 * m + 1 for m in grid.orders[:-1]), 2 * grid.orders[-1] + 1
+        projected = torch.zeros(outputs, *grid.shape, dtype=C128)
+        return cls(grid, 0, torch.zeros(doubled, dtype=C128), projected, torch.zeros(outputs, dtype=F64), 0.0)
+
+    def added(self, x: Tensor, residual: Tensor, variance: Tensor) -> "FourierSums":
+        """Sums with more rows. Args: x (n, d); residual (n, p); variance, s of each row, (n,) or (1,)."""
+        precision = (1.0 / variance.double()).expand(len(x))
+        weighted = residual.double() * precision.unsqueeze(-1)
+        found = self.grid.adjoint(x, torch.cat([precision.unsqueeze(0), weighted.mT]), times=2)
+        return replace(
+            self, count=self.count + len(x), entries=self.entries + found[0],
+            projected=self.projected + self._inner(found[1:]),
+            squares=self.squares + (weighted * residual).sum(0).cpu(),
+            logs=self.logs - float(precision.log().sum()),
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, grid: Grid, blocks: Iterable[tuple[Tensor, Tensor, Tensor]], outputs: int) -> "FourierSums":
+        """Sums over blocks (x, residual, variance), one after the other."""
+        found = cls.none(grid, outputs)
+        for block in blocks:
+            found = found.added(*block)
+        return found
+
+    def _inner(self, doubled: Tensor) -> Tensor:
+        """The entries |j| <= m of arrays up to 2 m."""
+        front = (slice(m, 3 * m + 1) for m in self.grid.orders[:-1])
+        inside: Any = (..., *front, slice(0, self.grid.orders[-1] + 1))
+        return doubled[inside]
+
+    @property
+    def ones(self) -> Tensor:
+        """g of a residual of ones, (*shape)."""
+        return self._inner(self.entries)
+
+    def scaled(self, variance: float, shift: Tensor) -> "FourierSums":
+        """Sums at another noise variance of all rows and a mean that lies so much higher, (p,), from those of variance
+        one: what changes of rows alike while parameters move."""
+        zero: Any = (slice(None), *self.grid.orders[:-1], 0)
+        total = self.projected[zero].real
+        squares = self.squares - 2.0 * shift * total + self.count * shift.square()
+        moved = self.projected - shift.view(-1, *(1,) * self.grid.d) * self.ones
+        return replace(
+            self, entries=self.entries / variance, projected=moved / variance, squares=squares / variance,
+            logs=self.count * math.log(variance),
+        )  # fmt: skip
+
+    def system(self, spectrum: Tensor, settings: SolveSettings, deadline: Deadline = NO_DEADLINE) -> "WeightSystem":
+        return WeightSystem(spectrum, Toeplitz(self.grid, self.entries), settings, deadline)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPosterior:
+    """Weights of the posterior under a spectrum: f = m + sum_j w_j b_j exp(...), b ~ N(mean, B^-1).
+
+    Fields: sums; system; solution, B^-1 W g of each output.
+    """
+
+    sums: FourierSums
+    system: WeightSystem
+    solution: Solution
+
+    @classmethod
+    def of(cls, sums: FourierSums, system: WeightSystem, goal: float, start: Tensor | None = None) -> "WeightPosterior":
+        """Args: goal, of |B^-1 W g - mean|_B; start, weights near the answer."""
+        rhs = system.root * sums.projected
+        if start is None or system.dense:
+            return cls(sums, system, system.solve(rhs, goal))
+        found = system.solve(rhs - system(start), goal)
+        return cls(sums, system, replace(found, value=start + found.value))
+
+    @property
+    def error(self) -> float:
+        """|B^-1 W g - mean|_B: the error of the mean at any point, in standard deviations of f there, at most,
+        (M-434)."""
+        return float(self.solution.error.max()) if len(self.solution.error) else 0.0
+
+    @property
+    def dual(self) -> Tensor:
+        """E* (K + S)^-1 r, (p, *shape)."""
+        return self.sums.projected - self.system.toeplitz(self.system.root * self.solution.value)
+
+    @property
+    def quadratic(self) -> Tensor:
+        """r' (K + S)^-1 r of each output, (p,), which errs by the square of the solve's error."""
+        rhs, b = self.system.root * self.sums.projected, self.solution.value
+        return self.sums.squares - self.system.grid.dot(b, 2.0 * rhs - self.system(b))
+
+    def log_likelihood(self, log_determinant: float) -> float:
+        """log N(r; 0, K + S), nats. Args: log_determinant, log|B|."""
+        outputs = len(self.sums.squares)
+        common = self.sums.logs + log_determinant + self.sums.count * LOG_2PI
+        return -0.5 * (outputs * common + float(self.quadratic.sum()))

@@ -1,0 +1,222 @@
+"""The matrix of inference in weight space, its solves and its log determinant, eq. (M-432).
+
+    B = I + W T W,   W = diag(sqrt c),   T = E* S^-1 E,   log|K~ + S| = log|S| + log|B|
+
+Few frequencies take a Cholesky factor. More take conjugate gradients, preconditioned by a factor of the lowest
+frequencies and the diagonal of the others: what gaps and edges of the rows make of T is in the lowest. The log
+determinant is then estimated by Lanczos quadrature of some solves, from vectors that stay the same.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
+from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+from flashgp.inference.fourier.real_basis import RealBasis
+
+F64 = torch.float64
+PROBED_SEED = 2**35  # added to a seed for the vectors of log determinants
+
+
+@dataclass(frozen=True)
+class SolveSettings:
+    """Fields: dense, frequencies up to which there is a factor; block, that a preconditioner factorises;
+    most_iterations of a solve, and most_probed of those of a log determinant, whose slowest directions are few; window,
+    last steps that its error is estimated by; probes, the fewest, and most_probes of a log determinant, as many as
+    probed_numbers of frequencies allow; probed_error and variance_error, relative errors of its solves and of those of
+    variances, which err by their squares; batch_numbers, complex ones of vectors solved at once."""
+
+    dense: int = 2500
+    block: int = 1500
+    most_iterations: int = 4000
+    most_probed: int = 250
+    window: int = 8
+    probes: int = 8
+    most_probes: int = 64
+    probed_numbers: int = 2**16
+    probed_error: float = 1e-2
+    variance_error: float = 1e-2
+    batch_numbers: int = 2**23
+
+    def probes_of(self, frequencies: int) -> int:
+        return min(self.most_probes, max(self.probes, self.probed_numbers // max(1, frequencies)))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Fields: value, (k, *shape); error, |B^-1 b - value|_B, (k,), estimated from the last steps; iterations; seconds;
+    tridiagonal, (alpha, beta) of the Lanczos process of each, (iterations, k) each, where asked for."""
+
+    value: Tensor
+    error: Tensor
+    iterations: int
+    seconds: float = 0.0
+    tridiagonal: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WeightSystem:
+    """B. Fields: spectrum, c of the grid's shape; toeplitz, T; settings; deadline of solves."""
+
+    spectrum: Tensor
+    toeplitz: Toeplitz
+    settings: SolveSettings = field(default_factory=SolveSettings)
+    deadline: Deadline = NO_DEADLINE
+
+    @property
+    def grid(self) -> Grid:
+        return self.toeplitz.grid
+
+    @cached_property
+    def root(self) -> Tensor:
+        """W, the square roots of the spectrum."""
+        return self.spectrum.sqrt()
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        """diag B."""
+        return 1.0 + self.spectrum * self.toeplitz.diagonal
+
+    @property
+    def dense(self) -> bool:
+        return self.grid.size <= self.settings.dense
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """B v of (k, *shape)."""
+        return vectors + self.root * self.toeplitz(self.root * vectors)
+
+    # -- by a factor -----------------------------------------------------------------------------------------------
+    @cached_property
+    def basis(self) -> RealBasis:
+        """Of the frequencies that there is a factor of: all, or the lowest."""
+        return RealBasis.leading(self.grid, self.settings.dense if self.dense else self.settings.block)
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """Lower Cholesky factor of B in the basis."""
+        return torch.linalg.cholesky(self.basis.matrix(self.toeplitz, self.root))
+
+    def solve(self, b: Tensor, goal: float) -> Solution:
+        """B^-1 b of (k, *shape), to errors in the norm of B of that size. Raises: TimeUp."""
+        _ = self.factor if self.dense else self._block_inverse  # made once
+        began = time.perf_counter()
+        if not self.dense:
+            size = max(1, self.settings.batch_numbers // self.spectrum.numel())
+            parts = [self._by_iterations(part, goal) for part in b.split(size)]
+            value, error = (torch.cat([getattr(part, name) for part in parts]) for name in ("value", "error"))
+            iterations = max((part.iterations for part in parts), default=0)
+            return Solution(value, error, iterations, time.perf_counter() - began)
+        found = torch.cholesky_solve(self.basis.coordinates(b).mT, self.factor).mT
+        return Solution(self.basis.put(torch.empty_like(b), found), torch.zeros(len(b), dtype=F64), 0)
+
+    def inverse_root(self, normal: Tensor) -> Tensor:
+        """L^-T of normal vectors (k, *shape), where there is a factor: draws of N(0, B^-1)."""
+        coordinates = self.basis.coordinates(normal)
+        found = torch.linalg.solve_triangular(self.factor.mT, coordinates.mT, upper=True).mT
+        return self.basis.put(torch.empty_like(normal), found)
+
+    @cached_property
+    def _block_inverse(self) -> Tensor:
+        return torch.cholesky_inverse(self.factor)
+
+    def precondition(self, vectors: Tensor) -> Tensor:
+        """P^-1 of (k, *shape)."""
+        found = vectors / self.diagonal
+        return self.basis.put(found, self.basis.coordinates(vectors) @ self._block_inverse)
+
+    # -- by conjugate gradients ------------------------------------------------------------------------------------
+    def _by_iterations(self, b: Tensor, goal: float | Tensor, most: int | None = None) -> Solution:
+        """Source: Strakos & Tichy (2002), On error estimation in the conjugate gradient method, for the error by the
+        steps that follow."""
+        dot, shape = self.grid.dot, (-1, *(1,) * self.grid.d)
+        goal = torch.as_tensor(goal, dtype=F64)
+        x, r = torch.zeros_like(b), b.clone()
+        z = self.precondition(r)
+        p, rz = z.clone(), dot(r, z)
+        alphas, betas, gains = list[Tensor](), list[Tensor](), list[Tensor]()
+        window, error = self.settings.window, rz.sqrt()
+        iteration = 0
+        while True:
+            if len(gains) >= window:
+                error = torch.stack(gains[-window:]).sum(0).sqrt()
+            ended = bool((error <= goal).all()) or bool((rz <= 0.0).all())
+            if ended or iteration == (most or self.settings.most_iterations):
+                found = (torch.stack(alphas), torch.stack(betas)) if most and alphas else None
+                return Solution(x, error, iteration, tridiagonal=found)
+            if self.deadline.passed():
+                raise TimeUp
+            q = self(p)
+            step = torch.where(rz > 0, rz / dot(p, q), 0.0)
+            gains.append(step * rz)
+            x.add_(step.view(shape) * p)
+            r.sub_(step.view(shape) * q)
+            z = self.precondition(r)
+            rz, before = dot(r, z), rz
+            ratio = torch.where(before > 0, rz / before, 0.0)
+            p = z + ratio.view(shape) * p
+            alphas.append(step)
+            betas.append(ratio)
+            iteration += 1
+
+    # -- the log determinant ---------------------------------------------------------------------------------------
+    def log_determinant(self, seed: int) -> tuple[float, Tensor]:
+        """log|B|, and (B^-1 (B - I))_jj = c_j d log|B| / d c_j, of the grid's shape; estimated where there is no
+        factor, (M-433)."""
+        grid, settings = self.grid, self.settings
+        logs = 2.0 * float(self.factor.diagonal().log().sum())
+        if self.dense:
+            kept = 1.0 - self._block_inverse.diagonal()
+            return logs, self.basis.powers(kept)
+        generator = torch.Generator().manual_seed(seed + PROBED_SEED)
+        signs = grid.signs(settings.probes_of(grid.size), generator)
+        z = self.diagonal.sqrt() * signs
+        z = self.basis.put(z, self.basis.coordinates(signs) @ self.factor.mT)
+        u = self.precondition(z)
+        found = self._by_iterations(z, settings.probed_error * grid.dot(z, u).sqrt(), settings.most_probed)
+        outside = self.diagonal.log().to(C128).unsqueeze(0)
+        outside = self.basis.put(outside, torch.zeros(1, self.basis.size, dtype=F64))[0].real
+        logs += float(grid.total(outside))
+        if found.tridiagonal is not None:
+            logs += grid.size * float(_quadrature(*found.tridiagonal).mean())
+        v = found.value
+        products = torch.conj(v) * (self(u) - u) + torch.conj(u) * (z - v)
+        return logs, 0.5 * products.real.mean(0)
+
+    def inverse_variance(self, waves: Callable[[int, int], Tensor], count: int) -> Tensor:
+        """phi* B^-1 phi of vectors phi, (count,). Args: waves, phi from one number to another, (k, *shape)."""
+        size = max(1, self.settings.batch_numbers // self.spectrum.numel() // (8 if self.dense else 1))
+        parts = []
+        for start in range(0, count, size):
+            phi = waves(start, min(count, start + size))
+            if self.dense:
+                half = torch.linalg.solve_triangular(self.factor, self.basis.coordinates(phi).mT, upper=False)
+                parts.append(half.square().sum(0))
+            else:
+                goal = self.settings.variance_error * self.grid.dot(phi, self.precondition(phi)).sqrt()
+                parts.append(self.grid.dot(phi, self._by_iterations(phi, goal).value))
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=F64)
+
+
+def _quadrature(alphas: Tensor, betas: Tensor) -> Tensor:
+    """e_1' log(T) e_1 of the tridiagonal matrices of conjugate gradients, (k,).
+
+    Source: Golub & Meurant (2010), Matrices, moments and quadrature; Ubaru, Chen & Saad (2017).
+    """
+    found = []
+    for alpha, beta in zip(alphas.unbind(1), betas.unbind(1), strict=True):
+        count = int((alpha > 0).sum())  # later steps are of vectors that are solved
+        a, b = alpha[:count], beta[: max(0, count - 1)]
+        diagonal = 1.0 / a
+        diagonal[1:] += b / a[:-1]
+        matrix = torch.diag(diagonal)
+        if count > 1:
+            beside = b.sqrt() / a[:-1]
+            matrix += torch.diag(beside, 1) + torch.diag(beside, -1)
+        values, vectors = torch.linalg.eigh(matrix)
+        found.append((vectors[0].square() * values.clamp_min(torch.finfo(F64).tiny).log()).sum())
+    return torch.stack(found)

@@ -1,0 +1,112 @@
+"""Fits by Fourier series: gradients beside differences, optima beside exact ones, plans, and what has none."""
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.fourier.condition import grid_for
+from flashgp.inference.fourier.objective import FourierLogJoint
+from flashgp.inference.fourier.spectrum import GridSettings
+from flashgp.inference.fourier.state import FourierSettings
+from flashgp.inference.fourier.system import SolveSettings
+from flashgp.inference.streamed.rows import survey_of
+from flashgp.inference.training.objective import Problem
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.sources.source import Held
+
+F64 = torch.float64
+k = fgp.kernels
+
+
+def _rows(n: int, d: int, noise: float = 0.05, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, d, generator=generator, dtype=F64)
+    y = torch.sin(6.0 * x[:, 0]) * torch.cos(4.0 * x.sum(1)) + 0.3
+    return x, y + noise**0.5 * torch.randn(n, generator=generator, dtype=F64)
+
+
+@pytest.mark.parametrize(("d", "dense"), [(1, True), (2, True), (2, False)])
+def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool) -> None:
+    """(M-436): with a factor to rounding; by probes those of their own value, up to what few of them leave."""
+    x, y = _rows(300, d)
+    lengthscale = torch.tensor([0.4, 0.6], dtype=F64)[:d]
+    gp = fgp.GP(1.3 * k.Matern(nu=2.5, lengthscale=lengthscale), fgp.means.Constant(0.2), fgp.likelihoods.Gaussian(0.1))
+    survey = survey_of(gp, Held(x, y), Approximation("fourier"), 0)
+    solves = SolveSettings() if dense else SolveSettings(dense=10, block=120, probes=128, probed_error=1e-6)
+    how = FourierSettings(grid=GridSettings(tail=(0.01,) * 3), solves=solves)
+    problem = Problem(gp, survey.x, survey.y, DirectSettings(TorchTiles()))
+    objective = FourierLogJoint(problem, survey, grid_for(gp, survey, how, search=True), how, 0)
+    assert (objective.estimate is None) == dense
+    theta = objective.parameters.values()
+    found, slopes = objective(theta).gradient, []
+    for step in 1e-4 * numpy.eye(len(theta)):
+        above, below = objective(theta + step).value, objective(theta - step).value
+        assert above is not None
+        assert below is not None
+        slopes.append((above - below) / 2e-4)
+    tolerance = 1e-5 if dense else 0.05
+    numpy.testing.assert_allclose(found, slopes, rtol=tolerance, atol=tolerance * float(numpy.abs(slopes).max()))
+
+
+def test_a_fit_comes_to_where_an_exact_one_does() -> None:
+    x, y = _rows(2500, 1)
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5))
+    fit = fgp.fit(gp, x, y, approximation="fourier", progress=False)
+    exact = fit.gp.condition(x, y)
+    assert abs(float(exact.log_marginal_likelihood() - fit.posterior.log_marginal_likelihood())) < 1.0
+    slope = torch.autograd.grad(fit.gp.log_marginal_likelihood(x, y), list(fit.gp.parameters()))
+    assert max(float(one.abs().max()) for one in slope) < 30.0  # nats, of some 1,000 rows each
+    assert fit.report.plan.approximation == "fourier"
+    assert of_kind(fit.events, EventKind.FOURIER_TAIL)
+    assert fit.verdict.findings is not None
+
+
+def test_rows_that_are_read_are_fitted_in_passes() -> None:
+    x, y = _rows(2500, 1)
+    batches = list(zip(x.split(700), y.split(700), strict=True))
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5))
+    read = fgp.fit(gp, batches, approximation="fourier", progress=False)
+    held = fgp.fit(gp, x, y, approximation="fourier", progress=False)
+    x_test = _rows(20, 1, seed=1)[0]
+    one, two = (fit.posterior.predict(x_test) for fit in (read, held))
+    assert float((one.mean - two.mean).abs().max()) < 0.02
+    assert read.posterior.state.held is None
+
+
+def test_a_plan_prices_a_pass_and_frequencies() -> None:
+    """(M-437): time grows with the rows by the pass alone."""
+    gp = fgp.GP(k.Matern())
+    few, many = (fgp.plan(gp, n=n, d=2, approximation="fourier") for n in (10**5, 10**7))
+    assert few.fit_step_seconds == many.fit_step_seconds
+    assert few.seconds < many.seconds < 100.0
+    assert "frequencies" in str(few)
+    assert few.to_json() == type(few).from_json(few.to_json()).to_json()
+
+
+def test_errors_of_a_solve_bound_those_of_the_mean() -> None:
+    """(M-434): in standard deviations of f, anywhere."""
+    x, y = _rows(800, 2)
+    gp = fgp.GP(1.0 * k.Matern(nu=1.5, lengthscale=0.3), likelihood=fgp.likelihoods.Gaussian(0.05))
+    x_test = _rows(50, 2, seed=1)[0]
+    rough = gp.condition(x, y, approximation="fourier", tolerance=0.1)
+    fine = gp.condition(x, y, approximation="fourier", tolerance=1e-6)
+    error = (rough.predict(x_test).mean - fine.predict(x_test).mean).abs() / fine.predict(x_test).std
+    assert float(error.max()) <= 2.0 * rough.state.weights.error + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("gp", "message"),
+    [
+        (fgp.GP(k.Matern(), mean=fgp.means.Linear(1)), "constant mean"),
+        (fgp.GP(k.Matern(), likelihood=fgp.likelihoods.Gaussian(0.1, row_variance=torch.ones(60))), "noise is alike"),
+    ],
+)
+def test_what_changes_sums_over_rows_is_refused(gp: fgp.GP, message: str) -> None:
+    x, y = _rows(60, 1)
+    with pytest.raises(fgp.DomainError, match=message):
+        fgp.fit(gp, x, y, approximation="fourier", progress=False)

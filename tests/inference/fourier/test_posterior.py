@@ -1,0 +1,219 @@
+"""Posteriors by Fourier series beside exact ones, and laws of their sums."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.events import EventKind, of_kind
+
+F64 = torch.float64
+k = fgp.kernels
+
+
+def _rows(n: int, d: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, d, generator=generator, dtype=F64)
+    y = torch.sin(6.0 * x[:, 0]) * torch.cos(4.0 * x.sum(1)) + 0.3
+    return x, y + noise**0.5 * torch.randn(n, generator=generator, dtype=F64)
+
+
+def _gp(d: int, noise: float, lengthscale: float = 0.3, nu: float = 2.5) -> fgp.GP:
+    kernel = 1.2 * k.Matern(nu=nu, lengthscale=torch.full((d,), lengthscale, dtype=F64))
+    return fgp.GP(kernel, fgp.means.Constant(0.3), fgp.likelihoods.Gaussian(noise))
+
+
+CASES = [(1, 300, 0.01, 0.1, 1.5), (1, 300, 1e-4, 0.3, 2.5), (2, 400, 0.05, 0.4, 2.5), (3, 400, 0.2, 0.8, 2.5)]
+
+
+@pytest.mark.parametrize(("d", "n", "noise", "lengthscale", "nu"), CASES)
+def test_answers_are_those_of_exact_inference(d: int, n: int, noise: float, lengthscale: float, nu: float) -> None:
+    """Up to the tail, of which the report says how much there is: (M-435), the evidence and rows left out, (M-438)."""
+    x, y = _rows(n, d, noise)
+    gp, x_test = _gp(d, noise, lengthscale, nu), _rows(30, d, noise, 1)[0]
+    post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+    (event,) = of_kind(post.report.events, EventKind.FOURIER_TAIL)
+    tail = event.fields["tail"]
+    assert tail <= 0.2 * noise
+    found, known = post.predict(x_test), exact.predict(x_test)
+    assert float((found.mean - known.mean).abs().max()) < 0.05 * noise**0.5 + 5.0 * tail**0.5
+    assert float((found.variance - known.variance).abs().max()) < 2.0 * tail + 0.02 * float(known.variance.max())
+    joint = found.covariance() - known.covariance()
+    assert float(joint.abs().max()) < 2.0 * tail + 0.02 * float(known.variance.max())
+    evidence = float(post.log_marginal_likelihood() - exact.log_marginal_likelihood())
+    assert abs(evidence) < n * (0.02 + 0.2 * tail / noise)
+    left, other = post.leave_one_out(), exact.leave_one_out()
+    assert float((left.log_prob - other.log_prob).mean().abs()) < 0.02 + tail / noise
+
+
+def test_gradients_to_points_are_those_of_exact_inference() -> None:
+    x, y = _rows(300, 2, 0.05)
+    gp = _gp(2, 0.05, 0.5)
+    x_test = _rows(6, 2, 0.05, 1)[0].requires_grad_()
+
+    def slopes(post: fgp.Posterior, name: str) -> Tensor:
+        (found,) = torch.autograd.grad(getattr(post.predict(x_test), name).sum(), x_test)
+        return found
+
+    post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+    for name in ("mean", "variance"):
+        one, other = slopes(post, name), slopes(exact, name)
+        assert float((one - other).abs().max()) < 0.05 * float(other.abs().max())
+
+
+def test_paths_have_the_moments_of_the_posterior() -> None:
+    x, y = _rows(300, 1, 0.05)
+    post = _gp(1, 0.05, 0.2).condition(x, y, approximation="fourier")
+    x_test = _rows(20, 1, 0.05, 1)[0]
+    paths = post.paths(2000, seed=3)
+    values, known = paths(x_test), post.predict(x_test)
+    error = 5.0 * (known.variance / 2000).sqrt()
+    assert bool(((values.mean(0) - known.mean).abs() < error).all())
+    assert float((values.var(0) / known.variance - 1.0).abs().max()) < 0.2
+    torch.testing.assert_close(paths(x_test), values)
+
+
+def test_order_pieces_and_joining_do_not_matter() -> None:
+    """Rows that are read in batches, in another order, or that join later, (M-439), give the same posterior."""
+    x, y = _rows(400, 2, 0.05)
+    x[0], x[1] = 0.0, 1.0  # so that the first rows span the box
+    gp, x_test = _gp(2, 0.05, 0.4), _rows(30, 2, 0.05, 1)[0]
+    whole = gp.condition(x, y, approximation="fourier")
+    known = whole.predict(x_test)
+    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    batches = list(zip(x[order].split(150), y[order].split(150), strict=True))
+    read = gp.condition(batches, approximation="fourier")
+    joined = gp.condition(x[:300], y[:300], approximation="fourier").append(x[300:], y[300:])
+    for other in (read, joined):
+        assert other.count == 400
+        found = other.predict(x_test)
+        torch.testing.assert_close(found.mean, known.mean, rtol=0.0, atol=1e-4 * 0.05**0.5)
+        torch.testing.assert_close(found.variance, known.variance, rtol=1e-3, atol=0.0)
+    assert read.state.held is None
+    assert len(joined.x) == 400
+
+
+def test_repeated_rows_count_as_often_as_their_variance_says() -> None:
+    x, y = _rows(200, 1, 0.1)
+    gp = _gp(1, 0.1, 0.3)
+    twice = gp.condition(torch.cat([x, x]), torch.cat([y, y]), approximation="fourier")
+    x_test = _rows(20, 1, 0.1, 1)[0]
+    exact = gp.condition(torch.cat([x, x]), torch.cat([y, y])).predict(x_test)
+    torch.testing.assert_close(twice.predict(x_test).mean, exact.mean, rtol=0.0, atol=1e-2)
+
+
+def test_known_variances_and_several_outputs() -> None:
+    x, y = _rows(300, 1, 0.05)
+    known = torch.linspace(0.01, 1.0, 300, dtype=F64)
+    kernel = 1.2 * k.Matern(nu=2.5, lengthscale=0.3)
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.05, row_variance=known))
+    x_test = _rows(20, 1, 0.05, 1)[0]
+    found, exact = (gp.condition(x, y, **how).predict(x_test) for how in ({"approximation": "fourier"}, {}))
+    assert float((found.mean - exact.mean).abs().max()) < 0.01
+    both = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.05, shared=True), outputs=2)
+    pair = torch.stack([y, -2.0 * y], 1)
+    found, exact = (both.condition(x, pair, **how).predict(x_test) for how in ({"approximation": "fourier"}, {}))
+    assert float((found.mean - exact.mean).abs().max()) < 0.02
+    assert found.mean.shape == (20, 2)
+
+
+def test_sampled_variances_say_their_error() -> None:
+    """Where there are more frequencies than a factor takes, and more points than solves have time for."""
+    from dataclasses import replace
+
+    from flashgp.inference.fourier.system import SolveSettings
+
+    x, y = _rows(400, 2, 0.05)
+    gp, x_test = _gp(2, 0.05, 0.4), _rows(200, 2, 0.05, 1)[0]
+    post = gp.condition(x, y, approximation="fourier")
+    state = post.state
+    few = replace(state.settings, solves=SolveSettings(dense=20, block=50), solved_seconds=0.0)
+    system = replace(state.weights.system, settings=few.solves)
+    solution = replace(state.weights.solution, seconds=1.0)
+    weights = replace(state.weights, system=system, solution=solution)
+    sampled = fgp.Posterior(replace(state, settings=few, weights=weights)).predict(x_test)
+    error = sampled.variance_standard_error if hasattr(sampled, "variance_standard_error") else None
+    known = post.predict(x_test).variance
+    ratio = sampled.variance / known
+    assert 0.85 < float(ratio.mean()) < 1.15
+    assert float(ratio.std()) < 0.4
+    (event,) = of_kind(sampled.report.events, EventKind.FOURIER_VARIANCE)
+    assert event.fields["draws"] == 32
+    assert error is None or float(error.min()) > 0.0
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_files_keep_every_answer(tmp_path: Path, held: bool) -> None:
+    x, y = _rows(300, 2, 0.05)
+    gp, x_test = _gp(2, 0.05, 0.4), _rows(20, 2, 0.05, 1)[0]
+    rows: tuple[Any, ...] = (x, y) if held else ([(x[:200], y[:200]), (x[200:], y[200:])],)
+    post = gp.condition(*rows, approximation="fourier")
+    fgp.save(post, tmp_path / "model.fgp")
+    other = fgp.load(tmp_path / "model.fgp")
+    one, two = post.predict(x_test), other.predict(x_test)
+    assert torch.equal(one.mean, two.mean)
+    torch.testing.assert_close(one.variance, two.variance, rtol=1e-10, atol=0.0)
+    assert float(post.log_marginal_likelihood()) == pytest.approx(float(other.log_marginal_likelihood()), rel=1e-12)
+    assert post.can("leave_one_out") == other.can("leave_one_out")
+    assert (post.can("leave_one_out") is None) == held
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+def test_points_outside_the_box_are_refused() -> None:
+    x, y = _rows(200, 2, 0.05)
+    post = _gp(2, 0.05).condition(x, y, approximation="fourier")
+    far = torch.tensor([[0.5, 0.5], [2.0, 0.5]], dtype=F64)
+    with pytest.raises(fgp.DomainError, match=r"`x_test` must lie within 10% .* the first is row 1"):
+        _ = post.predict(far).mean
+    with pytest.raises(fgp.DomainError, match="`x` must lie"):
+        post.append(far, torch.zeros(2, dtype=F64))
+
+
+@pytest.mark.parametrize(
+    ("gp", "d", "message"),
+    [
+        (fgp.GP(k.Linear()), 1, "stationary"),
+        (fgp.GP(k.Matern(lengthscale=torch.ones(4, dtype=F64))), 4, "one to 3 columns"),
+        (fgp.GP(k.Matern(), likelihood=fgp.likelihoods.Poisson()), 1, "Gaussian noise"),
+        (fgp.GP(k.Matern(), outputs=2), 1, "Gaussian noise"),
+        (fgp.GP(k.Matern(nu=0.5, lengthscale=1e-6), likelihood=fgp.likelihoods.Gaussian(1e-6)), 1, "frequencies up to"),
+    ],
+)
+def test_models_without_a_series_are_refused(gp: fgp.GP, d: int, message: str) -> None:
+    x, y = _rows(50, d, 0.05)
+    y = y.abs().round() if message == "Gaussian noise" and gp.outputs is None else y
+    y = y.unsqueeze(1).expand(-1, 2) if gp.outputs else y
+    with pytest.raises(fgp.DomainError, match=message):
+        gp.condition(x, y, approximation="fourier")
+
+
+def test_more_frequencies_than_memory_holds_are_refused() -> None:
+    x, y = _rows(200, 2, 0.05)
+    with pytest.raises(fgp.MemoryBudgetError, match="frequencies need"):
+        _gp(2, 1e-3, 0.02, 0.5).condition(x, y, approximation="fourier", memory="20 MB")
+
+
+def test_sizes_of_other_approximations_are_refused() -> None:
+    x, y = _rows(50, 1, 0.05)
+    with pytest.raises(fgp.DomainError, match="leave them out"):
+        _gp(1, 0.05).condition(x, y, approximation="fourier", inducing=20)
+
+
+def test_an_absent_library_is_named_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "finufft.py").write_text("raise ImportError('absent')\n")
+    code = (
+        "import torch, flashgp as fgp\n"
+        "x = torch.rand(50, 1)\n"
+        "try:\n    fgp.GP(fgp.kernels.Matern()).condition(x, x[:, 0], approximation='fourier')\n"
+        "except fgp.BackendUnavailableError as error:\n    print(error)\n"
+    )
+    source = str(Path(fgp.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), source])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert "pip install flashgp[fourier]" in done.stdout
