@@ -105,7 +105,7 @@ def _draws(gp: fgp.GP, x: Tensor) -> list[Tensor]:
         (
             {"approximation": "dense"},
             DomainError,
-            "`approximation` must be None or one of full_scale, sparse, auto, got 'dense'",
+            "`approximation` must be None or one of fourier, full_scale, sparse, auto, got 'dense'",
         ),
         ({"approximation": None, "inducing": 5}, DomainError, "`inducing` is of an approximation"),
         ({"inducing": 121}, DomainError, "`inducing` must be at most the 120 rows, got 121"),
