@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact.likelihood import DirectSettings
@@ -76,6 +77,13 @@ def test_rows_that_are_read_are_fitted_in_passes() -> None:
     one, two = (fit.posterior.predict(x_test) for fit in (read, held))
     assert float((one.mean - two.mean).abs().max()) < 0.02
     assert read.posterior.state.held is None
+
+
+def test_the_time_limit_of_a_fit_is_not_that_of_later_questions() -> None:
+    x, y = _rows(60, 1)
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5, lengthscale=0.4))
+    fit = fgp.fit(gp, x, y, approximation="fourier", progress=False, time_limit=600.0)
+    assert fit.posterior.state.weights.system.deadline is NO_DEADLINE
 
 
 def test_a_plan_prices_a_pass_and_frequencies() -> None:

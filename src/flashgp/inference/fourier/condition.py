@@ -160,7 +160,7 @@ def condition_on(
         prior = move_row_variances_to_likelihood(prior, held)
     state = FourierState(
         prior,
-        weights,
+        replace(weights, system=system.kept),
         tail,
         survey.sample,
         survey.dtype,

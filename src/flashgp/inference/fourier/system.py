@@ -7,6 +7,7 @@ frequencies and the diagonal of the others: what gaps and edges of the rows make
 determinant is then estimated by Lanczos quadrature of some solves, from vectors that stay the same.
 """
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -89,6 +90,13 @@ class WeightSystem:
     def __call__(self, vectors: Tensor) -> Tensor:
         """B v of (k, *shape)."""
         return vectors + self.root * self.toeplitz(self.root * vectors)
+
+    @property
+    def kept(self) -> "WeightSystem":
+        """The system, with what it has made, whose solves no longer end with the call that made it."""
+        found = copy.copy(self)
+        object.__setattr__(found, "deadline", NO_DEADLINE)
+        return found
 
     # -- by a factor -----------------------------------------------------------------------------------------------
     @cached_property
