@@ -252,7 +252,7 @@ _APART = {
     "leave_out": ("inducing points alone", "take posterior.leave_one_out()"),
     **dict.fromkeys(
         ("component", "components"),
-        ("one set of hyperparameters", "fit without uncertainty="),
+        ("one set of hyperparameters, and not by Fourier series", "fit without uncertainty= or another approximation"),
     ),
 }
 
