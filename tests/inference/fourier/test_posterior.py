@@ -133,9 +133,9 @@ def test_sampled_variances_say_their_error() -> None:
     gp, x_test = _gp(2, 0.05, 0.4), _rows(200, 2, 0.05, 1)[0]
     post = gp.condition(x, y, approximation="fourier")
     state = post.state
-    few = replace(state.settings, solves=SolveSettings(dense=20, block=50), solved_seconds=0.0)
+    few = replace(state.settings, solves=SolveSettings(dense=20, block=50, share=2), solved_numbers=0)
     system = replace(state.weights.system, settings=few.solves)
-    solution = replace(state.weights.solution, seconds=1.0)
+    solution = replace(state.weights.solution, iterations=20)
     weights = replace(state.weights, system=system, solution=solution)
     sampled = fgp.Posterior(replace(state, settings=few, weights=weights)).predict(x_test)
     error = sampled.variance_standard_error if hasattr(sampled, "variance_standard_error") else None

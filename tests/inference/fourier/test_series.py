@@ -128,7 +128,7 @@ def test_iterations_agree_with_a_factor() -> None:
     rows = [(x, x[:, :1].sin(), torch.full((1,), 0.2, dtype=F64))]
     sums = FourierSums.of(grid, rows, 1)
     dense = sums.system(spectrum, SolveSettings())
-    quick = sums.system(spectrum, SolveSettings(dense=10, block=60, probes=256, most_probes=256))
+    quick = sums.system(spectrum, SolveSettings(dense=10, block=60, share=2, probes=256, most_probes=256))
     assert dense.dense
     assert not quick.dense
     one, other = (WeightPosterior.of(sums, system, 1e-9) for system in (dense, quick))

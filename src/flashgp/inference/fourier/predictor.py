@@ -81,8 +81,9 @@ class FourierPredictor(Predictor):
         return Variance(value + tail, error, (value - 2.0 * error).clamp_min(0.0) + tail, value + 2.0 * error + tail)
 
     def _by_solves(self, points: int) -> bool:
-        """True if a solve of each point takes little time, as long as that of the mean."""
-        return points * self._state.weights.solution.seconds <= self._state.settings.solved_seconds
+        """True if a solve of each point takes little work, by the iterations of that of the mean."""
+        grid, solution = self._state.grid, self._state.weights.solution
+        return points * solution.iterations * grid.size * 2**grid.d <= self._state.settings.solved_numbers
 
     @entered(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:

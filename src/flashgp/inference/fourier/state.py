@@ -32,14 +32,15 @@ OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")
 @dataclass(frozen=True)
 class FourierSettings:
     """Fields: grid; solves; draws that variances are sampled from; sampled_error, relative, of their solves;
-    sampled_accuracy, of the transforms that draw noise; solved_seconds, that variances of points may take by solves."""
+    sampled_accuracy, of the transforms that draw noise; solved_numbers, of transforms, that
+    variances of points may take by solves."""
 
     grid: GridSettings = field(default_factory=GridSettings)
     solves: SolveSettings = field(default_factory=SolveSettings)
     draws: int = 32
     sampled_error: float = 1e-2
     sampled_accuracy: float = 1e-4
-    solved_seconds: float = 10.0
+    solved_numbers: int = 2**28
 
 
 @dataclass(frozen=True)

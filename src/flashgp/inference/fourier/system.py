@@ -8,7 +8,6 @@ determinant is then estimated by Lanczos quadrature of some solves, from vectors
 """
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,14 +25,16 @@ PROBED_SEED = 2**35  # added to a seed for the vectors of log determinants
 
 @dataclass(frozen=True)
 class SolveSettings:
-    """Fields: dense, frequencies up to which there is a factor; block, that a preconditioner factorises;
-    most_iterations of a solve, and most_probed of those of a log determinant, whose slowest directions are few; window,
-    last steps that its error is estimated by; probes, the fewest, and most_probes of a log determinant, as many as
-    probed_numbers of frequencies allow; probed_error and variance_error, relative errors of its solves and of those of
-    variances, which err by their squares; batch_numbers, complex ones of vectors solved at once."""
+    """Fields: dense, frequencies up to which there is a factor; block, that a preconditioner factorises at most, and
+    one in `share` of all; most_iterations of a solve, and most_probed of those of a log determinant, whose slowest
+    directions are few; window, last steps that an error is estimated by; probes, the fewest, and most_probes of a log
+    determinant, as many as probed_numbers of frequencies allow; probed_error and variance_error, relative errors of its
+    solves and of those of variances, which err by their squares; batch_numbers, complex ones of vectors solved at
+    once."""
 
     dense: int = 2500
     block: int = 1500
+    share: int = 8
     most_iterations: int = 4000
     most_probed: int = 250
     window: int = 8
@@ -50,13 +51,12 @@ class SolveSettings:
 
 @dataclass(frozen=True)
 class Solution:
-    """Fields: value, (k, *shape); error, |B^-1 b - value|_B, (k,), estimated from the last steps; iterations; seconds;
+    """Fields: value, (k, *shape); error, |B^-1 b - value|_B, (k,), estimated from the last steps; iterations;
     tridiagonal, (alpha, beta) of the Lanczos process of each, (iterations, k) each, where asked for."""
 
     value: Tensor
     error: Tensor
     iterations: int
-    seconds: float = 0.0
     tridiagonal: tuple[Tensor, Tensor] | None = None
 
 
@@ -102,7 +102,10 @@ class WeightSystem:
     @cached_property
     def basis(self) -> RealBasis:
         """Of the frequencies that there is a factor of: all, or the lowest."""
-        return RealBasis.leading(self.grid, self.settings.dense if self.dense else self.settings.block)
+        settings, size = self.settings, self.grid.size
+        return RealBasis.leading(
+            self.grid, settings.dense if self.dense else min(settings.block, size // settings.share)
+        )
 
     @cached_property
     def factor(self) -> Tensor:
@@ -111,14 +114,12 @@ class WeightSystem:
 
     def solve(self, b: Tensor, goal: float) -> Solution:
         """B^-1 b of (k, *shape), to errors in the norm of B of that size. Raises: TimeUp."""
-        _ = self.factor if self.dense else self._block_inverse  # made once
-        began = time.perf_counter()
         if not self.dense:
             size = max(1, self.settings.batch_numbers // self.spectrum.numel())
             parts = [self._by_iterations(part, goal) for part in b.split(size)]
             value, error = (torch.cat([getattr(part, name) for part in parts]) for name in ("value", "error"))
             iterations = max((part.iterations for part in parts), default=0)
-            return Solution(value, error, iterations, time.perf_counter() - began)
+            return Solution(value, error, iterations)
         found = torch.cholesky_solve(self.basis.coordinates(b).mT, self.factor).mT
         return Solution(self.basis.put(torch.empty_like(b), found), torch.zeros(len(b), dtype=F64), 0)
 
