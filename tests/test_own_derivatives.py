@@ -20,6 +20,8 @@ from flashgp.foundations.expression import parameter, product, squared_distance
 from flashgp.foundations.form import Form
 from flashgp.inference import gathered
 from flashgp.inference.exact import derivatives, small
+from flashgp.inference.fourier import predictor as fourier
+from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.streamed import collapsed
 from flashgp.kernels import random_features
 from flashgp.operators import autograd, tiled
@@ -125,6 +127,19 @@ def bound() -> Case:
     return Case(lambda x, z: gp.collapsed_bound(x, y, inducing=z), (random(5, 2), z), orders=1)
 
 
+def series() -> Case:
+    """phi* B^-1 phi of points, whose vectors are those of real functions."""
+    post = model().condition(random(20, 2), random(20), approximation="fourier", tolerance=1e-8)
+    state = post.state
+    assert isinstance(state, FourierState)
+
+    def squares(x: Tensor) -> Tensor:
+        phi = state.weights.system.root * state.grid.waves(x)
+        return state.grid.dot(phi, fourier._Solve.apply(phi, state))
+
+    return Case(squares, (random(2, 2, seed=4),))
+
+
 A, B = random(3, 2), random(seed=1)
 DA, DB = random(3, 2, seed=2), random(seed=3)
 FORM = Form(squared_distance(0) * product(1) ** 2 / (1 + parameter(0)), ("distance", "product"), 0, 1)
@@ -152,6 +167,7 @@ CASES: dict[Any, list[Case]] = {
         Case(lambda x: gathered._GatheredRows.apply(x, ALONE, Shares((4,))), (random(4, 2),))
     ],
     collapsed._Value: [bound()],
+    fourier._Solve: [series()],
     small._Known: [evidence()],
     derivatives._Value: [Case(lambda *t: derivatives._Value.apply(evaluation(), *t), (A, B), forward=True)],
     derivatives._Gradient: [

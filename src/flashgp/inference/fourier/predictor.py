@@ -146,7 +146,7 @@ class _Solve(torch.autograd.Function):
     def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
         state: FourierState = ctx.state  # type: ignore[attr-defined]
         weights = state.grid.multiplicity
-        return _solve(gradient / weights, state) * weights, None
+        return _Solve.apply(gradient / weights, state) * weights, None
 
 
 class NoDraws(PriorDraws):
