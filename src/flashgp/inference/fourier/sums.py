@@ -109,7 +109,7 @@ class WeightPosterior:
 
     @property
     def error(self) -> float:
-        """|B^-1 W g - mean|_B: the error of the mean at any point, in standard deviations of f there, at most,
+        """Bound of |B^-1 W g - mean|_B: the error of the mean at any point, in standard deviations of f there, at most,
         (M-434)."""
         return float(self.solution.error.max()) if len(self.solution.error) else 0.0
 
