@@ -131,9 +131,7 @@ class FourierPredictor(Predictor):
 
 
 def _solve(phi: Tensor, state: FourierState) -> Tensor:
-    system = state.weights.system
-    goal = 1e-5 * float(state.grid.dot(phi, system.precondition(phi)).max().sqrt()) if len(phi) else 0.0
-    return system.solve(phi, goal).value
+    return state.weights.system.solve(phi, 0.0, 1e-6).value
 
 
 class _Solve(torch.autograd.Function):

@@ -301,8 +301,7 @@ def drawn_weights(weights: WeightPosterior, blocks: Any, count: int, settings: F
         for start in range(0, count, 2):
             pair = torch.randn(min(2, count - start), len(x), generator=generator, dtype=F64) * root
             total[start : start + 2] += weights.system.root * grid.adjoint(x, pair, accuracy=settings.sampled_accuracy)
-    goal = settings.sampled_error * grid.dot(total, weights.system.precondition(total)).sqrt().min()
-    return weights.system.solve(total, float(goal)).value
+    return weights.system.solve(total, 0.0, settings.sampled_error).value
 
 
 @torch.no_grad()

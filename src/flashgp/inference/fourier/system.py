@@ -111,11 +111,11 @@ class WeightSystem:
         """Lower Cholesky factor of B in the basis."""
         return torch.linalg.cholesky(self.basis.matrix(self.toeplitz, self.root))
 
-    def solve(self, b: Tensor, goal: float) -> Solution:
-        """B^-1 b of (k, *shape), to errors in the norm of B of that size. Raises: TimeUp."""
+    def solve(self, b: Tensor, goal: float, share: float = 0.0) -> Solution:
+        """B^-1 b of (k, *shape). Args: goal, of errors in the norm of B; share, as `_by_iterations`. Raises: TimeUp."""
         if not self.dense:
             size = max(1, self.settings.batch_numbers // self.spectrum.numel())
-            parts = [self._by_iterations(part, goal) for part in b.split(size)]
+            parts = [self._by_iterations(part, goal, share) for part in b.split(size)]
             value, error = (torch.cat([getattr(part, name) for part in parts]) for name in ("value", "error"))
             iterations = max((part.iterations for part in parts), default=0)
             return Solution(value, error, iterations)
@@ -138,18 +138,18 @@ class WeightSystem:
         return self.basis.put(found, self.basis.coordinates(vectors) @ self._block_inverse)
 
     # -- by conjugate gradients ------------------------------------------------------------------------------------
-    def _by_iterations(self, b: Tensor, goal: float | Tensor, most: int | None = None) -> Solution:
-        """Preconditioned conjugate gradients, until |b - B x| <= goal, which bounds the error as B >= I, (M-434)."""
+    def _by_iterations(self, b: Tensor, goal: float, share: float = 0.0, most: int | None = None) -> Solution:
+        """Preconditioned conjugate gradients, until |b - B x| <= goal, which bounds the error as B >= I, (M-434); or,
+        for draws, until |P^-1/2 (b - B x)|, which is near the error, has fallen to a share."""
         dot, shape = self.grid.dot, (-1, *(1,) * self.grid.d)
-        goal = torch.as_tensor(goal, dtype=F64)
         x, r = torch.zeros_like(b), b.clone()
         z = self.precondition(r)
         p, rz = z.clone(), dot(r, z)
-        alphas, betas = list[Tensor](), list[Tensor]()
+        alphas, betas, enough = list[Tensor](), list[Tensor](), share**2 * rz
         iteration = 0
         while True:
             error = dot(r, r).sqrt()
-            ended = bool((error <= goal).all()) or bool((rz <= 0.0).all())
+            ended = bool(((error <= goal) | (rz <= enough)).all())
             if ended or iteration == (most or self.settings.most_iterations):
                 found = (torch.stack(alphas), torch.stack(betas)) if most and alphas else None
                 return Solution(x, error, iteration, tridiagonal=found)
@@ -181,7 +181,7 @@ class WeightSystem:
         z = self.diagonal.sqrt() * signs
         z = self.basis.put(z, self.basis.coordinates(signs) @ self.factor.mT)
         u = self.precondition(z)
-        found = self._by_iterations(z, settings.probed_error * grid.dot(z, u).sqrt(), settings.most_probed)
+        found = self._by_iterations(z, 0.0, settings.probed_error, settings.most_probed)
         outside = self.diagonal.log().to(C128).unsqueeze(0)
         outside = self.basis.put(outside, torch.zeros(1, self.basis.size, dtype=F64))[0].real
         logs += float(grid.total(outside))
@@ -201,8 +201,7 @@ class WeightSystem:
                 half = torch.linalg.solve_triangular(self.factor, self.basis.coordinates(phi).mT, upper=False)
                 parts.append(half.square().sum(0))
             else:
-                goal = self.settings.variance_error * self.grid.dot(phi, self.precondition(phi)).sqrt()
-                parts.append(self.grid.dot(phi, self._by_iterations(phi, goal).value))
+                parts.append(self.grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
         return torch.cat(parts) if parts else torch.zeros(0, dtype=F64)
 
 
