@@ -6,6 +6,7 @@ products, gradients, device code) is derived from these by the layers above.
 """
 
 import functools
+import itertools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -554,6 +555,21 @@ class Scaled(Kernel):
 
     def structure(self) -> dict[str, Any]:
         return {"kind": "Scaled"}
+
+
+def terms(kernel: Kernel) -> Iterator[Kernel]:
+    """Summands of a covariance function, sums inside factors multiplied out; their parameters are the kernel's own."""
+    if isinstance(kernel, Sum):
+        for part in kernel.parts:
+            yield from terms(part)
+        return
+    if isinstance(kernel, Scaled | Product):
+        each = [[*terms(part)] for part in kernel.parts]
+        if any(len(some) > 1 for some in each):
+            for factors in itertools.product(*each):
+                yield Product(*factors) if isinstance(kernel, Product) else Scaled(factors[0], kernel.variance)
+            return
+    yield kernel
 
 
 def as_dims(active_dims: Sequence[int] | int | None) -> tuple[int, ...] | None:

@@ -181,7 +181,7 @@ def test_points_outside_the_box_are_refused() -> None:
         (fgp.GP(k.Linear()), 1, "stationary"),
         (fgp.GP(k.Matern(lengthscale=torch.ones(4, dtype=F64))), 4, "one to 3 columns"),
         (fgp.GP(k.Matern(), likelihood=fgp.likelihoods.Poisson()), 1, "Gaussian noise"),
-        (fgp.GP(k.Matern(), outputs=2), 1, "Gaussian noise"),
+        (fgp.GP(k.Matern(), outputs=2), 1, "one noise for all outputs"),
         (fgp.GP(k.Matern(nu=0.5, lengthscale=1e-6), likelihood=fgp.likelihoods.Gaussian(1e-6)), 1, "frequencies up to"),
     ],
 )

@@ -15,7 +15,6 @@ from flashgp.inference.fourier.spectrum import (
     grid_of,
     obstacle,
     prior_variance,
-    terms_of,
 )
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
@@ -60,16 +59,6 @@ def test_a_series_is_the_covariance_up_to_what_it_leaves_out(name: str) -> None:
     allowed = (d * settings.tail[d - 1] * noise + 2**d * settings.repeated * variance) * 1.5
     assert float((series - kernel(x).to_dense()).abs().max()) <= allowed
     assert float(grid.total(found)) <= variance + 2**d * settings.repeated * variance
-
-
-def test_terms_add_up_and_share_parameters() -> None:
-    kernel = 2.0 * (k.Matern() + 3.0 * k.Periodic() * (k.SquaredExponential() + 1.0))
-    x = torch.rand(5, 1, dtype=F64)
-    terms = terms_of(kernel)
-    assert len(terms) == 3
-    total = sum(term(x).to_dense() for term in terms)
-    torch.testing.assert_close(total, kernel(x).to_dense())
-    assert {id(p) for term in terms for p in term.parameters()} == {id(p) for p in kernel.parameters()}
 
 
 @pytest.mark.parametrize(

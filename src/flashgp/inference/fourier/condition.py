@@ -47,10 +47,12 @@ def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
 
 def unfit(prior: Prior, d: int, ranks: int = 1) -> str:
     """Reason that a model of d columns has no Fourier series; empty if it has."""
-    if not prior.likelihood.has_sites or prior.separate:
+    if not prior.likelihood.has_sites:
+        return f'by Fourier series needs Gaussian noise, got {prior.likelihood.name}; pass "full_scale"'
+    if prior.separate:
         return (
-            f"by Fourier series needs Gaussian noise, the same for all outputs, got {prior.likelihood.name}; pass "
-            '"full_scale"'
+            "by Fourier series needs one noise for all outputs, got one for each; pass likelihood="
+            'Gaussian(shared=True), or "full_scale"'
         )
     if ranks > 1:
         return 'by Fourier series is of one process, got a group; pass "sparse"'

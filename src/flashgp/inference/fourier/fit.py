@@ -4,7 +4,6 @@
 all rows             Fisher scoring on the likelihood of the series, on a grid that is chosen anew while that gains
 """
 
-import dataclasses
 from typing import Any
 
 import numpy
@@ -65,7 +64,6 @@ class FourierFit(EngineFit[FourierState]):
         self.plan: Plan = approximate_plan(
             prior, self.counts, asked, self.wanted, options.run.deadline.limit, read=not isinstance(self.rows, Held)
         )
-        self.asked = asked.resolved(self.plan.sizes)
         direct = DirectSettings(
             TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.run.deadline)
         )
@@ -85,10 +83,9 @@ class FourierFit(EngineFit[FourierState]):
         recorder.expect(power_law(self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
-        self.stages = LinearStages(
+        return LinearStages(
             self.problem, self.survey.count, lambda _: [], self._objective, self.options, recorder
-        )
-        return self.stages.run()
+        ).run()
 
     def _objective(self, size: int, theta: numpy.ndarray) -> LogJoint:
         """Objective of all rows, on a grid chosen at a vector."""
@@ -111,4 +108,4 @@ class FourierFit(EngineFit[FourierState]):
             )
         report_answer(report, recorder, state, self)
         report.events += unexplained
-        return dataclasses.replace(state)
+        return state

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashgp.inference.fourier.grid import Grid, fast_length
-from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum
+from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum, terms
 from flashgp.kernels.periodic import Cosine, Periodic
 from flashgp.kernels.spectral_mixture import SpectralMixture
 from flashgp.kernels.squared_exponential import Stationary
@@ -61,17 +61,6 @@ class Decaying:
     columns: frozenset[int]
 
 
-def terms_of(kernel: Kernel) -> list[Kernel]:
-    """Products whose sum a kernel is, which share its parameters."""
-    if isinstance(kernel, Scaled):
-        return [Scaled(term, kernel.variance) for term in terms_of(kernel.kernel)]
-    if isinstance(kernel, Sum):
-        return [term for part in kernel.parts for term in terms_of(part)]
-    if isinstance(kernel, Product):
-        return [Product(*factors) for factors in itertools.product(*map(terms_of, kernel.parts))]
-    return [kernel]
-
-
 def obstacle(kernel: Kernel, d: int) -> str:
     """Reason that a covariance function of d columns has no grid, and what to do; empty if it may have one."""
     known = (Stationary, Periodic, Cosine, SpectralMixture, Constant)
@@ -79,7 +68,10 @@ def obstacle(kernel: Kernel, d: int) -> str:
     other += [leaf for leaf in kernel.leaves() if not isinstance(leaf, known)]
     if other:
         name = type(other[0]).__name__
-        return f'by Fourier series needs a stationary covariance function, got {name}; pass "full_scale"'
+        return (
+            f"by Fourier series needs a stationary covariance function, got {name}; pass sums or products of "
+            'Matern and others like it, or "full_scale"'
+        )
     columns = columns_of(kernel, d)
     if not 1 <= len(columns) <= MOST_COLUMNS:
         return (
@@ -110,10 +102,10 @@ def _leaves_along(term: Kernel, column: int, d: int) -> tuple[list[Kernel], list
 def _groups(kernel: Kernel, d: int) -> list[Decaying]:
     """The terms by the columns along which they decay."""
     found: dict[frozenset[int], list[Kernel]] = {}
-    for term in terms_of(kernel):
+    for term in terms(kernel):
         along = frozenset(column for column in range(d) if _leaves_along(term, column, d)[0])
         found.setdefault(along, []).append(term)
-    return [Decaying(terms[0] if len(terms) == 1 else Sum(*terms), along) for along, terms in found.items()]
+    return [Decaying(some[0] if len(some) == 1 else Sum(*some), along) for along, some in found.items()]
 
 
 def _values(kernel: Kernel, lags: Tensor) -> Tensor:
@@ -203,7 +195,7 @@ def _length(kernel: Kernel, column: int, d: int, wide: float, settings: GridSett
     points = torch.zeros(STEPS, d, dtype=F64)
     points[:, column] = lags
     margin, periods, decays = 0.0, list[float](), False
-    for term in terms_of(kernel):
+    for term in terms(kernel):
         decaying, lasting = _leaves_along(term, column, d)
         if not decaying:
             periods += [_period(leaf, column, d) for leaf in lasting]

@@ -10,17 +10,16 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
-from flashgp.inference.base_state import BaseState, UpdateState
+from flashgp.inference.base_state import UpdateState
 from flashgp.inference.fourier.grid import Grid
 from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
-from flashgp.inference.streamed.state import RowsKept
+from flashgp.inference.streamed.state import RowsKept, StateOfPasses
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -68,7 +67,7 @@ class Truncation:
 
 
 @dataclass(frozen=True, eq=False)
-class FourierState(BaseState):
+class FourierState(StateOfPasses):
     """Fields: prior, detached; weights, of the posterior; tail, variance that the grid leaves out; sample, some rows,
     float64; dtype, of x; report; run; held, the rows where the caller holds them, else None; settings; online, how many
     rows joined since conditioning; draws, B^-1/2 times normal vectors, where rows were read, else None;
@@ -133,13 +132,7 @@ class FourierState(BaseState):
         return (noise.double() + self.tail).expand(len(rows.x))
 
     # -- rows ------------------------------------------------------------------------------------------------------
-    def of_rows(self, name: str) -> Held:
-        """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
-        if self.held is None:
-            raise DomainError(self._not_held(name))
-        return self.held
-
-    def _not_held(self, name: str) -> str:
+    def not_held(self, name: str) -> str:
         return (
             f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; judge "
             "rows held out by post.judge(x, y), or condition on the rows that count"
@@ -147,25 +140,8 @@ class FourierState(BaseState):
 
     def obstacle(self, question: str) -> str | None:
         if self.held is None and (question in OF_ROWS or (question == "paths" and not self.weights.system.dense)):
-            return self._not_held(question)
+            return self.not_held(question)
         return super().obstacle(question)
-
-    @property
-    def x(self) -> Tensor:
-        return self.of_rows("x").x
-
-    @property
-    def y(self) -> Tensor:
-        return self.of_rows("y").y
-
-    @property
-    def points(self) -> Tensor:
-        return self.of_rows("points").x
-
-    @property
-    def residual(self) -> Tensor:
-        rows = self.of_rows("residual")
-        return self.prior.residual(rows.x, rows.y).detach()
 
     @property
     def representer_weights(self) -> Float64[Tensor, "n p"]:
@@ -186,10 +162,6 @@ class FourierState(BaseState):
         return self.weights.sums.count
 
     @property
-    def distinct(self) -> int:
-        return self.count
-
-    @property
     def like(self) -> tuple[Tensor, Tensor]:
         outputs = () if self.prior.outputs is None else (self.prior.outputs,)
         x = self.sample.x[:0].to(self.dtype)
@@ -203,10 +175,6 @@ class FourierState(BaseState):
     def training_table(self) -> Any:
         """The kept sample of the rows, with their prior."""
         return RowsKept(self.prior_of(self.sample), self.sample.x, self.sample.y, self.run)
-
-    @property
-    def some_inputs(self) -> Tensor:
-        return self.sample.x
 
     # -- what is said of it ------------------------------------------------------------------------------------------
     @property

@@ -7,8 +7,7 @@ that predictions are those of any state.
 Does not do: paths of one term.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +22,7 @@ from flashgp.inference.base_state import BaseState
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior, outline
-from flashgp.kernels.base import Kernel, Product, Scaled, Sum
+from flashgp.kernels.base import Kernel, Scaled, terms
 from flashgp.likelihoods.gaussian import Gaussian
 from flashgp.means import Zero
 
@@ -112,21 +111,6 @@ def component(state: BaseState, part: int | Kernel, ask: Ask) -> Component:
         f"`part` must be the number of a term of the covariance function, or a kernel that is like one term alone, got "
         f"{got}; pass one of {shown}"
     )
-
-
-def terms(kernel: Kernel) -> Iterator[Kernel]:
-    """Summands of a covariance function, sums inside factors multiplied out; their parameters are the kernel's own."""
-    if isinstance(kernel, Sum):
-        for part in kernel.parts:
-            yield from terms(part)
-        return
-    if isinstance(kernel, Scaled | Product):
-        each = [[*terms(part)] for part in kernel.parts]
-        if any(len(some) > 1 for some in each):
-            for factors in itertools.product(*each):
-                yield Product(*factors) if isinstance(kernel, Product) else Scaled(factors[0], kernel.variance)
-            return
-    yield kernel
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,8 +76,51 @@ class RowsKept:
         return len(self.x)
 
 
+class StateOfPasses(BaseState):
+    """A state by sums over rows, which it holds where the caller does: `held`, else None; sample, some of them."""
+
+    held: Held | None
+    sample: Block
+
+    def of_rows(self, name: str) -> Held:
+        """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
+        if self.held is None:
+            raise DomainError(self.not_held(name))
+        return self.held
+
+    def not_held(self, name: str) -> str:
+        """Reason that a question of the rows is refused, in four parts."""
+        raise NotImplementedError
+
+    @property
+    def x(self) -> Tensor:
+        return self.of_rows("x").x
+
+    @property
+    def y(self) -> Tensor:
+        return self.of_rows("y").y
+
+    @property
+    def points(self) -> Tensor:
+        return self.of_rows("points").x
+
+    @property
+    def residual(self) -> Tensor:
+        rows = self.of_rows("residual")
+        return self.prior.residual(rows.x, self.prior.sites(rows.y).targets).detach()
+
+    @property
+    def distinct(self) -> int:
+        return self.count
+
+    @property
+    def some_inputs(self) -> Tensor:
+        """Those of the kept sample."""
+        return self.sample.x
+
+
 @dataclass(frozen=True, eq=False)
-class StreamedState(BaseState):
+class StreamedState(StateOfPasses):
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
     all rows; sample, some of them, float64; report; run; held, the rows where the caller holds them, else None;
     ranks, of which each has read a part of the rows; online, how many rows joined since conditioning.
@@ -115,13 +158,7 @@ class StreamedState(BaseState):
             for j, sums in enumerate(self.sums.each)
         )  # fmt: skip
 
-    def of_rows(self, name: str) -> Held:
-        """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
-        if self.held is None:
-            raise DomainError(self._not_held(name))
-        return self.held
-
-    def _not_held(self, name: str) -> str:
+    def not_held(self, name: str) -> str:
         again = "give some of them again, post.leave_out(x, y)" if name == "leave_one_out" else "take post.inducing"
         return (
             f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read, or are "
@@ -130,7 +167,7 @@ class StreamedState(BaseState):
 
     def obstacle(self, question: str) -> str | None:
         if question in OF_ROWS and self.held is None:
-            return self._not_held(question)
+            return self.not_held(question)
         if question in ALIKE and self.knows_rows:
             return (
                 f"`{question}` of inducing points needs a likelihood that treats all rows alike but for known "
@@ -142,23 +179,6 @@ class StreamedState(BaseState):
                 f"{self.prior.likelihood.name}, found by iteration; {OBSERVED[question]}"
             )
         return super().obstacle(question)
-
-    @property
-    def x(self) -> Tensor:
-        return self.of_rows("x").x
-
-    @property
-    def y(self) -> Tensor:
-        return self.of_rows("y").y
-
-    @property
-    def points(self) -> Tensor:
-        return self.of_rows("points").x
-
-    @property
-    def residual(self) -> Tensor:
-        rows = self.of_rows("residual")
-        return self.prior.residual(rows.x, self.prior.sites(rows.y).targets).detach()
 
     @property
     def representer_weights(self) -> NoReturn:
@@ -180,10 +200,6 @@ class StreamedState(BaseState):
     def values(self) -> InducingValues:
         """q(u)."""
         return InducingValues(self.function, self.sums, self.floor)
-
-    @property
-    def distinct(self) -> int:
-        return self.count
 
     @property
     def loss(self) -> str:
@@ -238,11 +254,6 @@ class StreamedState(BaseState):
         if (reason := self.obstacle("importance")) is not None:
             raise DomainError(reason)
         return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.run)
-
-    @property
-    def some_inputs(self) -> Tensor:
-        """Those of the kept sample."""
-        return self.sample.x
 
     def of_term(self, prior: Prior) -> "StreamedState":
         kernel = prior.kernel
