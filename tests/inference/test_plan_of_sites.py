@@ -11,11 +11,13 @@ import flashgp as fgp
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import FlashGPWarning
 from flashgp.foundations.events import EventKind
+from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.condition import condition
 from flashgp.inference.data import Data
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import SiteSettings
+from flashgp.planner.plan import FACTORED
 
 F64 = torch.float64
 
@@ -63,7 +65,31 @@ def test_sites_of_few_rows_without_a_factor_are_those_of_one() -> None:
     y, gp = (x[:, 0] > 0.5).double(), model(fgp.likelihoods.Bernoulli())
     found, wanted = (gp.condition(x, y, solver=solver, tolerance=1e-6).predict(x[:5]) for solver in ("cg", None))
     torch.testing.assert_close(found.mean, wanted.mean, rtol=0.0, atol=1e-3)
-    assert any("takes solves for the variances" in note for note in fgp.plan(gp, n=80, d=3, solver="cg").notes)
+    custom = fgp.GP(fgp.kernels.Custom(lambda a, b: torch.exp(-(a - b).square().sum())), likelihood=gp.likelihood)
+    noted = [any("solves for the variances" in note for note in fgp.plan(one, n=80, d=3, solver="cg").notes)
+             for one in (gp, custom)]  # fmt: skip
+    assert noted == [False, True]  # sampled ones are in the price
+
+
+def test_an_exact_fit_of_many_labels_is_planned_by_full_scale_and_solves() -> None:
+    """(M-451): by the rates of no machine; where variances cannot be sampled, by a factor, or not at all."""
+    likelihood, options = fgp.likelihoods.Bernoulli(), {"d": 2, "profile": BUILT_IN, "memory": "16GiB"}
+    gp = fgp.GP(4.0 * fgp.kernels.Matern(nu=2.5, lengthscale=0.5), likelihood=likelihood)
+    few, many = (fgp.plan(gp, n=n, **options) for n in (5_000, 20_000))
+    assert (few.route, few.training) == ("direct", "exact")
+    assert many.training == "full_scale"
+    assert many.route not in FACTORED
+    assert many.conditionings == SiteSettings().linear_conditionings
+    search = fgp.plan(gp, n=20_000, approximation="full_scale", **options)
+    assert many.fit_seconds - many.seconds == pytest.approx(search.fit_seconds - search.seconds)
+    assert many.training_bytes < 8 * 20_000**2 < few.available_bytes
+    assert fgp.Plan.from_json(many.to_json()) == many
+    reason = "takes longer than solves with sampled variances of the rows"
+    assert {one.reason for one in many.alternatives if one.route in FACTORED} == {reason}
+    custom = fgp.GP(fgp.kernels.Custom(lambda a, b: torch.exp(-(a - b).square().sum())), likelihood=likelihood)
+    assert fgp.plan(custom, n=20_000, **options).training == "exact"
+    numbers = fgp.plan(fgp.GP(gp.kernel, likelihood=fgp.likelihoods.Gaussian(0.1)), n=20_000, **options)
+    assert (numbers.route, numbers.training) == ("refined", "stored")
 
 
 def test_a_time_limit_counts_all_conditionings() -> None:

@@ -191,6 +191,10 @@ class EventKind(Enum):
         "{points:,} predictions take about {means:seconds} for means and {variances:seconds} more for variances[, or "
         "{sampled:seconds} from {samples} samples, with a standard error]."
     )
+    SEARCHED_BY_FULL_SCALE = (
+        "{likelihood}: the search went by full scale, as a factor of {rows:n row} in each of its steps does not fit or "
+        "takes too long."
+    )
     EXACT_POSTERIOR = (
         "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
     )

@@ -24,12 +24,14 @@ from flashgp.planner.approximate import (
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.fourier_price import FourierPrice
 from flashgp.planner.full_scale_price import FullScalePrice
-from flashgp.planner.plan import Offer, Plan, Sizes, offers_text
+from flashgp.planner.plan import FACTORED, Offer, Plan, Sizes, offers_text
 from flashgp.planner.pricing import Price
 from flashgp.planner.problem import PlanSettings
 from flashgp.planner.sparse_price import SparsePrice
 from flashgp.sources.shuffled import buffer_rows
 
+DEFAULTS = SiteSettings()
+SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
 WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
@@ -49,6 +51,42 @@ def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, 
         if settings.factored or settings.route is not None:
             raise
         raise with_offers(error, offered(prior, rows, settings, training=training), training=training) from None
+
+
+def priced_with_sites(prior: Prior, plan: Plan) -> Plan:
+    """A plan with the price of finding sites, where iteration does."""
+    settings = SiteSettings()
+    if prior.likelihood.has_sites or plan.conditionings > 1:
+        return plan
+    times = settings.conditionings_of(plan)
+    plan = plan.repeated(times, settings.likelihoods_of(prior.likelihood, plan.approximation))
+    if plan.approximation or plan.route in FACTORED or prior.kernel.has_features:
+        return plan
+    return replace(plan, notes=(*plan.notes, SOLVED))
+
+
+def searched_plan(
+    prior: Prior, rows: RowCounts, settings: PlanSettings, plan: Plan, sites: SiteSettings = DEFAULTS
+) -> Plan:
+    """A plan of exact inference with the price of finding sites: of a fit whose parameters are those of full scale
+    where a factor for each step would not fit, or takes long, and variances of all rows can be sampled, eq. (M-451)."""
+    plan = priced_with_sites(prior, plan)
+    few = prior.likelihood.spread_by_leaving_out  # rows are searched
+    searched = few or plan.fit_seconds - plan.seconds <= sites.searched_seconds
+    quick = plan.route in FACTORED and plan.fits(training=True) and searched
+    alone = settings.ranks == 1 and settings.route is None and settings.dtype is None and not settings.factored
+    if prior.likelihood.has_sites or quick or not (alone and prior.kernel.has_features):
+        return plan
+    kinds = (Approximation("full_scale"),)
+    for search in _fitting(prior, rows, kinds, settings, None, training=True)[0]:  # one, where it fits
+        other = priced_with_sites(prior, search)
+        more = plan.seconds - other.seconds
+        plan = replace(
+            plan, training="full_scale", training_bytes=max(plan.peak_bytes, other.training_bytes),
+            fit_step_seconds=other.fit_step_seconds, fit_seconds=other.fit_seconds + more,
+            fit_seconds_low=other.fit_seconds_low + more, fit_seconds_high=other.fit_seconds_high + more,
+        )  # fmt: skip
+    return plan
 
 
 def first_rows_price(prior: Prior, rows: RowCounts, settings: PlanSettings) -> Price:

@@ -6,19 +6,16 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from flashgp.foundations.contexts import entered
-from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
-from flashgp.inference.exact.condition import condition as condition_exactly
 from flashgp.inference.fourier.condition import condition as condition_fourier
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
 from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
-from flashgp.inference.posterior_by_sites import condition_by_sites, refuse_beside_sites
+from flashgp.inference.posterior_by_sites import condition_exactly, refuse_beside_sites
 from flashgp.inference.prior import Prior
-from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.condition import condition as condition_streamed
 from flashgp.sources.source import RowSource
@@ -52,18 +49,10 @@ def condition(
         engine = functools.partial(condition_full_scale if isinstance(rows, Data) else by_passes, asked)
 
     refuse_beside_sites(prior, rows, approximate=asked is not None, differentiable=settings.differentiable)
-    if asked is None and not prior.likelihood.has_sites:
-        engine = _by_sites
     state = _shared(prior, rows, settings, asked, engine)
     if event is not None:
         state.report.events.insert(0, event)
     return state
-
-
-def _by_sites(prior: Prior, data: Data, settings: ConditionSettings) -> BaseState:
-    """The exact state with sites that iteration finds, which ask the deadline between their steps."""
-    untimed = with_run(settings, deadline=NO_DEADLINE)
-    return condition_by_sites(data, settings.run, settings.time, lambda one: condition_exactly(one.prior, one, untimed))
 
 
 @entered(lambda prior, rows, settings, *_: settings.run.deterministic)

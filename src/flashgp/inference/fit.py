@@ -22,7 +22,14 @@ from flashgp.inference.approximation import (
     approximation_of,
     approximation_of_read,
 )
-from flashgp.inference.choice import conditioning_plan, cut_short, full_scale_is_late, instead
+from flashgp.inference.choice import (
+    conditioning_plan,
+    cut_short,
+    full_scale_is_late,
+    instead,
+    priced_with_sites,
+    searched_plan,
+)
 from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.fourier.fit import FourierFit
@@ -33,7 +40,7 @@ from flashgp.inference.judging import UNASKED, Told, judged_unasked, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.posterior import Posterior
-from flashgp.inference.posterior_by_sites import refuse_beside_sites
+from flashgp.inference.posterior_by_sites import condition_exactly, refuse_beside_sites
 from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.run import Run
 from flashgp.inference.site_methods import method_of
@@ -211,18 +218,19 @@ def fit(
         progress: called after every evaluation; False for nothing. None for a bar after a second, where a terminal or a
             notebook shows it.
         settings: numbers that tune the search, and its objective (training/options.py).
-        approximation: None for exact inference at any size; "full_scale" for inducing points and a block-Vecchia factor
-            of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost` says what that costs;
-            "sparse" for inducing points alone by their collapsed bound, eq. (M-160): `fit.posterior.bound` has a lower
-            and an upper bound on log p(y). "fourier", of a stationary covariance function of one to three columns with
-            Gaussian noise and a constant mean, is the series (M-431): after one pass an evaluation does not see the
-            rows, `fit.posterior.lost` says what is left out, and points far outside the rows are refused; it pays for
-            many more rows than frequencies. It needs finufft. "auto" is exact inference where its plan keeps to
-            time_limit and memory, and to a minute where sites are found by iteration, else full scale, else inducing
-            points alone; under a time_limit that full scale of all rows would pass, full scale of some, or points where
-            these lose less on rows held out, eq. (M-245), if the first rows leave time to try; the report says which
-            and why. Rows that are read are fitted by inducing points, whether "sparse", "auto" or nothing is asked for,
-            or by "fourier".
+        approximation: None for exact inference at any size, with the parameters of full scale where sites are found by
+            iteration and a factor in each step does not fit, or takes long, (M-451); "full_scale" for inducing points
+            and a block-Vecchia factor of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost`
+            says what that costs; "sparse" for inducing points alone by their collapsed bound, eq. (M-160):
+            `fit.posterior.bound` has a lower and an upper bound on log p(y). "fourier", of a stationary covariance
+            function of one to three columns with Gaussian noise and a constant mean, is the series (M-431): after one
+            pass an evaluation does not see the rows, `fit.posterior.lost` says what is left out, and points far outside
+            the rows are refused; it pays for many more rows than frequencies. It needs finufft. "auto" is exact
+            inference where its plan keeps to time_limit and memory, and to a minute where sites are found by iteration,
+            else full scale, else inducing points alone; under a time_limit that full scale of all rows would pass, full
+            scale of some, or points where these lose less on rows held out, eq. (M-245), if the first rows leave time
+            to try; the report says which and why. Rows that are read are fitted by inducing points, whether "sparse",
+            "auto" or nothing is asked for, or by "fourier".
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -230,7 +238,8 @@ def fit(
             as for inducing points, and without a time_limit twice as many where these add much, eq. (M-209).
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
             the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
-            rows that are held, of which there are too many for exact gradients; of one process.
+            rows that are held, of which there are too many for exact gradients; of one process. Sites that are found
+            by iteration are those of the exact posterior too.
         method: by which the sites of a likelihood are found, as `Likelihood.by_method` says; None as it says itself.
             "variational" is a lower bound on log p(y), "ep", of `Bernoulli`, moments. "laplace" takes slope and
             curvature at the mode, eq. (M-350), by exact inference, for comparison with others' results: the report
@@ -298,7 +307,7 @@ def fit(
             )
         data = Data.of(gp, x, y)
         odd = _odd_data(data) if ranks.size == 1 else []
-        exact = ExactPosterior(data, _planned(gp, data, options)) if exact_posterior and asked is not None else None
+        exact = _exact_posterior(gp, data, options) if exact_posterior and asked is not None else None
         found = fit_as(gp, data, options, asked, exact=exact)
         found.report.events[:0] = odd
         return found
@@ -337,9 +346,14 @@ def fit_as(
         asked, planned, event = choose_inference(group, gp, rows, asked, wanted, limit, training=True)
         if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
             rival = candidates[-1]
+    if asked is None and exact is None and isinstance(rows, Data):
+        exact = _searched_by_full_scale(gp, rows, options)
+        if exact is not None:
+            asked = Approximation("full_scale")
+            event = Event(EventKind.SEARCHED_BY_FULL_SCALE, likelihood=gp.likelihood.name, rows=rows.count)
     columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.by_passes else rows
-    refuse_beside_sites(gp, passes, approximate=asked is not None, exact_posterior=exact is not None)
+    refuse_beside_sites(gp, passes, approximate=asked is not None)
     options = options if gp.likelihood.has_sites else options.by_sites()
     if asked is not None or exact is not None:
         refuse(NoDraws.APPROXIMATION, options.uncertainty)
@@ -393,13 +407,25 @@ def fit_by_trial(
         return replace(found, history=[*points.history, *later]), [points.event]
 
 
+def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPosterior | None:
+    """The posterior of an exact fit whose parameters are those of full scale, see `searched_plan`; None for others."""
+    if gp.likelihood.has_sites or options.run.group.size > 1 or not data.count:
+        return None
+    if options.plan is not None or options.jitter is not None or options.solver is not None:
+        return None
+    wanted = replace(_wanted(options), device=chosen_device(options.run.device, data.x))
+    plan = searched_plan(gp, data.counts, wanted, conditioning_plan(gp, data.counts, wanted), options.settings.sites)
+    return ExactPosterior(data, plan, condition_exactly) if plan.training == "full_scale" else None
+
+
 def _wanted(options: FitOptions) -> PlanSettings:
     """Options that an exact plan has to keep to."""
     return options.planning(dtype=options.run.dtype, ranks=1)
 
 
-def _planned(gp: GP, data: Data, options: FitOptions) -> Plan:
-    """The plan of the exact posterior. Raises: MemoryBudgetError."""
+def _exact_posterior(gp: GP, data: Data, options: FitOptions) -> ExactPosterior:
+    """Raises: MemoryBudgetError."""
     rows, device = data.counts, chosen_device(options.run.device, data.x)
     factored = rows.batch * gp.kernel.batch_shape.numel() > 1
-    return conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))
+    plan = conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))
+    return ExactPosterior(data, priced_with_sites(gp, plan), condition_exactly)

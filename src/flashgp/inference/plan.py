@@ -23,12 +23,13 @@ from flashgp.inference.choice import (
     full_scale_is_late,
     offered,
     offers_of,
+    priced_with_sites,
     refuse_unfit,
+    searched_plan,
 )
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings, TimeSettings
-from flashgp.inference.sites import SiteSettings
 from flashgp.planner.choice import check_route
 from flashgp.planner.conditioning import plan_conditioning
 from flashgp.planner.exact import largest_fit
@@ -50,7 +51,6 @@ from flashgp.processes.shares import too_many_ranks
 RESULTS = 12
 # Of an exact fit, from which its plan also says what approximations would take.
 OFFER_SECONDS = 180.0
-SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 TRIED = (
     "full scale of all rows would pass the time limit: the fit tries it on the rows that there is time for, beside "
     "inducing points, and takes what loses less"
@@ -218,23 +218,11 @@ def plan(
         refuse_exact(n_test=n_test, dtype=single, route=route, solver=solver, factored=factored)
         return priced_with_sites(gp, _approximately(gp, rows, asked, settings, time_limit))
     if n_test is None:
-        made = priced_with_sites(gp, conditioning_plan(gp, rows, settings))
+        made = searched_plan(gp, rows, settings, conditioning_plan(gp, rows, settings))
         limited = time_limit is not None or memory is not None
         made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
         return _with_offers(made, gp, rows, settings, time_limit)
     return prediction_plan(gp, rows, n_test, settings, variance=variance, conditioned=conditioned, passes=passes)
-
-
-def priced_with_sites(prior: Prior, plan: Plan) -> Plan:
-    """A plan with the price of finding sites, where iteration does."""
-    settings = SiteSettings()
-    if prior.likelihood.has_sites or plan.conditionings > 1:
-        return plan
-    times = settings.linear_conditionings if plan.approximation else settings.conditionings
-    plan = plan.repeated(times, settings.likelihoods_of(prior.likelihood, plan.approximation))
-    if plan.approximation or plan.route in FACTORED:
-        return plan
-    return replace(plan, notes=(*plan.notes, SOLVED))
 
 
 def _approximately(
@@ -270,7 +258,7 @@ def _with_largest_fit(
 
     def plan_of(n: int) -> Plan:
         plan = plan_conditioning(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
-        return priced_with_sites(prior, plan)
+        return searched_plan(prior, replace(rows, n=n, distinct=plan.distinct), fixed, plan)
 
     notes = made.notes
     if time_limit is not None and made.fit_seconds > time_limit:

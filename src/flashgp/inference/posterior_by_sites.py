@@ -7,17 +7,20 @@ from typing import Any, TypeVar
 
 import torch
 
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
+from flashgp.inference.exact.condition import condition, planned
+from flashgp.inference.gathered import agreed_plan
 from flashgp.inference.plan import rows_on_time
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.row_marginals import RowMarginals
-from flashgp.inference.run import Run
-from flashgp.inference.settings import TimeSettings
+from flashgp.inference.run import Run, with_run
+from flashgp.inference.settings import ConditionSettings, TimeSettings
 from flashgp.inference.site_methods import METHODS, method_of
 from flashgp.inference.sites import (
     LEAST_NOISE,
@@ -36,12 +39,24 @@ from flashgp.inference.sites import (
 from flashgp.inference.threads import one_thread
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
-from flashgp.planner.plan import Plan
+from flashgp.planner.plan import FACTORED, Plan
 from flashgp.processes.agreement import smallest
 from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
 DEFAULTS = SiteSettings()
+
+
+def condition_exactly(prior: Prior, data: Data, settings: ConditionSettings) -> BaseState:
+    """The exact state, with sites that iteration finds where the likelihood has none: by a factor, or by solves where
+    their steps are planned to be quicker. Steps ask the deadline between them."""
+    if prior.likelihood.has_sites:
+        return condition(prior, data, settings)
+    plan = agreed_plan(planned(prior, data, settings), settings.run.group)
+    if settings.plan is None and plan.route not in FACTORED:
+        settings = replace(settings, solver="cg")  # a plan of known sites would rather have a factor
+    untimed, data = with_run(settings, deadline=NO_DEADLINE), Data(prior, data.x, data.y, data.promoted)
+    return condition_by_sites(data, settings.run, settings.time, lambda one: condition(one.prior, one, untimed))
 
 
 def condition_by_sites(
@@ -60,7 +75,7 @@ def condition_by_sites(
     deadline, whole, began = run.deadline, data, time_of.perf_counter()
     if deadline.limit is not None and data.count > time.min_rows:
         plan = conditioning_plan(data.prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
-        times = settings.conditionings
+        times = settings.conditionings_of(plan)
         if deadline.passed(times * plan.seconds):
             own = deadline.own
             part = rows_on_time(data.prior, plan, own, time, deterministic=run.deterministic, slowdown=times)
@@ -100,7 +115,7 @@ def condition_by_sites(
     report = state.report
     report.seconds, once = time_of.perf_counter() - began, report.predicted_seconds
     if isinstance(report.plan, Plan) and report.plan.conditionings == 1 and once is not None:
-        report.predicted_seconds = settings.conditionings * once
+        report.predicted_seconds = settings.conditionings_of(report.plan) * once
     if data.count < whole.count:
         told.append(Event(EventKind.POSTERIOR_OF_PART, rows=data.count, of=whole.count, limit=deadline.limit))
         warn(str(told[-1]))
@@ -108,9 +123,8 @@ def condition_by_sites(
 
 
 def refuse_beside_sites(
-    prior: Prior, rows: Data | RowSource, *, approximate: bool, differentiable: bool = False,
-    exact_posterior: bool = False,
-) -> None:  # fmt: skip
+    prior: Prior, rows: Data | RowSource, *, approximate: bool, differentiable: bool = False
+) -> None:
     """Raises: DomainError for what iteration of sites does not go with; nothing where they need none.
 
     Args: rows, those that an engine keeps as Data, or gives out in passes; approximate, whether it does.
@@ -128,7 +142,6 @@ def refuse_beside_sites(
     for name, refused, wanted, got, way in (
         ("x", batch, "one table of one model", "a batch", "call it for each"),
         ("differentiable", differentiable, "False", "True", left_out),
-        ("exact_posterior", exact_posterior, "False", "True", "call fit.gp.condition(x, y) after the fit"),
     ):
         if refused:
             raise DomainError(

@@ -23,6 +23,7 @@ from flashgp.inference.site_methods import METHODS, Marginals, method_of
 from flashgp.likelihoods import Likelihood, Sites
 from flashgp.likelihoods.base import LEAST
 from flashgp.likelihoods.held_sites import HeldSites
+from flashgp.planner.plan import FACTORED, Plan
 from flashgp.processes.group import Group
 
 A = TypeVar("A")
@@ -52,11 +53,13 @@ class SiteSettings:
             number of nats, which an event and a warning say.
         likelihoods: that an evaluation of a fit is priced at, and foreseen, where a step is not taken that is expected
             to move little; conditionings, that an exact posterior is,
-            two a step, and linear_conditionings, that one in time linear in the rows is.
+            two a step, and linear_conditionings, that one without a factor is.
         exact_seconds: that a plan of exact inference may take where approximation="auto" is to choose.
         solved_seconds: that finding sites of an exact posterior without a factor may take, by the machine's rates, by a
             solve for the variance of every row; beyond it these are sampled.
         solving_seconds: the same for kernels that have no samples; beyond it they are refused.
+        searched_seconds: that the search of an exact fit may take by a factor in each step; beyond it, and where none
+            fits, the parameters are those of full scale.
         errors: standard errors of an estimated bound by which a step may lower it.
         start_variance: of f, at least, under which each row by itself suggests starting values: wide for logarithms and
             log odds, so that a search begins where much is explained.
@@ -90,6 +93,7 @@ class SiteSettings:
     exact_seconds: float = 60.0
     solved_seconds: float = 60.0
     solving_seconds: float = 600.0
+    searched_seconds: float = 600.0
     errors: float = 6.0
     start_variance: float = 10.0
     rounds: int = 2
@@ -109,6 +113,10 @@ class SiteSettings:
         """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` again in proportion, to a
         hundred times as much, which is a hundredth of a deviation of f."""
         return self.posterior * min(max(1.0, rows / self.rows), 100.0)
+
+    def conditionings_of(self, plan: Plan) -> int:
+        """Conditionings that a posterior of a plan takes: where variances are solved for, one a step."""
+        return self.conditionings if plan.route in FACTORED else self.linear_conditionings
 
     def likelihoods_of(self, likelihood: Likelihood, approximation: str) -> float:
         """Likelihoods of an evaluation. Args: approximation, the name of one, of which inducing points alone make sites

@@ -64,7 +64,7 @@ def plan_conditioning(problem: ConditioningProblem, settings: PlanSettings) -> P
         for device, price in prices.items()
         for plan in routes_of(price, left[device])
     }
-    objections = _objections(plans, available, [route] if route else routes)
+    objections = _objections(plans, available, [route] if route else routes, sampled=problem.samples_rows)
 
     def completed(key: Key, alternatives: tuple[Alternative, ...] = ()) -> Plan:
         price = prices[key[0]]
@@ -76,7 +76,7 @@ def plan_conditioning(problem: ConditioningProblem, settings: PlanSettings) -> P
 
     def too_large(smallest: Candidate, _: Candidate | None) -> MemoryBudgetError:
         fitting = [p for p in plans.values() if p.peak_bytes <= available[p.device]]
-        offered = [p for p in fitting if p.route in _preferred(fitting)]
+        offered = [p for p in fitting if p.route in _preferred(fitting, sampled=problem.samples_rows)]
         cheapest = min(offered, key=lambda plan: plan.seconds, default=None)
         return _does_not_fit(completed(_key(smallest)), cheapest and completed(_key(cheapest)))
 
@@ -108,7 +108,9 @@ def _routes(solver: str | None, factored: bool) -> Sequence[str]:
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------
+_SAMPLED = "takes longer than solves with sampled variances of the rows"
 _AGAINST = {
+    "stored": {"direct": _SAMPLED, "refined": _SAMPLED},
     "direct": {
         "refined": f"a float64 factor takes less than {PATIENCE_SECONDS:g} s, or is as quick",
         "stored": "a factor fits, and gives variances at once",
@@ -122,10 +124,12 @@ _AGAINST = {
 }
 
 
-def _objections(plans: Mapping[Key, Plan], available: Mapping[str, int], routes: Sequence[str]) -> dict[Key, str]:
+def _objections(
+    plans: Mapping[Key, Plan], available: Mapping[str, int], routes: Sequence[str], *, sampled: bool
+) -> dict[Key, str]:
     """Reason against each plan; the quickest one that fits is taken among those without one."""
     fitting = [p for p in plans.values() if p.route in routes and p.peak_bytes <= available[p.device]]
-    preferred = _preferred(fitting) if fitting else routes
+    preferred = _preferred(fitting, sampled=sampled) if fitting else routes
     against = _AGAINST.get(preferred[0], {}) if fitting else {}
     asked = f"{' or '.join(routes)} was asked for"
 
@@ -137,15 +141,17 @@ def _objections(plans: Mapping[Key, Plan], available: Mapping[str, int], routes:
     return {key: objection(plan) for key, plan in plans.items()}
 
 
-def _preferred(fitting: Sequence[Plan]) -> Sequence[str]:
-    """The routes to choose among, of plans that fit: see the head of this file."""
+def _preferred(fitting: Sequence[Plan], *, sampled: bool) -> Sequence[str]:
+    """The routes to choose among, of plans that fit: see the head of this file.
+
+    Args: sampled, whether solves are priced with variances of the rows, so that a factor's are worth no more."""
     there = {plan.route for plan in fitting}
     quickest = min(fitting, key=lambda plan: plan.seconds)
     patient = any(plan.route == "direct" and plan.seconds <= PATIENCE_SECONDS for plan in fitting)
     if patient or quickest.route == "direct":
         return ("direct",)
     for factored in ("refined", "direct"):
-        if factored in there:
+        if factored in there and not (sampled and quickest.route not in FACTORED):
             return (factored,)
     return ("stored", "recomputed")
 

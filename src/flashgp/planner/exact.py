@@ -26,6 +26,7 @@ WIDE_RANK, WIDTH, NEEDED = 128, 640, 8
 TRAINING_EVALUATIONS, TRAINING_SECONDS = 40, 30.0
 TRAINING_PASSES, GRADIENT_PASSES = 30, 3  # of one iterative step: warm starts need few
 TRAINING_COLUMNS = 9  # right-hand sides of a step: the targets and eight samples
+SAMPLES = 64  # of the variances of all rows, where those of sites are sampled
 FACTOR_COLUMNS = 33  # with a factor: more samples cost little beside it
 
 
@@ -76,12 +77,20 @@ def _iterative_plans(price: Price, available: int) -> list[Plan]:
     Outputs with noise of their own are solved for one after the other, on the same tiles; the preconditioners stay.
     """
     n, rates, plans, problem = price.n, price.rates, [], price.problem
-    for one in products_of(price, problem.columns, 2):
+    columns = problem.columns + (SAMPLES if problem.samples_rows else 0)
+    for one in products_of(price, columns, 2):
         kept, buffers = 8 * n * (problem.outputs - problem.columns), RANK_BUFFERS + problem.factors - 1
-        rank, peak = preconditioned(price, one.peak_bytes + kept, problem.columns, available, buffers)
+        rank, peak = preconditioned(price, one.peak_bytes + kept, columns, available, buffers)
         passes, made = solve_passes(n, rank, price.stage_work)
-        products = products_of(price, problem.columns, round(passes.middle + made))
-        taken = next(p.seconds for p in products if (p.route, p.backend) == (one.route, one.backend))
+        work = {columns: passes.middle + made}
+        if columns > problem.columns:  # the preconditioner is in passes of few
+            work = {columns: passes.middle, problem.columns: made}
+        taken = sum(
+            p.seconds
+            for t, count in work.items()
+            for p in products_of(price, t, round(count))
+            if (p.route, p.backend) == (one.route, one.backend)
+        )
         making = n * rank / rates.block_pairs + 2 * n * rank**2 / rates.gemm_float64
         seconds = problem.factors * (taken + making / problem.ranks + 40 * rates.call_seconds)
         notes = (

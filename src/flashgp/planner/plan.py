@@ -27,6 +27,7 @@ TRAININGS = {
     "exact": "a factor and its closed-form gradient in every step",
     "stored": "iterative solves on stored float32 tiles, gradients estimated",
     "recomputed": "iterative solves, tiles recomputed in every product, gradients estimated",
+    "full_scale": "those of full scale, by which the parameters are found; the posterior's sites are exact",
 }
 KINDS = {
     "full_scale": "inducing points and a block-Vecchia factor of the residual covariance",

@@ -101,6 +101,11 @@ class ConditioningProblem:
         return self.outputs // self.factors
 
     @property
+    def samples_rows(self) -> bool:
+        """True if steps to sites have variances of all rows, sampled where there is no factor."""
+        return self.iterates and self.has_features
+
+    @property
     def u(self) -> int:
         """The rows that are computed with."""
         return self.n if self.distinct is None else self.distinct

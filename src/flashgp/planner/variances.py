@@ -16,7 +16,7 @@ from flashgp.foundations.quantities import readable_seconds
 from flashgp.pairwise.cpu.backend import PORTABLE_PAIRS
 from flashgp.pairwise.torch.tiles import tile_rows
 from flashgp.planner.choice import Candidate
-from flashgp.planner.exact import usual_passes
+from flashgp.planner.exact import SAMPLES, usual_passes
 from flashgp.planner.pricing import Price
 from flashgp.planner.problem import ProductProblem
 from flashgp.planner.products import product_prices
@@ -27,7 +27,7 @@ STRIP_SHARE = 64  # of the rows of a factor, in a wider strip for it
 SOLVED_POINTS = 64  # right-hand sides of one block solve
 CORRECTION_SECONDS = 10.0  # a float32 factor's variances are corrected at all points while that takes less
 CORRECTION_PASSES = 4  # in float64, of one corrected block
-SAMPLES, FEATURES = 64, 1024  # of the probes that samples are made with
+FEATURES = 1024  # of the probes that samples are made with
 BLOCK_VECTORS = 13  # n x points in float64: the covariances, what a solver holds (nine), z, A z and a product of two
 POINT_WORK = 8  # evaluations that take as long as one of K_sx and finding near rows by it
 SYSTEMS = 4  # neighbours (neighbours + rank) numbers per point of a strip of samples

@@ -23,7 +23,7 @@ from flashgp.inference.training.fisher_scoring import fisher_information
 from flashgp.inference.training.fit import problem_of
 from flashgp.inference.training.history import Stage
 from flashgp.inference.training.objective import LogJoint, Problem
-from flashgp.inference.training.options import FitOptions
+from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.likelihoods import Bernoulli, Gaussian, Poisson, PredictiveDistribution
 from flashgp.likelihoods.base import Sites
 from flashgp.pairwise.torch.tiles import TorchTiles
@@ -256,10 +256,35 @@ def test_labels_of_small_regions_are_found() -> None:
     assert float(fit.posterior.log_marginal_likelihood()) > 400 * math.log(0.5) + 50.0
 
 
+@pytest.mark.parametrize(
+    "options", [{"approximation": "full_scale", "exact_posterior": True}, {}], ids=["asked", "many"]
+)
+def test_the_exact_posterior_of_parameters_by_full_scale(options: dict[str, Any]) -> None:
+    """(M-451): asked for, or where a factor in each step of the search would take too long."""
+    x, y, at = table(60)
+    settings = FitSettings(sites=SiteSettings(searched_seconds=0.0))
+    fit = fgp.fit(model(Poisson()), x, y, priors="given", settings=settings, **options)
+    kinds = [event.kind for event in fit.report.events]
+    assert EventKind.EXACT_POSTERIOR in kinds
+    assert (EventKind.SEARCHED_BY_FULL_SCALE in kinds) == (not options)
+    assert {EventKind.SITES, EventKind.FIT_SITES} <= set(kinds)  # of the posterior, and of the search
+    wanted = fit.gp.condition(x, y)
+    assert torch.equal(fit.posterior.predict(at).mean, wanted.predict(at).mean)
+    assert fit.posterior.can("lost") is not None  # it is no approximation
+
+
+def test_classes_have_the_variance_of_left_out_rows_in_an_exact_posterior() -> None:
+    """(M-341), as those of the approximation itself."""
+    x = table(24)[0]
+    y = (3.0 * x[:, 0]).floor().clamp(0.0, 2.0)
+    gp = fgp.GP(0.3 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Categorical(3))
+    options = {"approximation": "full_scale", "exact_posterior": True, "initial": "given", "max_iterations": 1}
+    fit = fgp.fit(gp, x, y, **options)  # type: ignore[arg-type]
+    assert EventKind.VARIANCE_LEFT_OUT in {event.kind for event in fit.report.events}
+
+
 def test_what_a_fit_by_sites_does_not_go_with_is_refused() -> None:
     x, y, _ = table()
     gp = model(Poisson())
-    with pytest.raises(DomainError, match=r"`exact_posterior` must be False .* call fit.gp.condition\(x, y\)"):
-        fgp.fit(gp, x, y, approximation="full_scale", exact_posterior=True)
     with pytest.raises(DomainError, match=r"`plan` must have training='exact' where sites .* got"):
         fgp.fit(gp, x, y, plan=dataclasses.replace(fgp.plan(gp, n=40, d=2), training="stored"))

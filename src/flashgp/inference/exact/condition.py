@@ -76,17 +76,9 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
     events += [*placement_events(), *collapsed_features(prior.kernel, x)]
     n, group = data.count, None if differentiable else data.group
     distinct = n if group is None else data.distinct
-    if plan is None:
-        where = x.device if settings.run.device is None else settings.run.device
-        dtype = torch.float64 if differentiable and settings.run.dtype is None else settings.run.dtype
-        asked = settings.run.planning(
-            device=where, dtype=dtype, solver=settings.solver,
-            factored=settings.jitter is not None or differentiable or prior.is_batch(x, y),
-        )  # fmt: skip
-        plan = conditioning_plan(prior, replace(data.counts, distinct=distinct), asked)
-        target = planned_device(plan, settings.run.device, x)
-    else:
-        target = planned_device(plan, settings.run.device, x)
+    given, plan = plan, planned(prior, data, settings)
+    target = planned_device(plan, settings.run.device, x)
+    if given is not None:
         check_plan(plan, prior, x, target, distinct, settings)
     plan = agreed_plan(plan, settings.run.group)
     cores = settings.cores
@@ -192,6 +184,19 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
     report.seconds = time.perf_counter() - started - workspace.compile_seconds
     workspace.budget_bytes, workspace.deadline = None, NO_DEADLINE  # they were those of conditioning
     return OutputStates(prior, tuple(states), report) if prior.separate else states[0]
+
+
+def planned(prior: Prior, data: Data, settings: ConditionSettings) -> Plan:
+    """The plan given, or one that is made."""
+    if settings.plan is not None:
+        return settings.plan
+    differentiable, run = settings.differentiable, settings.run
+    asked = run.planning(
+        device=data.x.device if run.device is None else run.device,
+        dtype=torch.float64 if differentiable and run.dtype is None else run.dtype, solver=settings.solver,
+        factored=settings.jitter is not None or differentiable or prior.is_batch(data.x, data.y),
+    )  # fmt: skip
+    return conditioning_plan(prior, replace(data.counts, distinct=None) if differentiable else data.counts, asked)
 
 
 def _with_missing_cells(prior: Prior, data: Data, settings: ConditionSettings, events: list[Event]) -> OutputStates:

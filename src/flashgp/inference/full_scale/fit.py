@@ -160,10 +160,13 @@ class FullScaleFit(EngineFit[AnyFullScale]):
         """Seconds of the posterior of all rows, with parts that are tried first."""
         return self.options.settings.time.parts * slowdown * self.conditionings * self.plan.seconds
 
+    def of_rows(self, rows: int, trained: Trained) -> FullScaleLogJoint:
+        return self.choices.last(trained.theta, rows)
+
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> AnyFullScale:
         choices, settings = self.choices, self.conditioning()
         with recorder.free_cores.block(self.problem.rows):
-            prior, data, cut = self.with_sites(self.data, lambda rows: choices.last(trained.theta, rows), trained)
+            prior, data, cut = self.with_sites(self.data, trained)
             state, unexplained = beside_a_constant(
                 self, trained, condition(choices.asked, prior, data, settings),
                 lambda one: float(one.log_marginal_likelihood()),

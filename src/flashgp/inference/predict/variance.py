@@ -37,11 +37,11 @@ from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.run import DEFAULT_RUN, Run
 from flashgp.inference.solves import Solves
 from flashgp.inference.state import State
+from flashgp.planner.exact import SAMPLES
 from flashgp.planner.products import ProductPlan
 from flashgp.planner.variances import (
     CORRECTION_SECONDS,
     DEFAULT_VARIANCES,
-    SAMPLES,
     SOLVED_POINTS,
     VariancePrice,
     VarianceSettings,

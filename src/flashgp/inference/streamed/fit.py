@@ -55,7 +55,6 @@ from flashgp.inference.training.fit import (
 )
 from flashgp.inference.training.history import Recorder, SearchRun, Stage, power_law
 from flashgp.inference.training.linear_stages import LinearStages
-from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings
@@ -173,10 +172,6 @@ class StreamedFit(EngineFit[Any]):
         sample, rows = survey.of_sample, None if self.weighted is None else survey.count
         return StreamedLogJoint(self.problem, sample, self._points(sample, theta), rows, deadline)
 
-    def _exactly(self, rows: int) -> LogJoint:
-        """The exact objective of so many rows of the sample."""
-        return LogJoint(self.problem.subset(rows, self.options.run.seed))
-
     def _parts(self, first: int) -> list[int]:
         size, count = len(self.survey.x), self.survey.count
         if self.weighted is not None:
@@ -198,7 +193,7 @@ class StreamedFit(EngineFit[Any]):
         state: StreamedState
         whole_learned, unexplained = True, list[Event]()
         held = self.rows if isinstance(self.rows, Held) else None
-        widened = self.with_variance(self._exactly, self.problem.rows, trained)
+        widened = self.with_variance(self.problem.rows, trained)
         if self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
             points = sums = None
             if isinstance(best, StreamedLogJoint) and self.weighted is None:

@@ -85,7 +85,7 @@ class ExactFit(EngineFit[Any]):
         return train(self.problem, options, recorder, estimate)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> Any:
-        prior, data, cut = self.with_sites(self.data, self._objective, trained)
+        prior, data, cut = self.with_sites(self.data, trained)
         whole = self.data.cells is None and data.count == self.data.count
         settings = self.conditioning(
             plan=self.plan if whole else None, jitter=self.options.jitter,
@@ -121,9 +121,6 @@ class ExactFit(EngineFit[Any]):
         how = Uncertainty(method, run.seed, evaluations, run.deadline.left, settings)
         conditioning = self.conditioning(jitter=self.options.jitter)
         return how.mixture(self.result, self.data, trained.objective, trained.theta, conditioning)
-
-    def _objective(self, rows: int) -> LogJoint:
-        return LogJoint(self.problem if rows == self.problem.rows else self.problem.subset(rows, self.options.run.seed))
 
     @property
     def conditionings(self) -> int:

@@ -28,7 +28,6 @@ from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report, joined_titles
 from flashgp.inference.approximation import refuse_exact
 from flashgp.inference.data import Data
-from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_extent, check_residual, check_rows
 from flashgp.inference.gathered import (
@@ -94,11 +93,12 @@ def refuse_exact_fit(options: FitOptions) -> None:
 class ExactPosterior:
     """Request for the exact posterior, whatever the search goes by.
 
-    Fields: data; plan, of conditioning on it.
+    Fields: data; plan, of conditioning on it; condition, which does it.
     """
 
     data: Data
     plan: Plan
+    condition: Callable[[Prior, Data, ConditionSettings], Any]
 
 
 class EngineFit(ABC, Generic[S]):
@@ -139,22 +139,23 @@ class EngineFit(ABC, Generic[S]):
         """Events of choices of the search that differ from the plan."""
         return []
 
-    def with_sites(
-        self, data: Data, objective: Callable[[int], LogJoint], trained: Trained
-    ) -> tuple[Prior, Data, list[Event]]:
+    def of_rows(self, rows: int, trained: Trained) -> LogJoint:
+        """The objective of so many rows at the optimum."""
+        return LogJoint(self.problem if rows == self.problem.rows else self.problem.subset(rows, self.options.run.seed))
+
+    def with_sites(self, data: Data, trained: Trained) -> tuple[Prior, Data, list[Event]]:
         """The prior to condition under, the rows, and events: where sites take iteration, with those found at the
         optimum, of as many random rows as there is time for.
 
-        Args: objective, of so many rows, with the parameters there, which is made where it is needed; trained, whose
-            variance is that of left out rows where the likelihood asks for it.
+        Args: trained, whose variance is that of left out rows where the likelihood asks for it.
         """
         prior, deadline, n = self.result, self.options.run.deadline, self.problem.rows
         if self.problem.sites is None:
             return prior, data, []
         few = self.options.settings.time.min_rows
         rows = n if deadline.limit is None or n <= few else self.rows_on_time()
-        widened = self.with_variance(objective, rows, trained)
-        last = objective(rows)
+        widened = self.with_variance(rows, trained)
+        last = self.of_rows(rows, trained)
         with one_thread(rows):
             found, told = last.with_sites(deadline if rows > few else self.options.settings.time.with_grace(deadline))
         prior = prior.with_likelihood(found.likelihood)
@@ -165,12 +166,12 @@ class EngineFit(ABC, Generic[S]):
         warn(str(events[-1]))
         return prior, Data(prior, last.problem.x, last.problem.y, data.promoted), events
 
-    def with_variance(self, objective: Callable[[int], LogJoint], rows: int, trained: Trained) -> Event | None:
+    def with_variance(self, rows: int, trained: Trained) -> Event | None:
         """Give the parameters found the variance of left out rows where the likelihood asks for it, (M-341): the event
-        of that. Args: objective, of so many rows; rows, that there are at most."""
+        of that. Args: rows, that there are at most."""
         if not self.problem.prior.likelihood.spread_by_leaving_out:
             return None
-        part = objective(min(rows, self.options.settings.sites.left_out_rows))
+        part = self.of_rows(min(rows, self.options.settings.sites.left_out_rows), trained)
         expected = self.conditionings * self.plan.seconds * part.rows / self.problem.rows
         with one_thread(part.rows):
             trained.theta, event = variance_by_leaving_out(part, trained.theta, self.options.run, expected)
@@ -257,7 +258,8 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
     mark = "" if path is None else mark_of(problem, options, engine.mark)
     log = log_over(engine.searchers, path, mark, options.settings.seconds_between_writes)
     plan, deadline = engine.plan if exact is None else exact.plan, options.run.deadline
-    reserved = options.settings.time.reserved(plan, deadline.left, engine.conditionings)
+    times = engine.conditionings if plan.conditionings == 1 else 1  # which it has in it
+    reserved = options.settings.time.reserved(plan, deadline.left, times)
     searching = engine.searching(log, deadline.before(reserved))
     recorder = Recorder(log, options.progress, searching, began=began, group=engine.searchers)
     engine.expect(recorder)
@@ -278,8 +280,11 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
         if exact is None:
             state: Any = engine.answer(trained, recorder, report)
         else:
-            state = condition(engine.result, exact.data, options.conditioning(interrupted=engine.interrupt))
-            report.events += [*engine.chosen, Event(EventKind.EXACT_POSTERIOR), *engine.interrupts[:1]]
+            widened = engine.with_variance(problem.rows, trained)
+            interrupt = engine.interrupt if problem.sites is None else None  # the end of one solve ends no steps
+            state = exact.condition(engine.result, exact.data, options.conditioning(interrupted=interrupt))
+            told = [*([] if widened is None else [widened]), Event(EventKind.EXACT_POSTERIOR)]
+            report.events += [*engine.chosen, *told, *engine.interrupts[:1]]
             report_answer(report, recorder, state, engine, exact.plan)
     report_bounds(report, trained)
     in_force = priors_in_force(objective.parameters, weak=problem.weak)
@@ -425,7 +430,9 @@ def report_answer(
     Args: plan, that of a posterior by another engine than the search's.
     """
     conditioning, workspace = state.report, engine.problem.direct.workspace
-    for name in ("route", "device", "dtype", "relative_residual", "error_bound", "jitter", "predicted_bytes"):
+    for name in (
+        "route", "device", "dtype", "relative_residual", "error_bound", "standard_error", "jitter", "predicted_bytes",
+    ):  # fmt: skip
         setattr(report, name, getattr(conditioning, name))
     if plan is None:
         planned = engine.plan
