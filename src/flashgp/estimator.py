@@ -104,7 +104,7 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
         uncertainty: of the parameters, as `flashgp.fit`: "laplace", "nuts" or "auto" average predictions over draws of
-            them, of one output. The default kernel of at most 500 rows, and 5 for each column at least, is then
+            them. The default kernel of at most 500 rows, and 5 for each column at least, is then
             variance * Matern(2.5).
 
     Attributes:

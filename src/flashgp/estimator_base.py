@@ -263,7 +263,7 @@ class TableEstimator(BaseEstimator):
         """
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, likelihood))
         if kernel is None or kernel == "auto":
-            drawn = self.uncertainty if self.optimise and outputs is None and kernel is None else None
+            drawn = self.uncertainty if self.optimise and kernel is None else None
             kernel = default_for(likelihood, rows, columns, drawn).build(columns, tuple(self._categories))
         gp = GP(kernel, mean, likelihood, outputs)
         check_kernel(gp.kernel, self._categories, columns)

@@ -62,7 +62,6 @@ from flashgp.inference.gp import GP
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.run import Run
-from flashgp.inference.state import State
 from flashgp.planner.problem import chosen_device
 from flashgp.solvers.direct.cholesky import Factor, TriangularFactor
 
@@ -266,7 +265,6 @@ def _read_exact(
         return state
     if log_weights.shape != batch or log_weights.dtype != torch.float64 or log_weights.isnan().any():
         raise refused("log_weights", f"float64 of shape {batch}", f"{log_weights.dtype} {tuple(log_weights.shape)}")
-    assert isinstance(state, State)
     return MixtureState(state, log_weights.to(target), report)
 
 

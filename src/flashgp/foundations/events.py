@@ -92,7 +92,7 @@ class NoDraws(StrEnum):
     """Reason that a fit has one set of hyperparameters and no draws of them; its value continues a sentence."""
 
     LIKELIHOOD = "the likelihood is not Gaussian"
-    OUTPUTS = "there are several outputs, or several tables"
+    TABLES = "there are several tables, or a batch of models"
     MODULES = "the model has modules of your own"
     FIXED = "no parameter is fitted"
     ROWS = "the rows are too many for exact gradients in float64 on the processor"

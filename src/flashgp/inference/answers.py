@@ -24,7 +24,7 @@ from flashgp.inference.full_scale import outputs as full_scale
 from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.online import update as online
-from flashgp.inference.online.fantasies import fantasize
+from flashgp.inference.online.fantasies import fantasize, fantasize_mixture
 from flashgp.inference.online.new_sites import refuse_numbers, with_sites_to_come
 from flashgp.inference.online.refine import refined
 from flashgp.inference.online.update import checked_rows
@@ -228,7 +228,7 @@ _FOURIER: Answers = {
 }  # fmt: skip
 _MIXTURE: Answers = {
     **_ALL, "append": _with_rows(online.append, online.append), "drop": online.drop, "replace": _replaced,
-    "slide": _with_rows(online.slide, online.append),
+    "slide": _with_rows(online.slide, online.append), "fantasize": fantasize_mixture,
     "leave_one_out": _mixed_left_out, "log_marginal_likelihood": lambda state: _evidence(state.point),
     "paths": _mixed_paths, "predict": _mixed,
     "predict_seconds": lambda state, rows: _planned_seconds(state.each, rows),

@@ -94,6 +94,11 @@ class BaseState:
         @property
         def parts(self) -> tuple[Any, ...]: ...
 
+    @property
+    def of_outputs(self) -> tuple[Any, ...]:
+        """The state of each output that has noise of its own."""
+        return self.parts
+
     # -- sizes ----------------------------------------------------------------------------------------------------
     @property
     def count(self) -> int:

@@ -249,8 +249,8 @@ def fit(
             approximation, eq. (M-381); "nuts" over samples of four chains of the No-U-Turn sampler, eq. (M-383), in
             some twenty thousand gradients, a hundred times as many as the search: the report says how many, and how far
             chains have settled; "auto" is "laplace" where that takes no more gradients than the search, else nothing,
-            and the report says which. Under a time_limit none that would end too late. Of Gaussian likelihoods with one
-            output, by exact inference.
+            and the report says which. Under a time_limit none that would end too late. Of Gaussian likelihoods, by
+            exact inference; several outputs have their draws in common, as they have their covariance function.
         group: a ProcessGroup, or a DeviceMesh of one dimension, of processes that each call this with rows of their
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,

@@ -122,7 +122,7 @@ class Posterior:
         """The posterior of each output, with y without an axis for outputs, if outputs have noise of their own; else
         ().
         """
-        parts = self.state.parts if self.state.prior.separate else ()
+        parts = self.state.of_outputs if self.state.prior.separate else ()
         return tuple(Posterior(part, self.units) for part in parts)
 
     @property
@@ -456,7 +456,8 @@ class Posterior:
             ShapeError: for rows that do not fit.
             DomainError: for values that are not finite, or a posterior without one float64 factor.
             NotPositiveDefiniteError: for a row that repeats another without noise.
-        Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row.
+        Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row. Of a mixture over
+            hyperparameters for each draw.
         """
         fantasies: Fantasies = self._ask("fantasize", x, y, samples, seed)
         fantasies.posterior = self

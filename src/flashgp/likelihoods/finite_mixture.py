@@ -15,8 +15,8 @@ class FiniteMixture(PredictiveDistribution):
     """Observations of one of k distributions, each on its own.
 
     Args:
-        each: the distributions, of shape (k, *shape).
-        log_weights: logarithms of their probabilities, (k,), or (k, *shape) where they differ between observations.
+        each: the distributions, of shape (*shape, k, n), for observations (*shape, n).
+        log_weights: logarithms of their probabilities, (k,), or (k, n) where they differ between observations.
 
     Example:
         >>> from flashgp.likelihoods.finite_mixture import FiniteMixture
@@ -28,20 +28,20 @@ class FiniteMixture(PredictiveDistribution):
 
     def __init__(self, each: PredictiveDistribution, log_weights: Float64[Tensor, "k ..."]) -> None:
         self._each = each
-        self._log = log_weights.reshape(*log_weights.shape, *(1,) * (each.mean.dim() - log_weights.dim()))
+        self._log = log_weights if log_weights.dim() > 1 else log_weights.unsqueeze(-1)
 
     @property
     def each(self) -> PredictiveDistribution:
-        """The distributions, of shape (k, *shape)."""
+        """The distributions, of shape (*shape, k, n)."""
         return self._each
 
     @property
     def weights(self) -> Float64[Tensor, "k ..."]:
-        """Their probabilities, (k, *shape)."""
+        """Their probabilities, (*shape, k, n)."""
         return self._log.exp().expand(self._each.mean.shape)
 
     def _averaged(self, values: Tensor) -> Tensor:
-        return (self._log.exp() * values).sum(0)
+        return (self._log.exp() * values).sum(-2)
 
     @cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -49,13 +49,13 @@ class FiniteMixture(PredictiveDistribution):
 
     @cached_property
     def variance(self) -> Tensor:  # type: ignore[override]
-        return self._averaged(self._each.variance + (self._each.mean - self.mean).square())
+        return self._averaged(self._each.variance + (self._each.mean - self.mean.unsqueeze(-2)).square())
 
     def log_prob(self, y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return torch.logsumexp(self._log + self._each.log_prob(y), 0)
+        return torch.logsumexp(self._log + self._each.log_prob(y.unsqueeze(-2)), -2)
 
     def cdf(self, y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return self._averaged(self._each.cdf(y))
+        return self._averaged(self._each.cdf(y.unsqueeze(-2)))
 
     def quantile(self, q: float) -> Float64[Tensor, "..."]:
         """The q-quantile; differentiable by a step of Newton's method from where it is."""
@@ -68,7 +68,7 @@ class FiniteMixture(PredictiveDistribution):
 
     def sample(self, generator: torch.Generator) -> Float64[Tensor, "..."]:
         shape, device = self.mean.shape, self.mean.device
-        below = self._log.exp().cumsum(0)[:-1]
+        below = self._log.exp().cumsum(-2)[..., :-1, :]
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
-        which = (below < uniform).sum(0).expand(shape).unsqueeze(0)
-        return self._each.sample(generator).gather(0, which).squeeze(0)
+        which = (below < uniform.unsqueeze(-2)).sum(-2, keepdim=True)
+        return self._each.sample(generator).gather(-2, which).squeeze(-2)

@@ -136,6 +136,95 @@ def test_answers_are_those_of_the_draws_averaged(laplace: fgp.Fit) -> None:
     assert torch.equal(laplace.posterior.gp.kernel.theta()[0], laplace.gp.kernel.theta()[0].detach())
 
 
+def of_outputs(*, shared: bool, missing: bool = False) -> tuple[fgp.Fit, Tensor, Tensor]:
+    x, first = table(24)
+    y = torch.stack([first, x[:, 1] + 0.3 * torch.randn(24, generator=torch.Generator().manual_seed(1))], dim=1)
+    if missing:
+        y[2, 0] = y[5, 1] = math.nan
+    noise = fgp.likelihoods.Gaussian(0.1, shared=shared)
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(1.5, torch.ones(2, dtype=F64)), likelihood=noise, outputs=2)
+    settings = FitSettings(uncertainty=UncertaintySettings(draws=7))
+    return fgp.fit(gp, x, y, starts=1, uncertainty="laplace", settings=settings), x, y
+
+
+@pytest.mark.parametrize(("shared", "missing"), [(True, False), (False, False), (False, True)])
+def test_outputs_average_over_draws_that_they_share(shared: bool, missing: bool, tmp_path: Path) -> None:
+    """M-380, M-382 (of rows with all their outputs) and M-424, each draw conditioned alone."""
+    fit, x, y = of_outputs(shared=shared, missing=missing)
+    post, (at, first) = fit.posterior, table(4, seed=3)
+    wanted, log_k = torch.stack([first, first], dim=1), math.log(8)
+    named = dict(state_of(fit).each.prior.named_parameters())
+    alone = [batch_of(fit.gp, {name: value.detach()[k] for name, value in named.items()}) for k in range(8)]
+    each = [gp.condition(x, y) for gp in alone]
+    p, predicted = post.predict(at), [one.predict(at) for one in each]
+    mean = torch.stack([one.mean for one in predicted]).mean(0)
+    assert torch.allclose(p.mean, mean, atol=1e-8)
+    square = torch.stack([one.variance + one.mean.square() for one in predicted]).mean(0)
+    assert torch.allclose(p.variance, square - mean.square(), atol=1e-8)
+    assert torch.allclose(p.covariance().diagonal(dim1=-2, dim2=-1), p.variance.mT, atol=1e-8)
+    for of in ("log_prob", "joint_log_prob"):
+        values = torch.stack([getattr(one, of)(wanted) for one in predicted])
+        assert torch.allclose(getattr(p, of)(wanted), values.logsumexp(0) - log_k, atol=1e-7)
+    low, high = p.interval(0.9)
+    held = p.distribution.cdf(high.mT) - p.distribution.cdf(low.mT)
+    assert torch.allclose(held, torch.full_like(held, 0.9), atol=1e-9)
+    left = torch.stack([one.leave_one_out().log_prob for one in each])
+    weights = torch.softmax(-left.nansum(-1), 0)
+    found = post.leave_one_out().log_prob
+    assert torch.allclose(found, (weights[..., None] * left.exp()).sum(0).log(), atol=1e-7, equal_nan=True)
+    drawn = p.sample(4000, seed=1)
+    assert float(((drawn.mean(0) - p.mean) / p.std).abs().max()) < 4.0 / len(drawn) ** 0.5
+    assert float((drawn.var(0) / p.variance - 1.0).abs().max()) < 15.0 / len(drawn) ** 0.5
+    longer = post.append(at, wanted)
+    density = torch.stack([one.joint_log_prob(wanted) for one in predicted])
+    assert torch.allclose(longer.state.log_weights, torch.log_softmax(density, 0), atol=1e-7)
+    assert torch.allclose(longer.drop(range(24, 28)).predict(at).mean, p.mean, atol=1e-7)
+    assert [torch.equal(one.predict(at).mean, p.mean[:, j]) for j, one in enumerate(post.by_output)] == [True] * (
+        0 if shared else 2
+    )
+    assert "Not judged" not in str(fit.verdict)
+    if missing:
+        return
+    functions = post.paths(400, features=512, seed=2)(at)
+    assert functions.shape == (400, 4, 2)
+    assert float(((functions.mean(0) - p.mean) / p.std).abs().max()) < 4.0 / 20.0
+    fgp.save(fit, tmp_path / "model.safetensors")
+    again = fgp.load(tmp_path / "model.safetensors")
+    assert torch.equal(again.predict(at).quantile(0.1), p.quantile(0.1))
+    assert torch.equal(again.leave_one_out().log_prob, found)
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_fantasies_of_a_mixture_are_those_of_rows_that_join(laplace: fgp.Fit, outputs: int | None) -> None:
+    """M-114 of each draw, weighed by M-424."""
+    post = (laplace if outputs is None else of_outputs(shared=False)[0]).posterior
+    new, at = table(4, seed=7)[0].reshape(2, 2, 2), table(5, seed=3)[0]
+    found = post.fantasize(new, samples=3, seed=1)
+    assert torch.equal(found.y, post.fantasize(new, samples=3, seed=1).y)
+    p = found.predict(at)
+    given = post.fantasize(new, found.y).predict(at)
+    for s, b in ((0, 0), (1, 1), (2, 0)):
+        wanted = post.append(new[b], found.y[s, b]).predict(at)
+        for of in ("mean", "variance", "observation_variance"):
+            assert torch.allclose(getattr(p, of)[s, b], getattr(wanted, of), atol=1e-7)
+            assert torch.allclose(getattr(given, of)[s, b], getattr(wanted, of), atol=1e-7)
+
+
+def test_targets_of_fantasies_are_drawn_from_the_mixture(laplace: fgp.Fit) -> None:
+    post, new = laplace.posterior, table(3, seed=7)[0]
+    y, p = post.fantasize(new, samples=20_000, seed=3).y, post.predict(new)
+    assert float(((y.mean(0) - p.mean) / p.observation_std).abs().max()) < 4.5 / 20_000**0.5
+    spread = p.covariance(observed=True)
+    assert float((y.T.cov() - spread).abs().max() / spread.diagonal().max()) < 0.05
+
+
+def test_densities_of_many_observations_are_of_each(laplace: fgp.Fit) -> None:
+    """As many as there are draws, with which they are not to be confused."""
+    p, draws = laplace.posterior.predict(table(4, seed=3)[0]), len(state_of(laplace).log_weights)
+    y = torch.linspace(-1.0, 1.0, 4 * draws, dtype=F64).reshape(draws, 4)
+    assert torch.equal(p.log_prob(y), torch.stack([p.log_prob(row) for row in y]))
+
+
 def test_intervals_hold_their_level(laplace: fgp.Fit) -> None:
     p = laplace.posterior.predict(table(6, seed=4)[0])
     low, high = p.interval(0.9)
@@ -210,8 +299,8 @@ def test_rows_join_and_leave_a_mixture(laplace: fgp.Fit, tmp_path: Path) -> None
     assert stream.metrics.nll == pytest.approx(-float(before.log_prob(targets).mean()))
     fgp.save(longer, tmp_path / "longer.safetensors")
     assert torch.equal(fgp.load(tmp_path / "longer.safetensors").predict(x).mean, longer.predict(x).mean)
-    with pytest.raises(DomainError, match="`fantasize` needs one set of hyperparameters, got a mixture of 16"):
-        post.fantasize(more)
+    with pytest.raises(DomainError, match="`refine` needs one set of hyperparameters, got a mixture of 16"):
+        post.refine()
     assert post.can("append") is post.can("paths") is None
     with pytest.raises(ShapeError, match=r"must be of shape \(n_test, d\) for a mixture"):
         post.predict(x[None])
@@ -237,10 +326,12 @@ def test_what_has_no_draws_is_refused_or_left_as_it_is() -> None:
         fgp.fit(prior(), x, y, uncertainty="laplace", approximation="sparse")
     with pytest.raises(DomainError, match="`uncertainty` must be None or one of 'laplace', 'nuts', 'auto', got 'mc'"):
         fgp.fit(prior(), x, y, uncertainty="mc")
-    both = fgp.GP(fgp.kernels.RBF(), outputs=2)
-    fit = fgp.fit(both, x, torch.stack([y, -y], dim=1), starts=1, uncertainty="auto")
+    batch = fgp.GP(fgp.kernels.RBF())
+    with pytest.raises(DomainError, match="where there are several tables, or a batch of models"):
+        fgp.fit(batch, x.expand(2, -1, -1), torch.stack([y, -y]), starts=1, uncertainty="laplace")
+    fit = fgp.fit(batch, x.expand(2, -1, -1), torch.stack([y, -y]), starts=1, uncertainty="auto")
     (event,) = of_kind(fit.report.events, EventKind.HYPERPARAMETERS_FIXED)
-    assert event.fields["reason"] == NoDraws.OUTPUTS
+    assert event.fields["reason"] == NoDraws.TABLES
 
 
 def test_auto_leaves_what_would_take_longer_than_the_fit() -> None:

@@ -1,7 +1,7 @@
 """MixtureState: one table given to several draws of the hyperparameters, whose answers are averaged, eq. (M-380).
 
 The draws are a batch of models, conditioned in one tensor program. The first one is the best, and stands for the
-mixture where an answer is of one model.
+mixture where an answer is of one model. Several outputs have their draws in common.
 """
 
 import copy
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.exact.restore import STORED, restore
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.run import Run
@@ -34,27 +36,35 @@ P = TypeVar("P", bound=Prior)
 class MixtureState(BaseState):
     """Fields: each, the states of k draws as a batch; log_weights, logarithms of their probabilities, (k,); report."""
 
-    each: State
+    each: AnyState
     log_weights: Float64[Tensor, "k"]
     report: Report
     exact: ClassVar[bool] = True
 
     @cached_property
-    def point(self) -> State:
+    def point(self) -> AnyState:
         """The state of the first draw alone."""
-        each, factor = self.each, self.each.factor
-        assert factor is not None
-        numbers = {name: getattr(each, name) for name in STORED}
-        numbers |= {name: numbers[name][0] for name in ("representer_weights", "residual")}
-        group = None if each.replicates is None else each.replicates.group
-        factors = [Factor(factor.lower[0], factor.jitter[0], factor.attempts)]
-        found = restore(first_of(each.prior), numbers, factors, self.report, group=group, run=each.run)
-        assert isinstance(found, State)
-        return found
+        return self.alone(0)
+
+    def alone(self, draw: int) -> AnyState:
+        """The state of one draw."""
+
+        def of_draw(part: State, _: int) -> State:
+            factor = part.factor
+            assert factor is not None
+            numbers = {name: getattr(part, name) for name in STORED}
+            numbers |= {name: numbers[name][draw] for name in ("representer_weights", "residual")}
+            group = None if part.replicates is None else part.replicates.group
+            factors = [Factor(factor.lower[draw], factor.jitter[draw], factor.attempts)]
+            found = restore(one_of(part.prior, draw), numbers, factors, self.report, group=group, run=part.run)
+            assert isinstance(found, State)
+            return found
+
+        return self.each.mapped(of_draw, one_of(self.each.prior, draw))
 
     # -- what is the same for all draws, and of one model that of the first ---------------------------------------
     @property
-    def stored(self) -> State:
+    def stored(self) -> AnyState:
         return self.each
 
     @property
@@ -103,7 +113,15 @@ class MixtureState(BaseState):
 
     @property
     def parts(self) -> tuple[State, ...]:
-        return (self.point,)
+        return self.point.parts
+
+    @property
+    def of_outputs(self) -> "tuple[MixtureState, ...]":
+        return tuple(replace(self, each=part, report=part.report) for part in self.each.parts)
+
+    @property
+    def distinct(self) -> int:
+        return self.each.distinct
 
     @property
     def draws(self) -> int:
@@ -114,16 +132,19 @@ class MixtureState(BaseState):
         return self.report.plan
 
     @property
-    def training_table(self) -> State:
-        return self.point
+    def training_table(self) -> AnyState:
+        return self.point.training_table
 
     def obstacle(self, question: str) -> str | None:
-        if question in ("refine", "fantasize"):
+        if question == "refine":
             return (
                 f"`{question}` needs one set of hyperparameters, got a mixture of {self.draws}; fit again, "
                 "or go on from posterior.gp.condition(x, y), which is of the best of them"
             )
         return super().obstacle(question)
+
+    def obstacle_to_terms(self, question: str) -> str | None:
+        return None  # no draw has any
 
     def checked_points(self, x: Any, name: str) -> Tensor:
         x = check_points(x, name, like=self.x)
@@ -156,7 +177,16 @@ def batch_of(prior: P, values: Mapping[str, Tensor]) -> P:
     return prior
 
 
-def first_of(prior: Prior) -> Prior:
-    """The first prior of a batch."""
+def one_of(prior: Prior, draw: int) -> Prior:
+    """One prior of a batch."""
     named = named_parameter_objects(prior)
-    return batch_of(prior, {f"{name}.raw": one.raw.detach()[0] for name, one in named if one.batch_shape})
+    return batch_of(prior, {f"{name}.raw": one.raw.detach()[draw] for name, one in named if one.batch_shape})
+
+
+def in_own_memory(state: AnyState) -> AnyState:
+    """The state with weights in the order that a file gives them back in."""
+
+    def kept(part: State, _: int) -> State:
+        return replace(part, weights=part.representer_weights.clone(memory_format=torch.contiguous_format))
+
+    return state.mapped(kept)

@@ -6,8 +6,10 @@ Member b has the rows F_b. With K^ = L L^T and the whitened residual z = L^-1 r 
     mean = m + S*^T z + W_b^T u_b,   variance = k** - |S*|^2 - |W_b|^2,   W_b = C_b^-1 (K_F* - S_b^T S*)
 
 The factor of the posterior is shared and never written; points that several members have in common are solved for once.
+A mixture over hyperparameters has the fantasies of each draw, which are weighed by their targets, eq. (M-424).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,7 @@ from flashgp.foundations.checks import check_count, check_points, check_targets
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
+from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.prior_draws import draw_seed
@@ -35,13 +38,38 @@ class FantasyPrediction:
     """Every member's posterior at its points.
 
     Fields: mean, (*s, *b, m) or (*s, *b, m, outputs), units of y; variance of the function, (*b, m), with outputs that
-    share their noise (*b, m, 1), with noise of their own (*b, m, outputs): hypothetical targets do not change it;
-    observation_variance, with the noise. In x's dtype.
+    share their noise (*b, m, 1), with noise of their own (*b, m, outputs): hypothetical targets do not change it, but
+    that of a mixture, which has the shape of mean; observation_variance, with the noise. In x's dtype.
     """
 
     mean: Float[Tensor, "*means"]
     variance: Float[Tensor, "*variances"]
     observation_variance: Float[Tensor, "*variances"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Corner:
+    """Rows of members beside those of a state, eq. (M-114), whatever their targets are.
+
+    Fields: x, (*b, q, d); half, (L^-1 K_oF)^T of the distinct points, (u, n), and place, which of them each row is;
+    lower, C_b, (B, q, q); whitened, z, (n, p); mean of the posterior at the rows, (B, q, p).
+    """
+
+    state: State
+    x: Tensor
+    half: Float64[Tensor, "u n"] | None
+    place: Int64[Tensor, "rows"] | None
+    lower: Float64[Tensor, "members q q"]
+    whitened: Float64[Tensor, "n p"]
+    mean: Float64[Tensor, "members q p"]
+
+    def scores(self, y: Tensor) -> Float64[Tensor, "*s members q p"]:
+        """u_b of targets."""
+        batch, own = self.x.shape[:-2], self.lower
+        targets = y.double() if self.state.prior.outputs is not None else y.double().unsqueeze(-1)
+        lead = targets.shape[: targets.dim() - 2 - len(batch)]
+        targets = targets.reshape(*lead, batch.numel(), *targets.shape[-2:])
+        return linalg.solve_triangular(own, targets - self.mean, upper=False, device=linalg.own_device(own))
 
 
 class Fantasies:
@@ -53,20 +81,11 @@ class Fantasies:
     posterior: Any  # the `Posterior` that made it
 
     def __init__(
-        self,
-        state: State,
-        x: Float[Tensor, "*b q d"],
-        y: Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"],
-        half: Float64[Tensor, "u n"] | None,
-        place: Int64[Tensor, "rows"] | None,
-        lower: Float64[Tensor, "members q q"],
-        whitened: Float64[Tensor, "n p"],
-        scores: Float64[Tensor, "*s members q p"],
+        self, corner: _Corner, y: Float[Tensor, "*targets"], scores: Float64[Tensor, "*s members q p"]
     ) -> None:
-        self._state, self._x, self._y = state, x, y
-        self._half, self._place = half, place  # (L^-1 K_oF)^T of the distinct points, (u, n); which of them each row is
-        self._lower = lower  # C_b, (B, q, q)
-        self._whitened, self._scores = whitened, scores  # z, (n, p); u_b, (*s, B, q, p)
+        self._corner, self._state, self._x, self._y = corner, corner.state, corner.x, y
+        self._half, self._place, self._lower, self._whitened = corner.half, corner.place, corner.lower, corner.whitened
+        self._scores = scores  # u_b
 
     @property
     def x(self) -> Float[Tensor, "*b q d"]:
@@ -77,6 +96,18 @@ class Fantasies:
     def y(self) -> Float[Tensor, "*targets q"] | Float[Tensor, "*targets q p"]:
         """Targets of the members; a copy."""
         return self._y.clone()
+
+    def with_targets(self, y: Float[Tensor, "*targets"]) -> "Fantasies":
+        """The same rows with other targets, of the shape of `y`."""
+        return Fantasies(self._corner, y, self._corner.scores(y))
+
+    @property
+    def log_density(self) -> Float64[Tensor, "*members"]:
+        """log p(y_F | y) of every member but for a constant, (*s, *b)."""
+        per_output = self._lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value = -0.5 * self._scores.square().sum((-2, -1)) - self._scores.shape[-1] * per_output
+        batch = self._x.shape[:-2]
+        return value.unflatten(-1, batch) if batch else value.squeeze(-1)
 
     @entered(lambda self, x_test: self._state.run.deterministic)
     def predict(self, x_test: Any) -> FantasyPrediction:
@@ -181,13 +212,73 @@ class OutputFantasies(Fantasies):
         self._state, self._x = state.parts[0], each[0]._x
         self._y = torch.stack([one._y for one in each], dim=-1)
 
+    def with_targets(self, y: Tensor) -> Fantasies:
+        return OutputFantasies(self._each[0]._state, [one.with_targets(y[..., j]) for j, one in enumerate(self._each)])
+
+    @property
+    def log_density(self) -> Tensor:
+        return torch.stack([one.log_density for one in self._each]).sum(0)
+
     def predict(self, x_test: Any) -> FantasyPrediction:
-        parts = [one.predict(x_test) for one in self._each]
-        names = ("mean", "variance", "observation_variance")
-        return FantasyPrediction(*(torch.stack([getattr(part, name) for part in parts], dim=-1) for name in names))
+        return FantasyPrediction(*_stacked([one.predict(x_test) for one in self._each], -1))
 
     def __repr__(self) -> str:
         return f"{self._each[0]!r}, of {len(self._each)} outputs"
+
+
+class MixtureFantasies(Fantasies):
+    """Fantasies of a mixture over hyperparameters, eqs. (M-380) and (M-424).
+
+    Args: each, the fantasies by every draw, of the same targets; log_weights, of the draws before, (k,).
+    """
+
+    def __init__(self, each: Sequence[Fantasies], log_weights: Float64[Tensor, "k"]) -> None:
+        self._each, self._state, self._x, self._y = each, each[0]._state, each[0]._x, each[0]._y
+        densities = torch.stack([one.log_density for one in each])
+        before = log_weights.reshape(-1, *(1,) * (densities.dim() - 1))
+        self._weights = torch.softmax(before + densities, 0)  # (k, *s, *b)
+
+    def predict(self, x_test: Any) -> FantasyPrediction:
+        means, *variances = _stacked([one.predict(x_test) for one in self._each], 0)
+        dtype, means = means.dtype, means.double()
+        weights = self._weights.reshape(*self._weights.shape, *(1,) * (means.dim() - self._weights.dim()))
+        mean = (weights * means).sum(0)
+        between = (weights * (means - mean).square()).sum(0)
+
+        def mixed(values: Tensor) -> Tensor:
+            more = (1,) * (means.dim() - values.dim())  # of targets
+            values = values.double().reshape(len(values), *more, *values.shape[1:])
+            return ((weights * values).sum(0) + between).to(dtype)
+
+        return FantasyPrediction(mean.to(dtype), *map(mixed, variances))
+
+    def __repr__(self) -> str:
+        return f"{self._each[0]!r}, by {len(self._each)} sets of hyperparameters"
+
+
+def _stacked(parts: Sequence[FantasyPrediction], dim: int) -> list[Tensor]:
+    """Mean, variance and observation variance of several predictions."""
+    names = ("mean", "variance", "observation_variance")
+    return [torch.stack([getattr(part, name) for part in parts], dim) for name in names]
+
+
+def fantasize_mixture(state: MixtureState, x: Any, y: Any, samples: int | None, seed: int | None) -> MixtureFantasies:
+    """See `Posterior.fantasize`. Targets that are drawn are of a draw of hyperparameters of their own."""
+    models = [state.alone(k) for k in range(state.draws)]
+    if samples is None:
+        return MixtureFantasies([fantasize(one, x, y, None, None) for one in models], state.log_weights)
+    generator = torch.Generator().manual_seed(draw_seed(seed))
+    seeds = torch.randint(2**62, (len(models),), generator=generator).tolist()
+    each = [fantasize(one, x, y, samples, own) for one, own in zip(models, seeds, strict=True)]
+    drawn = torch.stack([one._y for one in each])  # (k, samples, *b, q[, outputs])
+    shape, batch = drawn.shape[1:], each[0]._x.shape[:-2]
+    members = (shape[0], *batch)
+    weights = state.log_weights.exp().cpu()
+    count = math.prod(members)
+    which = torch.multinomial(weights, max(1, count), replacement=True, generator=generator)[:count]
+    which = which.reshape(1, *members, *(1,) * (len(shape) - len(members))).expand(1, *shape)
+    y = drawn.gather(0, which.to(drawn.device)).squeeze(0)
+    return MixtureFantasies([one.with_targets(y) for one in each], state.log_weights)
 
 
 def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
@@ -239,6 +330,7 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
             kept = state.whitened_residual
             whitened = state.factor.half_solve(state.residual) if kept is None or graph else kept
         lower, mean = _corners(state, members, half, place, whitened)
+        corner = _Corner(state, x, half, place, lower, whitened, mean)
         if samples is not None:
             generator = torch.Generator(device=x.device).manual_seed(draw_seed(seed))
             scores = torch.randn(samples, *mean.shape, generator=generator, dtype=F64, device=x.device)
@@ -246,11 +338,8 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
             y = (y if outputs is not None else y.squeeze(-1)).to(state.y.dtype)
         else:
             assert y is not None
-            targets = y.double() if outputs is not None else y.double().unsqueeze(-1)
-            lead = targets.shape[: targets.dim() - 2 - len(batch)]
-            targets = targets.reshape(*lead, members.shape[0], *targets.shape[-2:])
-            scores = linalg.solve_triangular(lower, targets - mean, upper=False, device=linalg.own_device(lower))
-    return Fantasies(state, x, y, half, place, lower, whitened, scores)
+            scores = corner.scores(y)
+    return Fantasies(corner, y, scores)
 
 
 def _solved(state: State, rows: Rows) -> Tensor:

@@ -31,7 +31,7 @@ from flashgp.inference.base_state import UpdateState
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
-from flashgp.inference.exact.mixture import MixtureState
+from flashgp.inference.exact.mixture import MixtureState, in_own_memory
 from flashgp.inference.missing_cells import observed, rows_of_output
 from flashgp.inference.online.finish_update import Table, Update, finish_update
 from flashgp.inference.online.one_point import appended_row
@@ -141,8 +141,7 @@ def _updated_mixture(state: MixtureState, gone: Tensor | None, new: _NewRows | N
     y = _joined(each.y, kept, None if new is None else new.y)
     online = each.online.counted(0 if new is None else len(new), 0 if gone is None else len(gone))
     again = _conditioned_again(each, prior, x, y, online)
-    weights = again.representer_weights.clone(memory_format=torch.contiguous_format)  # as a file gives them back
-    again = replace(again, weights=weights)
+    again = in_own_memory(again)
     change = log_evidence(again) - log_evidence(each)  # log density of the rows given those that stay
     log_weights = torch.log_softmax(state.log_weights + change.to(state.log_weights), 0)
     told = [event for event in state.report.events if event.kind in DRAWN]
@@ -360,17 +359,16 @@ def _joined_rows(rows: Rows, kept: Tensor | None, more: Rows | None) -> Rows:
     return rows if more is None else rows.followed_by(more)
 
 
-def _conditioned_again(state: State, prior: Prior, x: Tensor, y: Tensor, online: UpdateState) -> State:
+def _conditioned_again(state: AnyState, prior: Prior, x: Tensor, y: Tensor, online: UpdateState) -> Any:
     """Nothing is left, the prior or the new rows alone; or what is kept does not go on to these rows."""
     solver: str | None = None
     dtype: torch.dtype | None = F64
-    if state.count and state.float64_factor is None:  # as it was asked for: a float64 factor may not fit
-        solver = None if state.plan is None else state.plan.solver
-        dtype = None if state.factor is None else torch.float32
+    part = state.parts[0]
+    if part.count and part.float64_factor is None:  # as it was asked for: a float64 factor may not fit
+        solver = None if part.plan is None else part.plan.solver
+        dtype = None if part.factor is None else torch.float32
     settings = ConditionSettings(replace(state.run, dtype=dtype), solver=solver)
-    again = condition(prior, Data(prior, x, y), settings)
-    assert isinstance(again, State)
-    return continued(again, online)
+    return condition(prior, Data(prior, x, y), settings).mapped(lambda one, _: continued(one, online))
 
 
 def _table(state: State, prior: Prior, x: Tensor, y: Tensor, kept: Tensor | None, new: _NewRows | None) -> Table:

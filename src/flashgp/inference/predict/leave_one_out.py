@@ -58,7 +58,7 @@ class LeaveOneOut:
         if not self.log_prob.numel():
             return [("rows", "no rows")]
         if self.distribution is not None:
-            density = f"{float(self.log_prob.mean()):.4g} nats"
+            density = f"{float(self.log_prob.nanmean()):.4g} nats"
             return [("rows", f"{len(self.log_prob):,} rows"), ("mean log density", density)]
         known = ~self.log_prob.isnan()
         variance, log_prob = (t.detach()[known].double() for t in (self.variance, self.log_prob))
@@ -119,17 +119,24 @@ def mixed(left: LeaveOneOut, log_weights: Float64[Tensor, "k"]) -> LeaveOneOut:
     """Leave-one-out of a mixture of k models, (k, n): p(y_i | others) = 1 / sum_k w_k / p_k(y_i | others), eq. (M-382).
 
     Draws of hyperparameters were given all rows; those that the others alone would give have weights
-    w_k / p_k(y_i | others). Where these leave less than a quarter of the draws, a row takes w_k.
+    w_k / p_k(y_i | others), y_i with all outputs of the row, (k, n, outputs). Where these leave less than a quarter of
+    the draws, a row takes w_k.
     Source: Gelfand, Dey & Chang (1992), section 3.
     """
-    of_rows = torch.log_softmax(log_weights.unsqueeze(-1) - left.log_prob.double(), 0)
+    by_output = left.log_prob.dim() > 2
+    mean, variance, log_prob = (
+        value.double().movedim(-1, 0) if by_output else value.double()  # (outputs, k, n)
+        for value in (left.mean, left.variance, left.log_prob)
+    )
+    whole = log_prob.nansum(0) if by_output else log_prob  # cells may be missing
+    of_rows = torch.log_softmax(log_weights.unsqueeze(-1) - whole, 0)
     effective = torch.exp(-torch.logsumexp(2.0 * of_rows, 0))
     few = effective < LEAST_EFFECTIVE * torch.exp(-torch.logsumexp(2.0 * log_weights, 0))
     of_rows = torch.where(few, log_weights.unsqueeze(-1), of_rows)  # a draw or two would stand for all
-    found = FiniteMixture(Normal(left.mean.double(), left.variance.double()), of_rows)
-    dtype = left.mean.dtype
-    log_prob = torch.logsumexp(of_rows + left.log_prob.double(), 0)
-    return LeaveOneOut(found.mean.to(dtype), found.variance.to(dtype), log_prob.to(dtype), distribution=found)
+    found = FiniteMixture(Normal(mean, variance), of_rows)
+    density = torch.logsumexp(of_rows + log_prob, -2)
+    parts = (_of_rows(value, left.mean.dtype, by_output) for value in (found.mean, found.variance, density))
+    return LeaveOneOut(*parts, distribution=found)
 
 
 def _of_rows(values: Tensor, dtype: torch.dtype, by_output: bool) -> Tensor:
@@ -150,8 +157,8 @@ def leave_one_out(state: AnyState, correction_seconds: float = CORRECTION_SECOND
     def of_all(values: Tensor, j: int) -> Tensor:
         if cells is None:
             return values
-        whole = values.new_full((len(cells),), torch.nan)
-        return whole.index_copy_(0, rows_of_output(cells, j), values)
+        whole = values.new_full((*values.shape[:-1], len(cells)), torch.nan)
+        return whole.index_copy_(-1, rows_of_output(cells, j), values)
 
     mean, variance, log_prob = (
         torch.stack([of_all(getattr(one, name), j) for j, one in enumerate(each)], dim=-1)

@@ -72,7 +72,8 @@ class Paths:
         paths = draw(int(places.max()) + 1 if len(which) else 0)
 
         def values(x: Tensor) -> Tensor:
-            return paths._values(x)[which.to(x.device), :, places.to(x.device)].mT
+            each = paths._values(x).unflatten(-1, (paths.count, state.prior.outputs or 1))  # (k, n_test, ...)
+            return each[which.to(x.device), :, places.to(x.device)].movedim(0, -2).flatten(-2)
 
         return cls(state, paths._prior, values, len(which), paths.report)
 

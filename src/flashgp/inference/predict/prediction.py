@@ -100,7 +100,7 @@ class Prediction:
         return Prediction(function(self._predictor), self._x, self._likelihood, self._outputs, self._log_weights)
 
     def mixed(self, log_weights: Float64[Tensor, "k"]) -> "Prediction":
-        """The mixture of k models whose predictions these are, (k, n_test)."""
+        """The mixture of k models whose predictions these are, (k, n_test[, outputs])."""
         return Prediction(self._predictor, self._x, self._likelihood, self._outputs, log_weights)
 
     @property
@@ -251,7 +251,7 @@ class Prediction:
         """The joint covariance of the latent values, (*batch, n_test, n_test).
 
         Outputs are independent of each other. Those that share their noise share the covariance; with noise of their
-        own it is that of each output, (*batch, outputs, n_test, n_test).
+        own, and of a mixture, it is that of each output, (*batch, outputs, n_test, n_test).
 
         Args:
             observed: True for new observations in place of latent values.
@@ -266,7 +266,9 @@ class Prediction:
         if self._log_weights is not None:
             means = self._means()
             apart = means - self._averaged(means)
-            joint = self._averaged(joint + apart @ apart.mT)
+            apart = apart.mT.squeeze(-2) if self._outputs is None else apart.mT  # (k, n_test), or (k, outputs, n_test)
+            joint = joint if self._outputs is None or self._predictor.separate else joint.unsqueeze(-3)
+            joint = self._averaged(joint + apart.unsqueeze(-1) * apart.unsqueeze(-2))
         return joint.to(self._x.dtype)
 
     @entered(lambda self, *_, **__: self._predictor.deterministic)
@@ -291,10 +293,7 @@ class Prediction:
         added = observed and self._likelihood.additive_noise(mean.device) is not None
         root = self._joint_root(observed=added)
         normal = torch.randn((count, *mean.shape), generator=generator, dtype=torch.float64, device=mean.device)
-        if self._predictor.separate:  # of each output its own factor
-            values = mean + (root @ normal.mT.unsqueeze(-1)).squeeze(-1).mT
-        else:
-            values = mean + root @ normal
+        values = mean + self._rooted(root, normal)
         if observed and not added:
             latent = values.movedim(-1, 0)
             drawn = self._predictive(latent, torch.zeros_like(latent)).sample(generator)
@@ -325,15 +324,21 @@ class Prediction:
         return (self._log_weights.exp().reshape(-1, *(1,) * (values.dim() - 1)) * values).sum(0)
 
     def _mixed_sample(self, count: int, mean: Tensor, root: Tensor, generator: torch.Generator) -> Tensor:
-        """Joint samples of a mixture, each of a model that is drawn first: (count, n_test, 1)."""
+        """Joint samples of a mixture, each of a model that is drawn first: (count, n_test, outputs or 1)."""
         assert self._log_weights is not None
-        n, weights = mean.shape[-2], self._log_weights.exp()
-        values = torch.randn((count, n, 1), generator=generator, dtype=torch.float64, device=mean.device)
+        weights = self._log_weights.exp()
+        values = torch.randn((count, *mean.shape[1:]), generator=generator, dtype=torch.float64, device=mean.device)
         drawn = torch.multinomial(weights, count, replacement=True, generator=generator) if count else values.long()
         for k in drawn.unique().tolist():
             of_model = drawn == k
-            values[of_model] = mean[k] + root[k] @ values[of_model]
+            values[of_model] = mean[k] + self._rooted(root[k], values[of_model])
         return values
+
+    def _rooted(self, root: Tensor, normal: Tensor) -> Tensor:
+        """A root of the covariance times normal numbers (*s, n_test, outputs or 1); of each output its own root."""
+        if not self._predictor.separate:
+            return root @ normal
+        return (root @ normal.mT.unsqueeze(-1)).squeeze(-1).mT
 
     def _rounded(self, values: Tensor) -> Tensor:
         """Values as they are given, in float64."""
@@ -346,12 +351,12 @@ class Prediction:
     def _observations(self, dims: int = 0) -> PredictiveDistribution:
         """New observations, (*batch, n_test), with outputs (outputs, *batch, n_test) of so many dimensions at least."""
         mean, variance = self._rounded(self._means()), self._rounded(self._variances().value)
-        if self._log_weights is not None:
-            return FiniteMixture(self._predictive(mean.squeeze(-1), variance.squeeze(-1)), self._log_weights)
         if self._outputs is None:
-            return self._predictive(mean.squeeze(-1), variance.squeeze(-1))
-        more = (None,) * (dims - mean.dim())
-        return self._predictive(mean[more].movedim(-1, 0), variance[more].movedim(-1, 0))
+            found = self._predictive(mean.squeeze(-1), variance.squeeze(-1))
+        else:
+            more = (None,) * (dims + (self._log_weights is not None) - mean.dim())
+            found = self._predictive(mean[more].movedim(-1, 0), variance[more].movedim(-1, 0))
+        return found if self._log_weights is None else FiniteMixture(found, self._log_weights)
 
     def _predictive(self, mean: Tensor, variance: Tensor) -> PredictiveDistribution:
         if self._of_rows is not None:

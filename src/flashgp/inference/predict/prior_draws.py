@@ -81,7 +81,7 @@ def _relative_error(features: RandomFeatures, prior: Prior, x: Tensor) -> float:
 
 def draw_seed(seed: int | None) -> int:
     """The seed itself, or one integer of torch's default generator."""
-    return int(torch.randint(2**63 - 1, ()).item()) if seed is None else check_seed(seed)
+    return int(torch.randint(2**62, ()).item()) if seed is None else check_seed(seed)
 
 
 def prior_draws(

@@ -17,11 +17,11 @@ from flashgp.foundations.events import Event, EventKind, NoDraws
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
-from flashgp.inference.exact.mixture import MixtureState, batch_of
+from flashgp.inference.exact.mixture import MixtureState, batch_of, in_own_memory
+from flashgp.inference.output_states import AnyState
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import with_run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.state import State
 from flashgp.inference.threads import one_thread
 from flashgp.inference.training.nuts import Array, Density, NutsSettings, convergence, nuts
 from flashgp.inference.training.objective import LogJoint, Problem
@@ -151,8 +151,8 @@ def obstacle(problem: Problem, data: Data, *, exact: bool) -> NoDraws | None:
     prior = problem.prior
     if not prior.likelihood.has_sites:
         return NoDraws.LIKELIHOOD
-    if prior.outputs is not None or data.is_batch:
-        return NoDraws.OUTPUTS
+    if data.is_batch:
+        return NoDraws.TABLES
     if prior.has_user_modules:
         return NoDraws.MODULES
     if not any(p.requires_grad for p in prior.parameters()):
@@ -271,13 +271,11 @@ def _effective(log_weights: Array) -> float:
     return float(weights.sum() ** 2 / numpy.square(weights).sum())
 
 
-def _conditioned(prior: Prior, data: Data, objective: LogJoint, draws: Array, settings: ConditionSettings) -> State:
+def _conditioned(prior: Prior, data: Data, objective: LogJoint, draws: Array, settings: ConditionSettings) -> AnyState:
     """The posteriors of draws (k, p) as a batch."""
     flat = torch.from_numpy(draws)
     slots = objective.parameters.slots
     values = {slot.name: flat[:, slot.entries].reshape(-1, *slot.tensor.shape).contiguous() for slot in slots}
     batch = batch_of(prior, values)
     found = condition(batch, Data(batch, data.x, data.y, data.promoted), with_run(settings, deadline=NO_DEADLINE))
-    assert isinstance(found, State)
-    weights = found.representer_weights.clone(memory_format=torch.contiguous_format)  # as a file gives them back
-    return replace(found, weights=weights)
+    return in_own_memory(found)
