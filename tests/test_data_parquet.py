@@ -195,6 +195,24 @@ def test_a_column_of_known_noise_variances(tmp_path: Path) -> None:
         fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="w")
 
 
+def test_weights_are_a_column_for_likelihoods_that_find_sites(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.parquet", a=numpy.arange(6.0), y=[0.0, 1.0] * 3, w=[1.0, 2.0, 0.0] * 2)
+    rows = fgp.data.parquet(path, target="y", row_weight="w")
+    assert rows.columns == ("a",)
+    gp = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Bernoulli())
+    x = torch.arange(6, dtype=torch.float64).unsqueeze(-1)
+    y, weight = (torch.tensor(column * 2, dtype=torch.float64) for column in ([0.0, 1.0, 0.0], [1.0, 2.0, 0.0]))
+    y[3:] = 1.0 - y[:3]
+    found, wanted = gp.condition(rows, inducing=x), gp.condition([(x, y, weight)], inducing=x)
+    torch.testing.assert_close(found.predict(x).mean, wanted.predict(x).mean)
+    (_, _, _, kept), *_ = fgp.data.standardised(rows).batches()
+    numpy.testing.assert_array_equal(kept, weight)  # a weight has no unit
+    with pytest.raises(DomainError, match="`row_weight` is not what rows of this likelihood may bring"):
+        fgp.GP(gp.kernel).condition(rows, inducing=2)
+    with pytest.raises(DomainError, match="`row_weight` must be None beside `row_variance`"):
+        fgp.data.parquet(path, target="y", row_weight="w", row_variance="a")
+
+
 def test_columns_that_change_after_the_first_look_are_found(tmp_path: Path) -> None:
     """Which would be read as another column, or as codes of text."""
     x, y = (t[:9].numpy() for t in data(9))

@@ -25,6 +25,7 @@ def parquet(
     target: str | Sequence[str],
     columns: Sequence[str] | None = None,
     row_variance: str | None = None,
+    row_weight: str | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> "ParquetRows":
     """Rows of Parquet files for `fgp.fit(gp, rows)` and `gp.condition(rows)`, which read them in passes.
@@ -38,6 +39,8 @@ def parquet(
         target: the column of y; several for a GP with outputs.
         columns: those of x, in their order; None for all others, in the order of the first file.
         row_variance: a column of known noise variances of the rows, beside the one that is fitted; none by default.
+        row_weight: in its place, for likelihoods whose sites are found by iteration: a column of weights, which
+            multiply log p of their rows.
         batch_rows: rows in memory at once, as they are stored.
 
     Raises:
@@ -54,7 +57,10 @@ def parquet(
         >>> rows.columns, rows.count
         (('a',), 6)
     """
-    return ParquetRows(paths, target, columns, row_variance, batch_rows)
+    if row_variance is not None and row_weight is not None:
+        raise DomainError(f"`row_weight` must be None beside `row_variance`, got {row_weight!r}; leave one of them out")
+    beside = ("row_variance", row_variance) if row_weight is None else ("row_weight", row_weight)
+    return ParquetRows(paths, target, columns, beside, batch_rows)
 
 
 class ParquetRows(RowSource):
@@ -64,7 +70,7 @@ class ParquetRows(RowSource):
         paths: of the files.
         columns: of x.
         targets: columns of y.
-        row_variance: its column, or None.
+        known: the column of what rows bring beside, or None.
         count: of rows, as the files say.
     """
 
@@ -73,18 +79,17 @@ class ParquetRows(RowSource):
         paths: Paths,
         target: str | Sequence[str],
         columns: Sequence[str] | None,
-        row_variance: str | None,
+        beside: tuple[str, str | None],
         batch_rows: int,
     ) -> None:
         self.paths = tuple(found_files(paths))
         self.batch_rows = check_count(batch_rows, "batch_rows", 1)
         self._several = not isinstance(target, str)
         self.targets = _names(target, "target")
-        if not (row_variance is None or isinstance(row_variance, str)):
-            raise DomainError(
-                f"`row_variance` must be the name of one column, got {row_variance!r}; pass a name or None"
-            )
-        self.row_variance = row_variance
+        name, self.known = beside
+        if not (self.known is None or isinstance(self.known, str)):
+            raise DomainError(f"`{name}` must be the name of one column, got {self.known!r}; pass a name or None")
+        self.beside = None if self.known is None else name
         pyarrow = require_pyarrow(self.paths[0])
         wanted = None if columns is None else _names(columns, "columns")
         count, first = 0, None
@@ -115,7 +120,7 @@ class ParquetRows(RowSource):
     @property
     def _beside(self) -> tuple[str, ...]:
         """The columns that are not of x."""
-        return self.targets if self.row_variance is None else (*self.targets, self.row_variance)
+        return self.targets if self.known is None else (*self.targets, self.known)
 
     def batches(self) -> Iterator[Batch]:
         return self._read(None)
@@ -135,8 +140,8 @@ class ParquetRows(RowSource):
                 for at, name in enumerate(names):
                     table[:, at] = self._numbers(pyarrow, batch, name, path, row)
                 x, y = table[:, :width], table[:, width : width + targets]
-                variance = None if self.row_variance is None else table[:, -1]
-                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0], variance
+                known = None if self.known is None else table[:, -1]
+                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0], known
                 row += batch.num_rows
 
     def __repr__(self) -> str:
@@ -196,7 +201,7 @@ def _check_first(columns: tuple[str, ...], beside: tuple[str, ...], path: str) -
     both = [name for name in columns if name in beside]
     if both or len(set(beside)) < len(beside):
         raise DomainError(
-            "`columns`, `target` and `row_variance` must be different columns, got "
+            "`columns`, `target`, `row_variance` and `row_weight` must be different columns, got "
             f"{_listed(both or beside)} twice; leave one out"
         )
     if not columns:

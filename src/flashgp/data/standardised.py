@@ -21,7 +21,7 @@ class StandardisedRows(RowSource):
     """
 
     def __init__(self, rows: RowSource, scaling: Scaling) -> None:
-        self.rows, self.scaling, self.columns = rows, scaling, rows.columns
+        self.rows, self.scaling, self.columns, self.beside = rows, scaling, rows.columns, rows.beside
 
     @property
     def length(self) -> int | None:
@@ -39,7 +39,7 @@ class StandardisedRows(RowSource):
     def _scaled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for place, x, y, variance in batches:
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
-            if variance is not None:
+            if variance is not None and self.beside != "row_weight":
                 _, scale = self.scaling.target.sizes
                 variance = as_float_tensor(variance, f"row_variance of {place}").double() / scale**2
             yield place, self.scaling.x(x), self.scaling.y(y), variance
@@ -56,7 +56,8 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
     shifted.
 
     Args:
-        rows: as `fgp.fit` takes them.
+        rows: as `fgp.fit` takes them; the third of a batch is divided by the variance of y, as a noise variance is,
+            unless the source says that it is a weight, as `fgp.data.parquet(row_weight=)`.
         group: as `fgp.fit` takes it; mean and deviation are of all ranks' rows.
 
     Raises:

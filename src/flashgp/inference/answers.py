@@ -104,10 +104,16 @@ def _joined(state: StreamedState, x: Any, y: Any, *known: Any, **numbers: Any) -
     refuse_numbers(state.prior.likelihood, numbers)
     if state.prior.likelihood.has_sites:
         return streamed_append.append(state, x, y, *known)
+    if y is None:
+        for _, points, targets, weights in source_of(x).batches():
+            state = _joined(state, points, targets, known[0], weights if known[1] is None else known[1])
+        return state
     x, y = checked_rows(state.prior, x, y, state.like)
-    parts = [(x, y)] if not len(x) else zip(x.split(1), y.split(1), strict=True)
-    for row, target in parts:
-        state = streamed_append.append(state, row, target, *known)
+    names = ("row_variance", "row_weight")
+    each = [v if v is None else row_variances(v, name, x) for v, name in zip(known, names, strict=True)]
+    for start in range(max(1, len(x))):
+        one = slice(start, start + 1)
+        state = streamed_append.append(state, x[one], y[one], *(v if v is None else v[one] for v in each))
     return state
 
 

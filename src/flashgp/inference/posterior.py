@@ -522,7 +522,7 @@ class Posterior:
         Args:
             x: (k, d).
             y: (k,) or (k, outputs).
-            row_variance: (k,), where the rows have known ones.
+            row_variance: (k,), where the rows have known ones, or weights where sites are found by iteration.
 
         Raises:
             ShapeError: for rows that do not fit.

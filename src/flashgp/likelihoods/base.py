@@ -260,15 +260,20 @@ class Likelihood(NamedValues, ABC):
         """Known noise variances of the training rows, where it knows nothing else of single ones; None where not."""
         return None
 
-    def with_rows(self, row_variance: Any = None) -> "Likelihood":
-        """The likelihood for other rows, with known variances of them or with nothing; parameters are shared.
+    of_read: ClassVar[str] = "row_variance"  # what rows that are read may bring
+
+    def with_rows(self, known: Any = None) -> "Likelihood":
+        """The likelihood for other rows, with what these bring or with nothing; parameters are shared.
+
+        Args:
+            known: noise variances, or weights where sites are found by iteration.
 
         Raises:
-            DomainError: for variances where it takes none.
+            DomainError: where it takes none.
         """
-        if row_variance is not None:
+        if known is not None:
             raise DomainError(
-                f"`row_variance` is of a Gaussian likelihood, got rows that have one beside {self.name}; leave it out"
+                f"`{self.of_read}` is of other likelihoods, got rows that have one beside {self.name}; leave it out"
             )
         return self
 

@@ -60,9 +60,12 @@ class RowNumbers(Likelihood):
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
         return self._with_each(function)
 
-    def with_rows(self, row_variance: Any = None) -> Self:
-        super().with_rows(row_variance)
-        return self._with_each(lambda values: None)
+    of_read = "row_weight"
+
+    def with_rows(self, known: Any = None) -> Self:
+        found = self._with_each(lambda values: None)
+        found.row_weight = None if known is None else _numbers(known, "row_weight", True)
+        return found
 
     def with_numbers(self, **numbers: Any) -> Self:
         self.refuse_unknown(numbers)

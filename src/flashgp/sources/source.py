@@ -17,10 +17,12 @@ SHUFFLED_ROWS = 2**16  # of rows that are held, copied at once
 class RowSource(ABC):
     """A table whose rows (x, y) can be read again and again, a batch at a time.
 
-    Fields: columns, names of the columns of x, None where they have none.
+    Fields: columns, names of the columns of x, None where they have none; beside, what the last part of a batch is,
+        "row_variance" or "row_weight", None where that is not known.
     """
 
     columns: tuple[str, ...] | None = None
+    beside: str | None = None
 
     @property
     def length(self) -> int | None:
@@ -34,7 +36,7 @@ class RowSource(ABC):
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
         """One pass: for each batch its place in words, for errors, x of shape (n, d), y of (n,) or (n, outputs), and
-        the known noise variances of its rows, (n,), or None."""
+        known noise variances, or weights, of its rows, (n,), or None."""
 
     def shuffled(self, seed: int) -> Iterator[Batch]:
         """A pass in an order that the seed decides, as far as the source can jump; one that cannot keeps its own."""
@@ -46,7 +48,8 @@ class RowSource(ABC):
 
 class Batches(RowSource):
     """An object that can be iterated over again and again: a list of batches (x, y), a torch DataLoader; or of batches
-    (x, y, row_variance), with known noise variances of the rows beside the one that is fitted.
+    (x, y, row_variance), with known noise variances of the rows beside the one that is fitted; or of batches
+    (x, y, row_weight) for likelihoods whose sites are found by iteration.
 
     Raises: DomainError for what is read only once, such as a generator, and for what is no iterable of batches.
     """
@@ -70,8 +73,8 @@ class Batches(RowSource):
             if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
                 size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
                 raise DomainError(
-                    f"`rows` must have batches (x, y), or (x, y, row_variance), got {type(batch).__name__}{size} as "
-                    f"{place}; put the columns of x into one tensor"
+                    f"`rows` must have batches (x, y), or (x, y, row_variance or row_weight), got "
+                    f"{type(batch).__name__}{size} as {place}; put the columns of x into one tensor"
                 )
             yield place, batch[0], batch[1], batch[2] if len(batch) == 3 else None
 
@@ -96,10 +99,19 @@ class Held(RowSource):
 
 
 class Encoded(RowSource):
-    """Rows whose targets are encoded as they are read. Args: encode, a function of targets and their name."""
+    """Rows whose targets are encoded as they are read.
 
-    def __init__(self, rows: RowSource, encode: Callable[[Any, str], Any]) -> None:
-        self._rows, self._encode, self.columns = rows, encode, rows.columns
+    Args: encode, a function of targets and their name; beside, what their likelihood takes.
+    Raises: DomainError for rows that bring another.
+    """
+
+    def __init__(self, rows: RowSource, encode: Callable[[Any, str], Any], beside: str) -> None:
+        if rows.beside not in (None, beside):
+            raise DomainError(
+                f"`{rows.beside}` is not what rows of this likelihood may bring, got a source with it; give {beside}, "
+                "or leave it out"
+            )
+        self._rows, self._encode, self.columns, self.beside = rows, encode, rows.columns, beside
 
     @property
     def length(self) -> int | None:

@@ -151,7 +151,8 @@ F64 = torch.float64
 
 
 class Block(NamedTuple):
-    """Some rows, float64: x (b, d), y (b,) or (b, outputs), row_variance (b,), or None where rows have none."""
+    """Some rows, float64: x (b, d), y (b,) or (b, outputs), row_variance (b,), known variances, or weights where sites
+    are found by iteration, or None where rows have none."""
 
     x: Tensor
     y: Tensor
@@ -308,7 +309,8 @@ def checked(
     device: torch.device | None = None
     known: bool | None = None
     for place, x, y, row_variance in source.batches() if seed is None else source.shuffled(seed):
-        x_name, y_name, variance_name = (f"{name} of {place}" if place else name for name in ("x", "y", "row_variance"))
+        names = ("x", "y", source.beside or "row_variance")
+        x_name, y_name, variance_name = (f"{name} of {place}" if place else name for name in names)
         x = check_points(x, x_name).detach()
         if x.dim() != 2:
             raise ShapeError(f"`{x_name}` must have shape (n, d), got {tuple(x.shape)}; pass one table of rows")
@@ -327,8 +329,8 @@ def checked(
         if known != (row_variance is not None):
             got, before = ("some", "none") if row_variance is not None else ("none", "some")
             raise DomainError(
-                f"`{variance_name}` must be given with every batch or with none, got {got} after {before}; pass zeros "
-                "for none"
+                f"`{variance_name}` must be given with every batch or with none, got {got} after {before}; pass "
+                f"{'ones' if source.beside == 'row_weight' else 'zeros'} for none"
             )
         variance = None if row_variance is None else row_variances(row_variance, variance_name, x)
         if len(x):
@@ -337,7 +339,7 @@ def checked(
 
 
 def row_variances(values: Any, name: str, x: Tensor) -> Tensor:
-    """Known noise variances of rows, (n,), a copy. Raises: ShapeError, DomainError."""
+    """Known noise variances, or weights, of rows, (n,), a copy. Raises: ShapeError, DomainError."""
     variance = as_float_tensor(values, name).detach()
     if variance.shape != x.shape[:1]:
         raise ShapeError(f"`{name}` must have shape ({len(x)},) like the rows, got {tuple(variance.shape)}")

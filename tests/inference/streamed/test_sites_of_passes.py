@@ -165,6 +165,38 @@ def test_rows_that_are_read_are_rows_that_are_held() -> None:
     assert dataclasses.asdict(held.report)["events"]
 
 
+def test_rows_that_are_read_bring_weights() -> None:
+    """A weight multiplies log p of its row: as one that the likelihood of held rows knows, and as rows repeated."""
+    x, y, at = table(60)
+    weight = (torch.arange(60) % 3).double()
+    read = [(x[i : i + 25], y[i : i + 25], weight[i : i + 25]) for i in range(0, 60, 25)]
+    options: dict[str, Any] = {"priors": "given", "starts": 1, "max_iterations": 3, "inducing": x}
+    found = fgp.fit(model(Poisson()), read, **options)
+    known = fgp.fit(model(Poisson(row_weight=weight)), x, y, approximation="sparse", **options)
+    again = torch.arange(60).repeat_interleave(weight.long())
+    repeated = found.gp.condition(x[again], y[again], approximation="sparse", inducing=x)
+    new = found.posterior.append([(at[:2], y[:2], weight[1:3])])
+    held = known.posterior.append(at[:2], y[:2], row_weight=weight[1:3])
+    for one, other in ((found.posterior, known.posterior), (new, held), (found.posterior, repeated)):
+        torch.testing.assert_close(one.predict(at).mean, other.predict(at).mean, rtol=0.0, atol=2e-4)
+    evidence = [float(one.log_marginal_likelihood()) for one in (found.posterior, known.posterior, repeated)]
+    assert evidence == pytest.approx(evidence[:1] * 3, abs=1e-3)
+    assert found.gp.likelihood.rows_alike  # rows that were read are not held, nor their weights
+
+
+def test_weights_of_rows_that_are_read_are_refused_where_they_say_nothing() -> None:
+    x, y, _ = table()
+    zeros, weight = torch.zeros_like(y), torch.ones_like(y)
+    for rows, gp, message in (
+        ([(x, y, zeros)], model(Poisson()), "`row_weight` must be positive somewhere, got 40 zeros"),
+        ([(x, y, -weight)], model(Poisson()), "`row_weight of batch 0` must be 0 or more"),
+        ([(x, y, weight), (x, y)], model(Poisson()), "`row_weight of batch 1` must be given .* pass ones for none"),
+        ([(x, y)], model(Poisson(row_weight=weight)), r"weights with the rows, as \(x, y, row_weight\)"),
+    ):
+        with pytest.raises(DomainError, match=message):
+            gp.condition(rows, inducing=5)
+
+
 def test_a_prior_that_leaves_nothing_to_points_is_the_posterior() -> None:
     """Rows say less than rounding: no pivot is taken."""
     x, y = labels(50)

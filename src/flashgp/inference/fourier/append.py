@@ -33,7 +33,7 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         )
     source: RowSource
     if y is None:
-        source = Encoded(source_of(x), prior.likelihood.encoded)
+        source = Encoded(source_of(x), prior.likelihood.encoded, prior.likelihood.of_read)
     else:
         new = checked_rows(prior, x, y, state.like)
         known = None if row_variance is None else row_variances(row_variance, "row_variance", new[0])

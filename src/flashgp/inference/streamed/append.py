@@ -32,20 +32,22 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
         raise DomainError(
             "`y` must be given beside x for a likelihood that knows rows one by one, got rows that are read; pass x, y"
         )
-    if not known_there and (row_weight is not None or (row_variance is not None and y is None)):
+    likelihood = state.prior.likelihood
+    given, other = (row_variance, row_weight) if likelihood.has_sites else (row_weight, row_variance)
+    if not known_there and (other is not None or (given is not None and y is None)):
         name = "row_variance" if row_weight is None else "row_weight"
         raise DomainError(
             f"`{name}` is not known of rows that join inducing points this way, got one; leave it out, or give batches "
-            "(x, y, row_variance)"
+            f"(x, y, {likelihood.of_read})"
         )
     source: RowSource
     if y is None:
-        source = Encoded(source_of(x), state.prior.likelihood.encoded)
+        source = Encoded(source_of(x), likelihood.encoded, likelihood.of_read)
     else:
         rows = [t.clone() for t in checked_rows(state.prior, x, y, state.like)]
         known = None
-        if row_variance is not None and not known_there:
-            known = row_variances(row_variance, "row_variance", rows[0])
+        if given is not None and not known_there:
+            known = row_variances(given, likelihood.of_read, rows[0])
         source = Held(rows[0], rows[1], known)
     sample, prior = _Sample(state), state.prior_of_rows
     if known_there:
@@ -90,12 +92,12 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
 
 
 def check_alike(state: StreamedState, block: Block) -> None:
-    """Raises: DomainError for rows with known variances where those before have none, and the other way round."""
+    """Raises: DomainError for rows with variances or weights where those before have none, and the other way round."""
     if (block.row_variance is None) != (state.sample.row_variance is None):
         got, before = ("none", "known ones") if block.row_variance is None else ("some", "none")
         raise DomainError(
-            f"`row_variance` must be given for all rows or for none, got {got} where the rows before have {before}; "
-            "condition again, or give what they have"
+            f"`{state.prior.likelihood.of_read}` must be given for all rows or for none, got {got} where the rows "
+            f"before have {before}; condition again, or give what they have"
         )
 
 

@@ -41,10 +41,11 @@ def prior_of_sample(prior: Prior, survey: Survey) -> Prior:
 def noise_of(prior: Prior, rows: Block) -> Tensor:
     """The noise variance of some rows, (1,) or (b,), differentiable in the parameters; of iterated sites that of each
     row by itself."""
+    prior = prior_of_rows(prior, rows)
     if not prior.likelihood.has_sites:
         y = rows.y.double()
         return local_sites(prior.likelihood, y, from_prior(prior, rows.x, y).at)[0].variance
-    return prior_of_rows(prior, rows).sites(rows.y).variance
+    return prior.sites(rows.y).variance
 
 
 def inputs_of(
@@ -87,7 +88,8 @@ def move_row_variances_to_data(prior: Prior, source: RowSource, group: Group) ->
     if known is None or known.dim() != 1 or not isinstance(source, Held):
         if isinstance(source, Held) and group.size == 1:
             return prior, source
-        where, way = "where rows are read", "give known variances with the rows, as (x, y, row_variance)"
+        what = "known variances" if likelihood.has_sites else "weights"
+        where, way = "where rows are read", f"give {what} with the rows, as (x, y, {likelihood.of_read})"
         if isinstance(source, Held):
             where, way = "over ranks", 'pass approximation="full_scale" with neighbours'
         raise DomainError(
@@ -116,10 +118,15 @@ def survey_of(
 ) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
     likelihood = prior.likelihood
-    source = source if isinstance(source, Held) else Encoded(source, likelihood.encoded)
+    source = source if isinstance(source, Held) else Encoded(source, likelihood.encoded, likelihood.of_read)
     refuse_unfit(prior, "sparse", batch=False)
     survey = surveyed_over(group, source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
     refuse_unfit(prior, "sparse", batch=prior.is_batch(survey.x, survey.y))
+    known = survey.sample.row_variance
+    if known is not None and not likelihood.has_sites and not bool((known > 0.0).any()):
+        raise DomainError(
+            f"`row_weight` must be positive somewhere, got {len(known):,} zeros in a random sample; leave it out"
+        )
     prior_of_rows(prior, survey.sample)  # which may be refused
     try:
         prior_of_sample(prior, survey).likelihood.check_targets(survey.y)
