@@ -105,6 +105,22 @@ def test_a_page_of_classes(tmp_path: Path) -> None:
     assert "&lt;b&gt;" in (tmp_path / "r.html").read_text()
 
 
+def test_a_page_of_three_classes(tmp_path: Path) -> None:
+    """Which two inputs say together: over two numbers the most probable class, of a category the probability of one."""
+    generator = np.random.default_rng(0)
+    u, v = generator.uniform(-1.0, 1.0, (2, 60))
+    kind = generator.choice(["a", "b"], 60)
+    colour = np.where(u * v > 0.1, "red", np.where(u * v < -0.1, "blue", "green"))
+    text = page(tmp_path, {"u": u, "v": v, "colour": colour}, "-t", "colour")
+    assert "Over u and v, the most probable class: the deeper, the surer" in text
+    assert "of the variance alone" in text
+    turned = np.where(kind == "a", u, -u)
+    level = np.where(turned > 0.2, "high", np.where(turned < -0.2, "low", "mid"))
+    text = page(tmp_path, {"u": u, "kind": kind, "level": level}, "-t", "level")
+    assert "Over u and kind; other inputs" in text
+    assert "probability of high" in text or "probability of low" in text
+
+
 def test_a_page_of_counts(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(-2.0, 2.0, 60)
     visits = np.random.default_rng(1).poisson(np.exp(1.0 + np.sin(2.0 * x)))

@@ -76,6 +76,15 @@ def posterior_of_classes() -> tuple[Any, Scaling]:
     return gp.condition(x, (x[:, 0] > 0.5).double()), Scaling((0.0, 0.0), (1.0, 1.0), Classes(("no", "yes")))
 
 
+def posterior_of_corners() -> tuple[Any, Scaling]:
+    """Three classes, by which corner is near: of 7 levels, four have no row."""
+    x = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    code = torch.where(x.sum(1) < 0.8, 0, torch.where(x[:, 0] > x[:, 1], 5, 3))
+    y = torch.nn.functional.one_hot(code, 7).double()
+    gp = fgp.GP(9.0 * fgp.kernels.RBF(0.4), likelihood=fgp.likelihoods.Categorical(7), outputs=7)
+    return gp.condition(x, y), Scaling((2.0, 0.0), (1.0, 1.0), Classes(tuple("abcdefg")))
+
+
 def posterior_of_places() -> tuple[Any, Scaling, list[str]]:
     """A number for each of three places, the second of which has the highest."""
     codes = torch.arange(30, dtype=torch.float64) % 3
@@ -296,6 +305,39 @@ def test_an_interaction_is_the_prediction_over_both_columns() -> None:
 def important(rmse: list[float], names: list[str]) -> fgp.Importance:
     values = torch.tensor(rmse, dtype=torch.float64)
     return fgp.Importance(tuple(names), values, 0.1 * values.abs(), values, values.abs(), 10, 20, 1)
+
+
+def test_the_most_probable_class_has_its_colour_where_it_is() -> None:
+    post, scaling = posterior_of_corners()
+    ax = plots.probability_2d(post, scaling, labels="abcdefg", points=9)
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert {"a", "d", "f"} < {*texts}
+    assert any("5 of 7 classes drawn" in text.get_text() for text in ax.texts)
+    contours = [part for part in ax.collections if hasattr(part, "levels")]
+    dots = dict(zip(texts, (part for part in ax.collections if part not in contours), strict=True))
+    assert len(dots["a"].get_offsets()) == int((post.y[:, 0] == 1).sum())
+    assert bool((dots["a"].get_offsets()[:, 0] >= 2.0).all())  # in its own units
+    filled = [part for part in contours if part.filled]
+    for letter, place in (("a", (2.05, 0.05)), ("f", (2.95, 0.1)), ("d", (2.1, 0.95))):
+        (colour,) = {tuple(row[:3]) for row in dots[letter].get_facecolors()}
+        (own,) = [part for part in filled if tuple(part.get_facecolors()[0][:3]) == colour]
+        assert any(path.contains_point(place) for path in own.get_paths())
+        assert not any(path.contains_point(place) for part in filled if part is not own for path in part.get_paths())
+
+
+def test_of_several_classes_the_one_is_drawn_that_columns_change_together() -> None:
+    codes = torch.arange(60, dtype=torch.float64) % 2
+    x = torch.stack([torch.linspace(-1, 1, 60, dtype=torch.float64), codes], dim=1)
+    turned = torch.where(codes > 0, -x[:, 0], x[:, 0])
+    code = torch.where(x[:, 0].abs() < 0.3, 0, torch.where(turned > 0, 1, 2))
+    gp = fgp.GP(
+        9.0 * fgp.kernels.RBF(0.4, active_dims=0) * fgp.kernels.Categorical(active_dims=1),
+        likelihood=fgp.likelihoods.Categorical(3), outputs=3,
+    )  # fmt: skip
+    post = gp.condition(x, torch.nn.functional.one_hot(code, 3).double())
+    scaling = Scaling((0.0, 0.0), (1.0, 1.0), Classes(("mid", "up", "down")))
+    ax = plots.interaction(post, scaling, levels=("here", "there"), labels=("mid", "up", "down"), points=7)
+    assert ax.get_ylabel() in ("probability of up", "probability of down")  # one is the other turned round
 
 
 def test_importance_names_columns_the_most_important_first() -> None:

@@ -63,6 +63,24 @@ def test_indices_of_a_product() -> None:
     assert near(value, [36 * s * s / whole], error)
 
 
+def test_functions_of_one_observation_add_their_variances() -> None:
+    """M-412: 3 z and 2 w with variances of one third, and 5 z w with one of a ninth."""
+    names = {"z": (0,), "w": (1,)}
+    x, s = LINE.unsqueeze(1).repeat(1, 2), 1 / 3
+
+    def functions(at: Tensor) -> Tensor:
+        return torch.stack([3 * at[:, 0], 2 * at[:, 1], 5 * at[:, 0] * at[:, 1]], dim=1)
+
+    found = shares_of(functions, x, names, range(2), 0, as_one=True)
+    assert found is not None
+    whole = 9 * s + 4 * s + 25 * s * s
+    assert near(found.first, [9 * s / whole, 4 * s / whole], found.first_error)
+    assert near(found.together, [25 * s * s / whole], found.together_error)
+    each = shares_of(functions, x, names, range(2), 0)
+    assert each is not None
+    assert each.first.shape == (2, 3)
+
+
 def test_an_additive_posterior_has_shares_that_sum_to_one() -> None:
     x = torch.rand(200, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
     y = torch.sin(5 * x[:, 0]) + x[:, 1] ** 2

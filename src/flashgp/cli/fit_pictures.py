@@ -297,8 +297,8 @@ def terms_picture(outcome: FitOutcome) -> Figure | None:
 
 
 def two_way_pictures(outcome: FitOutcome, drawn: Sequence[int]) -> list[Figure]:
-    """What the model expects over inputs that act together, beyond what each says alone; of two classes over the first
-    two numbers of `drawn` where there are none such."""
+    """What the model expects over inputs that act together, beyond what each says alone; of classes over the first two
+    numbers of `drawn` where there are none such."""
     inputs, found = outcome.prepared.encoding.inputs, outcome.importance
     pairs: list[tuple[int, int]] = []
     if found is not None and found.shares is not None:
@@ -306,12 +306,9 @@ def two_way_pictures(outcome: FitOutcome, drawn: Sequence[int]) -> list[Figure]:
         strong = [k for k in range(len(shares.pairs)) if float(shares.together[k]) > PICTURES.together]
         strong.sort(key=lambda k: -float(shares.together[k]))
         pairs = [shares.pairs[k] for k in strong[: PICTURES.pairs]]
-    labels = outcome.predicted.labels if isinstance(outcome.predicted, ClassAnswers) else ()
-    if len(labels) == 2 and not pairs:
+    if isinstance(outcome.predicted, ClassAnswers) and not pairs:
         numbers = [j for j in drawn if inputs[j].kind not in ("category", "date")]
         pairs = [(numbers[0], numbers[1])] if len(numbers) > 1 else []
-    elif len(labels) > 2:
-        return []  # several probabilities have no one picture
     pictures = (_two_way(outcome, pair) for pair in pairs)
     return [picture for picture in pictures if picture is not None]
 
@@ -325,18 +322,20 @@ def _two_way(outcome: FitOutcome, pair: tuple[int, int]) -> Figure | None:
         return None
     labels = predicted.labels if isinstance(predicted, ClassAnswers) else ()
     categories = inputs[second].kind == "category"
+    what = ""
     common: Any = {"columns": (first, second), "at": _typical(outcome), "points": PICTURES.points_2d,
                    "names": (axis_label(inputs[first]), axis_label(inputs[second])), "ax": page_axes()}  # fmt: skip
     post, scaling = outcome.fit.posterior, prepared.scaling
     if labels and not categories and inputs[first].kind != "date":
-        ax = plots.probability_2d(post, scaling, label=str(labels[1]), **common)
+        ax = plots.probability_2d(post, scaling, labels=labels, **common)
+        what = ", the most probable class: the deeper, the surer"
     else:
-        y_label = f"probability of {labels[1]}" if labels else prepared.encoding.target
+        y_label = "" if labels else prepared.encoding.target
         ax = plots.interaction(
             post, scaling, levels=inputs[second].levels if categories else (), labels=labels,
             dates=inputs[first].kind == "date", y_label=y_label, **common,
         )  # fmt: skip
-    return Figure.of(ax, f"Over {inputs[first].name} and {inputs[second].name}{_others(outcome)}")
+    return Figure.of(ax, f"Over {inputs[first].name} and {inputs[second].name}{what}{_others(outcome)}")
 
 
 def importance_cells(outcome: FitOutcome) -> PageTable | None:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flashgp.drawing import BLUE, GREY, INK, PAPER, VERMILLION
+from flashgp.drawing import BLUE, INK, PAPER
 from flashgp.foundations.errors import ShapeError
 from flashgp.foundations.normal import half_width
 from flashgp.targets import Number
 
 from .axes import (
     COLOURS,
-    SMALL,
     date_axis,
     legend_above,
     name_ticks,
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 MAX_CATEGORIES = 12
+_MARKERS = "vos^D"  # of rows of a class
+_AHEAD = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of probability, beside the next class
 _Band = tuple[Array, Array]
 
 
@@ -180,20 +181,21 @@ def probability_2d(
     *,
     columns: tuple[int, int] = (0, 1),
     at: Any = None,
-    label: str = "the second class",
+    labels: Sequence[Any] = (),
     names: tuple[str, str] = ("column 1 of x", "column 2 of x"),
     points: int = 60,
     rows: int = 600,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """The probability of the second of two classes over two columns of x, others held, with the rows.
+    """The most probable class over two columns of x, others held, with the rows: the deeper, the more its probability
+    is above that of any other class.
 
     Args:
-        posterior: of two classes.
+        posterior: of classes.
         scaling: of x, as `TableModel.scaling`.
         columns: along which to look, from 0.
         at: as of `expected_1d`.
-        label: the class.
+        labels: of the classes; their codes by default. The five that most rows have are drawn.
         names: of the columns.
         points: places along each column.
         rows: drawn at most.
@@ -215,6 +217,7 @@ def probability_2d(
 
     kept, (first, second) = posterior.state.training_table, columns
     x, y = (values.detach().cpu().double().numpy() for values in (kept.x, kept.y))
+    y = y if y.ndim == 1 else y.argmax(axis=1)  # of indicators
     ends = [np.linspace(float(x[:, j].min()), float(x[:, j].max()), points) for j in columns]
     grid = np.tile(place_of(posterior, at), (points * points, 1))
     across, up = np.meshgrid(*ends)
@@ -222,26 +225,32 @@ def probability_2d(
     like = posterior.state.like[0]
     with torch.no_grad():
         prediction = posterior.predict(torch.as_tensor(grid, dtype=like.dtype, device=like.device))
-        p = prediction.probability.double().cpu().numpy().reshape(points, points)
+        p = prediction.probability.double().cpu().numpy().reshape(points, points, -1)
+    p = np.concatenate([1.0 - p, p], axis=2) if p.shape[2] == 1 else p
 
     def own(values: Any, j: int) -> Any:
         return values * scaling.x_scale[j] + scaling.x_shift[j]
 
     ax = new_axes(ax, (6.4, 4.4))
     style(ax, *names, grid="")
-    levels = np.linspace(0.0, 1.0, 11)
-    shades = [(VERMILLION if middle < 0.5 else BLUE, abs(middle - 0.5)) for middle in levels[:-1] + 0.05]
-    filled = ax.contourf(own(ends[0], first), own(ends[1], second), p, levels=levels, colors=shades)
-    ax.contour(own(ends[0], first), own(ends[1], second), p, levels=[0.5], colors=INK, linewidths=1.2)
-    bar = ax.figure.colorbar(filled, ax=ax, ticks=[0.0, 0.5, 1.0])
-    bar.set_label(plain(f"probability of {label}", 40), parse_math=False, color=INK)
-    bar.ax.tick_params(colors=GREY, labelcolor=INK, labelsize=SMALL)
-    some = shown_rows(len(x), rows)
-    for code, colour, marker in ((0, VERMILLION, "v"), (1, BLUE, "o")):
+    shown = np.sort(np.argsort(-np.bincount(y.astype(np.int64), minlength=p.shape[2]), kind="stable")[: len(COLOURS)])
+    colours = {code: COLOURS[k] for k, code in enumerate(shown[::-1] if p.shape[2] == 2 else shown)}
+    some, ordered = shown_rows(len(x), rows), np.sort(p, axis=2)
+    for code, marker in zip(shown, _MARKERS, strict=False):
+        ahead = p[:, :, code] - np.where(p[:, :, code] < ordered[:, :, -1], ordered[:, :, -1], ordered[:, :, -2])
+        shades = [(colours[code], 0.1 + 0.8 * middle) for middle in _AHEAD[:-1]]
+        place = own(ends[0], first), own(ends[1], second)
+        if float(ahead.max()) > 0.0:
+            ax.contourf(*place, ahead, levels=_AHEAD, colors=shades)
+            ax.contour(*place, ahead, levels=[0.0], colors=INK, linewidths=0.8)
         these = some[y[some] == code]
-        ax.scatter(own(x[these, first], first), own(x[these, second], second), s=14, color=colour, marker=marker,
-                   edgecolors=PAPER, linewidths=0.4, zorder=3)  # fmt: skip
-    if x.shape[1] > 2 and at is None:
+        ax.scatter(own(x[these, first], first), own(x[these, second], second), s=14, color=colours[code], marker=marker,
+                   edgecolors=PAPER, linewidths=0.4, zorder=3,
+                   label=plain(str(labels[code]) if len(labels) else f"class {code}", 30))  # fmt: skip
+    legend_above(ax)
+    if len(shown) < p.shape[2]:
+        note(ax, f"{len(shown)} of {p.shape[2]} classes drawn")
+    elif x.shape[1] > 2 and at is None:
         note(ax, "other inputs at their median", "upper right")
     return ax
 

@@ -8,7 +8,7 @@ import numpy as np
 from flashgp.drawing import BLUE, GREY, INK
 
 from .axes import COLOURS, SMALL, date_axis, legend_above, new_axes, note, plain, shown_rows, style
-from .expected import expected_at, place_of
+from .expected import Array, expected_at, place_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +29,13 @@ def interaction(
     labels: Sequence[Any] = (),
     names: tuple[str, str] = ("column 1 of x", "column 2 of x"),
     dates: bool = False,
-    y_label: str = "mean",
+    y_label: str = "",
     points: int = 40,
     rows: int = 300,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """The mean of a number, or the probability of the second of two classes, over two columns of x, others held.
+    """The mean of a number, or the probability of a class, over two columns of x, others held: of the second of two
+    classes, of several the one whose probability the columns change together most.
 
     Where the columns do not act together the lines are parallel, and shades change along one column as they do
     anywhere along the other.
@@ -49,7 +50,7 @@ def interaction(
         labels: of the classes; empty of numbers.
         names: of the columns.
         dates: whether the first column holds days since 1970-01-01, which are then shown as dates.
-        y_label: what is expected.
+        y_label: what is expected; the mean, or the class, by default.
         points: places along each column.
         rows: drawn at most, where they lie.
         ax: axes to draw on; a new figure's by default.
@@ -77,8 +78,6 @@ def interaction(
         return values * scaling.x_scale[column] + scaling.x_shift[column]
 
     across = own(along, first)
-    style(ax, names[0], y_label if levels else names[1], grid="both" if levels else "")
-    moved = date_axis(ax, float(across[0]), float(across[-1])) if dates else 0.0
     if levels:
         codes, count = np.unique(x[:, second], return_counts=True)
         ends = codes[np.sort(np.argsort(-count, kind="stable")[: len(COLOURS)])]
@@ -86,7 +85,12 @@ def interaction(
         ends = np.linspace(x[:, second].min(), x[:, second].max(), points)
     grid = np.tile(place, (len(ends) * points, 1))
     grid[:, first], grid[:, second] = np.tile(along, len(ends)), np.repeat(ends, points)
-    found = expected_at(posterior, scaling, grid, labels, 0.95)[0][-1].reshape(len(ends), points)
+    each = expected_at(posterior, scaling, grid, labels, 0.95)[0].reshape(-1, len(ends), points)
+    which = int(_together(each).argmax())
+    y_label = y_label or (f"probability of {labels[which if len(labels) > 2 else 1]}" if labels else "mean")
+    style(ax, names[0], y_label if levels else names[1], grid="both" if levels else "")
+    found = each[which]
+    moved = date_axis(ax, float(across[0]), float(across[-1])) if dates else 0.0
     if levels:
         for colour, code, line in zip(COLOURS, ends, found, strict=False):
             ax.plot(across + moved, line, color=colour, linewidth=2.0, label=levels[round(own(code, second))])
@@ -106,3 +110,9 @@ def interaction(
     if at is None and x.shape[1] > 2:
         note(ax, "other inputs at their median", "upper right")
     return ax
+
+
+def _together(each: Array) -> Array:
+    """Mean square of what neither column says alone, of functions (k, a, b)."""
+    alone = each - each.mean(axis=1, keepdims=True) - each.mean(axis=2, keepdims=True)
+    return np.asarray(np.square(alone + each.mean(axis=(1, 2), keepdims=True)).mean(axis=(1, 2)))

@@ -260,13 +260,14 @@ def importance(
     _, rmse_error = _mean_and_error(slope_moved[:, None, None] * grown, split.shifts, beside)
     outputs = state.prior.outputs
     found, likelihood = [root_moved - root, rmse_error, fall, fall_error], state.prior.likelihood.underlying
-    if outputs is None or not (likelihood.has_sites or likelihood.outputs is None):  # of functions of one observation
+    one = outputs is None or not (likelihood.has_sites or likelihood.outputs is None)  # functions of one observation
+    if one:
         found = [value.mean(-1) for value in found]
     rmse, rmse_error, log_density, log_density_error = (value.cpu() for value in found)
     return Importance(
         tuple(names), rmse, rmse_error, log_density, log_density_error, len(split.held), split.others,
         len(split.shifts), by="log_density" if likelihood.discrete else "rmse",
-        shares=_shares(state, behind, names, settings),
+        shares=_shares(state, behind, names, settings, as_one=one),
     )  # fmt: skip
 
 
@@ -322,7 +323,7 @@ def _behind(state: AnyState, rest: Tensor) -> AnyState:
 
 
 def _shares(
-    state: AnyState, behind: AnyState, names: Mapping[str, Sequence[int]], settings: ImportanceSettings
+    state: AnyState, behind: AnyState, names: Mapping[str, Sequence[int]], settings: ImportanceSettings, *, as_one: bool
 ) -> Shares | None:
     """Shares of the mean given all rows where these are few, else given those that a first block is predicted from."""
     known = state if isinstance(state, AnyState) and state.count <= settings.others else behind
@@ -341,7 +342,7 @@ def _shares(
         moved[:, list(columns)] = x[:, list(columns)].roll(1, 0)
         if not _same_features(state.prior, moved, x):
             read.append(k)
-    return shares_of(mean, x, names, read, settings.seed)
+    return shares_of(mean, x, names, read, settings.seed, as_one=as_one)
 
 
 def _predicted(

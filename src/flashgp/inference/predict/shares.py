@@ -54,7 +54,8 @@ class Shares(Tabled):
 
     The distribution of inputs has the columns of the training rows, independent of each other: where columns go
     together, this counts rows as well that no table has. Of the function f, before any likelihood or transform of y.
-    Of more than 2,048 rows, and of an approximation, f is the mean given that many of them by exact inference.
+    Of more than 2,048 rows, and of an approximation, f is the mean given that many of them by exact inference. Of the
+    functions of one observation, as classes have them, variances are added up.
 
     Attributes:
         names: of the g columns, or groups of columns.
@@ -128,7 +129,7 @@ class Shares(Tabled):
 @torch.no_grad()
 def shares_of(
     mean: MeanAt, x: Tensor, groups: Mapping[str, Sequence[int]], read: Sequence[int], seed: int,
-    settings: ShareSettings = ShareSettings(),
+    settings: ShareSettings = ShareSettings(), *, as_one: bool = False,
 ) -> Shares | None:  # fmt: skip
     """Shares of the variance of a function, eqs. (M-412) and (M-413); None where it does not vary.
 
@@ -138,17 +139,24 @@ def shares_of(
         groups: names and columns that are drawn together.
         read: positions of the groups that the function reads; the shares of others are 0.
         seed: of the randomisation.
+        as_one: whether variances of all outputs are added up, in place of a share of each.
     Cost: (2 + |read| + pairs) times `settings.count` values of the function.
     """
     columns = [[*groups[name]] for name in groups]
     design = _Design(x, columns, settings.count(len(read)), settings.replicates, seed)
+
+    def over(products: Tensor) -> Tensor:
+        """Means over points of (replicates, points, p), (replicates, p or 1)."""
+        found = products.mean(1)
+        return found.sum(-1, keepdim=True) if as_one else found
+
     a, b = (_by_replicate(mean(points), settings) for points in (design.first, design.second))
     centre = 0.5 * (a.mean((0, 1)) + b.mean((0, 1)))
     a, b = a - centre, b - centre
-    variance = 0.5 * (a.square().mean(1) + b.square().mean(1))  # (replicates, p)
+    variance = 0.5 * over(a.square() + b.square())  # (replicates, p or 1)
     if not bool((variance.mean(0) > 0.0).all()):
         return None
-    nothing = torch.zeros(len(columns), settings.replicates, a.shape[-1], dtype=torch.float64, device=x.device)
+    nothing = torch.zeros(len(columns), *variance.shape, dtype=torch.float64, device=x.device)
     alone, total = nothing.clone(), nothing.clone()
     at_once = max(1, settings.points // len(design.first))
     for start in range(0, len(read), at_once):
@@ -156,18 +164,18 @@ def shares_of(
         values = mean(torch.cat([design.exchanged(columns[j]) for j in some]))
         for j, value in zip(some, values.split(len(design.first)), strict=True):
             moved = _by_replicate(value, settings) - centre
-            alone[j] = (b * (moved - a)).mean(1)
-            total[j] = 0.5 * (moved - a).square().mean(1)
+            alone[j] = over(b * (moved - a))
+            total[j] = 0.5 * over((moved - a).square())
     with_others, its_error = (value.mean(-1) for value in _ratio(total - alone, variance))
     most = sorted(read, key=lambda j: -float(with_others[j]))[: settings.paired]
     some = sorted(j for j in most if float(with_others[j]) > max(settings.together, 2.0 * float(its_error[j])))
     pairs, both = [*itertools.combinations(some, 2)], nothing.new_zeros(math.comb(len(some), 2), *nothing.shape[1:])
     for k, (i, j) in enumerate(pairs):
         moved = _by_replicate(mean(design.exchanged(columns[i] + columns[j])), settings) - centre
-        both[k] = (b * (moved - a)).mean(1) - alone[i] - alone[j]
+        both[k] = over(b * (moved - a)) - alone[i] - alone[j]
     found = [value for parts in (alone, total, both) for value in _ratio(parts, variance)]
     first, first_error, whole, whole_error, together, together_error = (
-        (value if a.shape[-1] > 1 else value.squeeze(-1)).cpu() for value in found
+        (value if variance.shape[-1] > 1 else value.squeeze(-1)).cpu() for value in found
     )
     return Shares(tuple(groups), first, first_error, whole, whole_error, tuple(pairs), together, together_error)
 
