@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.fourier.local import WindowSettings
+from flashgp.inference.fourier.system import SolveSettings
 
 F64 = torch.float64
 k = fgp.kernels
@@ -123,29 +126,42 @@ def test_known_variances_and_several_outputs() -> None:
     assert found.mean.shape == (20, 2)
 
 
-def test_sampled_variances_say_their_error() -> None:
-    """Where there are more frequencies than a factor takes, and more points than solves have time for."""
-    from dataclasses import replace
-
-    from flashgp.inference.fourier.system import SolveSettings
-
-    x, y = _rows(400, 2, 0.05)
-    gp, x_test = _gp(2, 0.05, 0.4), _rows(200, 2, 0.05, 1)[0]
-    post = gp.condition(x, y, approximation="fourier")
+def _with_little_factored(post: fgp.Posterior, windows: WindowSettings) -> fgp.Posterior:
+    """The posterior as if it had more frequencies than a factor takes, and more points than solves have time for."""
     state = post.state
-    few = replace(state.settings, solves=SolveSettings(dense=20, block=50, share=2), solved_numbers=0)
+    few = replace(state.settings, windows=windows, solves=SolveSettings(dense=20, block=50, share=2), solved_numbers=0)
     system = replace(state.weights.system, settings=few.solves)
     solution = replace(state.weights.solution, iterations=20)
     weights = replace(state.weights, system=system, solution=solution)
-    sampled = fgp.Posterior(replace(state, settings=few, weights=weights)).predict(x_test)
-    error = sampled.variance_standard_error if hasattr(sampled, "variance_standard_error") else None
+    return fgp.Posterior(replace(state, settings=few, weights=weights))
+
+
+def test_sampled_variances_say_their_error() -> None:
+    x, y = _rows(400, 2, 0.05)
+    gp, x_test = _gp(2, 0.05, 0.4), _rows(200, 2, 0.05, 1)[0]
+    post = gp.condition(x, y, approximation="fourier")
+    sampled = _with_little_factored(post, WindowSettings(frequencies=())).predict(x_test)
     known = post.predict(x_test).variance
     ratio = sampled.variance / known
     assert 0.85 < float(ratio.mean()) < 1.15
     assert float(ratio.std()) < 0.4
     (event,) = of_kind(sampled.report.events, EventKind.FOURIER_VARIANCE)
     assert event.fields["draws"] == 32
-    assert error is None or float(error.min()) > 0.0
+
+
+@pytest.mark.parametrize(("d", "lengthscale", "frequencies"), [(1, 0.02, 200), (2, 0.12, 500), (2, 0.12, 300)], ids=str)
+def test_variances_by_windows_are_within_what_they_say(d: int, lengthscale: float, frequencies: int) -> None:
+    """With a gap, whose variances are near the prior's, (M-445)."""
+    x, y = _rows(3000, d, 0.05)
+    kept = (x - 0.4).norm(dim=1) > 0.15
+    gp, x_test = _gp(d, 0.05, lengthscale), _rows(400, d, 0.05, 1)[0]
+    post = gp.condition(x[kept], y[kept], approximation="fourier")
+    near = _with_little_factored(post, WindowSettings(frequencies=(frequencies,))).predict(x_test)
+    ratio = near.variance / post.predict(x_test).variance - 1.0
+    (event,) = of_kind(near.report.events, EventKind.FOURIER_WINDOWS)
+    assert event.fields["error"] < 0.06
+    assert float(ratio.abs().max()) < 1.5 * event.fields["error"] + 1e-3
+    assert float(ratio.abs().median()) < 0.01
 
 
 @pytest.mark.parametrize("held", [True, False])

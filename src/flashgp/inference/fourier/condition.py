@@ -17,6 +17,7 @@ from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.grid import PIECE, Grid, library
+from flashgp.inference.fourier.local import windows_serve
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of, obstacle
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
@@ -139,7 +140,7 @@ def condition_on(
     weights = WeightPosterior.of(sums, system, asked)
     held = survey.source if isinstance(survey.source, Held) else None
     drawn = None
-    if held is None and not system.dense:
+    if held is None and not system.dense and not windows_serve(system, prior.kernel, survey.width, options.windows):
         again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail))
         drawn = drawn_weights(weights, again, options.draws, options, settings.run.seed + DRAWN_SEED)
     events = [Event(

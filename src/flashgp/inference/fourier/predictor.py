@@ -19,6 +19,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
+from flashgp.inference.fourier.local import near_variance
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.predict.paths import Paths, repeated_mean
 from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
@@ -71,13 +72,20 @@ class FourierPredictor(Predictor):
                 half = self._phi(x)
                 value = state.grid.dot(half, self._solved(half))
             else:
-                value = system.inverse_variance(lambda a, b: self._phi(x[a:b]), len(x))
+                value = system.inverse_variance_at(x)
             return Variance(value + tail)
-        functions = state.grid.forward(x, system.root * state.sampled)
-        count = len(functions)
-        value = functions.square().mean(0)
-        error = value * (2.0 / count) ** 0.5
-        self.report.events.append(Event(EventKind.FOURIER_VARIANCE, draws=count, error=(2.0 / count) ** 0.5))
+        near = near_variance(system, state.prior.kernel, x, tail, state.settings.windows)
+        if near is not None:
+            value, share = near
+            error = share * (value + tail)
+            self.report.events.append(Event(EventKind.FOURIER_WINDOWS, error=share))
+        elif state.drawn is None and state.held is None:
+            return Variance(system.inverse_variance_at(x) + tail)
+        else:
+            value = state.grid.forward(x, system.root * state.sampled).square().mean(0)
+            share = (2.0 / state.settings.draws) ** 0.5
+            error = value * share
+            self.report.events.append(Event(EventKind.FOURIER_VARIANCE, draws=state.settings.draws, error=share))
         return Variance(value + tail, error, (value - 2.0 * error).clamp_min(0.0) + tail, value + 2.0 * error + tail)
 
     def _by_solves(self, points: int) -> bool:

@@ -221,6 +221,15 @@ def _length(kernel: Kernel, column: int, d: int, wide: float, settings: GridSett
     )
 
 
+@torch.no_grad()
+def correlation(kernel: Kernel, column: int, d: int, lag: float) -> float:
+    """|k| at a lag along a column, over k(0)."""
+    point = torch.zeros(2, d, dtype=F64)
+    point[0, column] = lag
+    far, own = _values(kernel, point).tolist()
+    return abs(far) / own
+
+
 def _period(leaf: Kernel, column: int, d: int) -> float:
     """Period of a leaf along a column."""
     assert isinstance(leaf, Periodic | Cosine)

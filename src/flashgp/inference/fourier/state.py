@@ -14,6 +14,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
 from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.local import WindowSettings
 from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import Solution, SolveSettings
@@ -30,12 +31,13 @@ OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")
 
 @dataclass(frozen=True)
 class FourierSettings:
-    """Fields: grid; solves; draws that variances are sampled from; sampled_error, relative, of their solves;
+    """Fields: grid; solves; windows; draws that variances are sampled from; sampled_error, relative, of their solves;
     sampled_accuracy, of the transforms that draw noise; solved_numbers, of transforms, that
     variances of points may take by solves."""
 
     grid: GridSettings = field(default_factory=GridSettings)
     solves: SolveSettings = field(default_factory=SolveSettings)
+    windows: WindowSettings = field(default_factory=WindowSettings)
     draws: int = 32
     sampled_error: float = 1e-2
     sampled_accuracy: float = 1e-4

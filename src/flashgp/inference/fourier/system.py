@@ -8,7 +8,6 @@ determinant is then estimated by Lanczos quadrature of some solves, from vectors
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -191,18 +190,18 @@ class WeightSystem:
         products = torch.conj(v) * (self(u) - u) + torch.conj(u) * (z - v)
         return logs, 0.5 * products.real.mean(0)
 
-    def inverse_variance(self, waves: Callable[[int, int], Tensor], count: int) -> Tensor:
-        """phi* B^-1 phi of vectors phi, (count,). Args: waves, phi from one number to another, (k, *shape)."""
+    def inverse_variance_at(self, x: Tensor) -> Tensor:
+        """phi* B^-1 phi of the waves phi of points (n, columns), times W, (n,)."""
         size = max(1, self.settings.batch_numbers // self.spectrum.numel() // (8 if self.dense else 1))
-        parts = []
-        for start in range(0, count, size):
-            phi = waves(start, min(count, start + size))
+        parts = [x.new_zeros(0, dtype=F64)]
+        for some in x.split(size) if len(x) else ():
+            phi = self.root * self.grid.waves(some)
             if self.dense:
                 half = torch.linalg.solve_triangular(self.factor, self.basis.coordinates(phi).mT, upper=False)
                 parts.append(half.square().sum(0))
             else:
                 parts.append(self.grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=F64)
+        return torch.cat(parts)
 
 
 def _quadrature(alphas: Tensor, betas: Tensor) -> Tensor:
