@@ -300,7 +300,7 @@ def test_ctrl_c_keeps_the_best_so_far(folder: Path, tmp_path: Path) -> None:
     assert TableModel.load(model).posterior.count == 60
 
 
-def test_ctrl_c_ends_what_follows_the_fit_too(tmp_path: Path) -> None:
+def test_ctrl_c_ends_what_follows_the_fit_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of more than a few rows nobody waits for scores and importance of a model that did not finish."""
 
     class Interrupting(Console):
@@ -312,11 +312,12 @@ def test_ctrl_c_ends_what_follows_the_fit_too(tmp_path: Path) -> None:
             yield callback
 
     table = write(tmp_path / "table.csv", HEAD, columns(450))
-    console = Interrupting(json=True)
+    console = Interrupting()
     options = FitArguments(table=str(table), target="y", starts=1, kernel="RBF()", target_transform="none")
     said = run_fit(options, console)
     assert said["interrupted"]
     assert said["importance"] is None
+    assert capsys.readouterr().out.count("Ctrl-C ended the fit") <= 1, "once"
     assert "Ctrl-C left no time for the importance of inputs." in console.notes
 
 

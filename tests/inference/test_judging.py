@@ -1,5 +1,7 @@
 """Verdicts: what is explained and held, beside sums written out; every planted fault is found, and none in noise."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -123,6 +125,8 @@ def test_intervals_that_hold_too_few_or_too_many() -> None:  # (M-421)
     assert EventKind.INTERVALS_NARROW in kinds(narrow)
     assert "hold 83 of 100, 92 to 98 expected: too narrow" in narrow.sentence
     assert EventKind.INTERVALS_WIDE in kinds(judged(scored(z, held=200), How.HELD_OUT))
+    rounding = dataclasses.replace(scored(z, held=200), loss=1e-9 * z**2)
+    assert EventKind.INTERVALS_WIDE not in kinds(judged(rounding, How.HELD_OUT)), "of errors that are none"
     little = judged(scored(z, held=180), How.HELD_OUT)
     assert not kinds(little)
     assert "92 to 98 expected: a little narrow" in little.sentence
@@ -142,8 +146,16 @@ def test_faults_of_rows_are_found() -> None:
     assert not kinds(model().condition(x, y).judge())
     counting = torch.column_stack([x[:, 0], torch.arange(ROWS, dtype=torch.float64)])
     assert EventKind.COUNTS_ROWS in kinds(model().condition(counting, y).judge())
-    twice = model().condition(x.repeat(2, 1), y.repeat(2)).judge()
-    assert EventKind.ROWS_REPEATED in kinds(twice)
+    twice = model().condition(x.repeat(2, 1), y.repeat(2))
+    assert EventKind.ROWS_REPEATED in kinds(twice.judge())
+    assert str(twice.judge()).startswith("Not judged: most rows repeat another one")
+    new = x + 0.01
+    assert twice.judge(new, y).word is not Word.UNJUDGED, "which are not among the rows"
+    copies = torch.column_stack([x[:, 0], 3.0 - 100.0 * y])
+    (event,) = [one for one in model().condition(copies, y).judge().findings if one.kind is EventKind.COPIES_TARGET]
+    assert event.fields["column"] == "x2"
+    almost = torch.column_stack([x[:, 0], y + 0.01 * y.std() * torch.sin(37.0 * x[:, 0])])
+    assert EventKind.COPIES_TARGET not in kinds(model().condition(almost, y).judge())
     same = model().condition(x, torch.ones_like(y)).judge()
     assert same.word is Word.UNJUDGED
     assert EventKind.CONSTANT_TARGET in kinds(same)

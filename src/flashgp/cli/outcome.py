@@ -45,7 +45,7 @@ _ROUTINE = frozenset(
         EventKind.POINTS_REJECTED, EventKind.RESUMED, EventKind.GRADIENTS_ESTIMATED, EventKind.GRADIENTS_BY_FACTORS,
         EventKind.GRADIENTS_IN_FLOAT64, EventKind.GRADIENTS_FULL_SCALE, EventKind.FLOAT64_PRODUCTS,
         EventKind.PRECONDITIONER_AT_ONCE, EventKind.PRECONDITIONER_COMPARED, EventKind.LOG_DETERMINANT,
-        EventKind.HYPERPARAMETERS_DRAWN,
+        EventKind.HYPERPARAMETERS_DRAWN, EventKind.COLUMNS_FOUND,
         EventKind.ROWS_JOINED, EventKind.ON_BOUND, EventKind.SITES, EventKind.FIT_SITES, EventKind.VARIANCE_LEFT_OUT,
     }
 )  # fmt: skip
@@ -170,8 +170,11 @@ def say_outcome(outcome: FitOutcome, console: Console) -> None:
     shown = {event.kind for event in verdict.findings}
     if EventKind.NO_BETTER in shown or verdict.word is Word.UNJUDGED:
         shown.add(EventKind.NOTHING_EXPLAINED)
+    if EventKind.UNFINISHED in shown:
+        shown.add(EventKind.FIT_INTERRUPTED)
     told = [event for event in report.events if verbose or not (event.kind in _ROUTINE | shown or _of_text(event))]
     findings += [] if verbose else [*map(str, told)]
+    findings = [text for text in findings if text not in outcome.warnings]  # said before
     most = len(findings) if verbose or len(findings) <= _MAX_FINDINGS else _MAX_FINDINGS - 1
     for text in findings[:most]:
         console.say(f"- {text}")

@@ -1,7 +1,7 @@
 """Deadline: when a call has to have answered. It is made where the call begins, and passed down to all that takes time.
 
 Whatever may take long asks it before it begins: how much is left, and whether so many seconds more would pass it. What
-has begun is not interrupted. Does not do: Ctrl-C.
+has begun is not interrupted. Does not do: Ctrl-C, after which another deadline holds.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ class Deadline:
         limit: seconds, as the user gave them, for messages; None for no limit.
         end: a time of the clock.
         clock: in seconds; tests have one of their own.
+        by_hand: whether Ctrl-C made it.
 
     Example:
         >>> deadline = Deadline.after(60.0)
@@ -35,6 +36,7 @@ class Deadline:
     limit: float | None = None
     end: float = math.inf
     clock: Callable[[], float] = time.perf_counter
+    by_hand: bool = False
 
     @classmethod
     def after(
@@ -68,6 +70,16 @@ class Deadline:
     def before(self, seconds: float) -> "Deadline":
         """Deadline so many seconds earlier, which are left to what follows."""
         return dataclasses.replace(self, end=self.end - seconds)
+
+    def interrupted(self, seconds: float) -> "Deadline":
+        """Deadline of what follows Ctrl-C: so many seconds from now, or this one where it ends before."""
+        end = self.clock() + seconds
+        return self if self.end <= end else dataclasses.replace(self, limit=seconds, end=end, by_hand=True)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Fields of an event that it is the reason of."""
+        return {"limit": self.limit, "by_hand": self.by_hand or None}
 
     def share(self, part: float) -> "Deadline":
         """Deadline of this part of the time that is left, if any."""

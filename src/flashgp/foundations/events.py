@@ -337,11 +337,12 @@ class EventKind(Enum):
     PRECONDITIONER_REFUSED = "{solver} is slow; the full-scale preconditioner could not be made: {error}"
 
     FACTOR_ON_TIME = (
-        "The time limit of {limit:g} s left no time for what was planned: a float64 factor of all rows took its place."
+        "[{by_hand:if}Ctrl-C|The time limit of {limit:g} s] left no time for what was planned: a float64 factor of all "
+        "rows took its place."
     )
     POSTERIOR_OF_PART = (
-        "The time limit of {limit:g} s left no time for the planned posterior of {of:n row}: this one is of {rows:,} "
-        "random ones. Allow more time, or call gp.condition(x, y), for that of all."
+        "[{by_hand:if}Ctrl-C|The time limit of {limit:g} s] left no time for the planned posterior of {of:n row}: this "
+        "one is of {rows:,} random ones. Allow more time, or call gp.condition(x, y), for that of all."
     )
 
     # likelihood
@@ -427,7 +428,7 @@ class EventKind(Enum):
     )
     TARGET_TRANSFORMED = (
         "The target is modelled on another scale, {transform}: [{rows:n row} of it, left out one by one, are predicted "
-        "better by {left_out:.3g} in log density, beside a standard error of {error:.2g}|no other was tried]"
+        "better by {left_out:,.4g} in log density, beside a standard error of {error:.2g}|no other was tried]"
         "[, since {untried}][. Not all were tried, since {cut}]."
     )
     TARGET_KEPT = (
@@ -549,7 +550,7 @@ class EventKind(Enum):
     )
     INTERVALS_WIDE = (
         "95 % intervals are too wide: they hold {held:.0f} of 100 rows, {low:.0f} to {high:.0f} expected. A few rows "
-        "far off, or noise that differs from row to row, make them so; look at the worst rows."
+        "far off, noise that differs from row to row, or values in clusters make them so; look at the worst rows."
     )
     TOO_SURE = (
         "Probabilities are too sure: the most probable class is right in {held:.0f} of 100 rows, {low:.0f} to "
@@ -572,6 +573,10 @@ class EventKind(Enum):
     COUNTS_ROWS = (
         "The input {column} counts the rows: each is one step beyond the one before. Leave it out, unless the order of "
         "rows means something."
+    )
+    COPIES_TARGET = (
+        "The input {column} is the target itself, but for a shift and a scale. Leave it out, unless it is known before "
+        "the target is."
     )
     FEW_ROWS = (
         "There are few rows, {rows:,}, for {parameters} parameters: predictions may change much with other rows. More "

@@ -262,8 +262,9 @@ def fit(
             each other, 10 minutes unless told.
 
     Returns:
-        Fit. Ctrl-C and the time limit return the best so far, with `interrupted`. Ctrl-C in an iterative solve of the
-            posterior gives its best weights so far, labelled with the bound they reached.
+        Fit. Ctrl-C and the time limit return the best so far, with `interrupted`: after Ctrl-C the exact posterior is
+            of as many random rows as a second allows, if not of all, and gp.condition(x, y) has all. Ctrl-C in an
+            iterative solve of the posterior gives its best weights so far, labelled with the bound they reached.
 
     Raises:
         ShapeError: as `GP.condition`.

@@ -285,6 +285,7 @@ def findings_of(state: BaseState, told: Told) -> list[Event]:
             for j in _counting(x)
             if j not in (*told.times, *told.codes)
         ]
+        found += [Event(EventKind.COPIES_TARGET, column=told.name(j)) for j in _copies(x, y, settings.exactly)]
         twins = n - len(np.unique(hashes(np.column_stack([x, y]))))
         if 2 * twins > settings.repeated * n:
             found.append(Event(EventKind.ROWS_REPEATED, share=min(100.0, 200.0 * twins / n)))
@@ -305,6 +306,15 @@ def _counting(x: Array) -> list[int]:
     steps, span = np.diff(x, axis=0), np.ptp(x, axis=0)
     even = np.abs(steps - steps.mean(axis=0)).max(axis=0) <= 1e-6 * np.abs(steps.mean(axis=0))
     return np.flatnonzero(even & (span > 0.0)).tolist()
+
+
+def _copies(x: Array, y: Array, most: float) -> list[int]:
+    """Columns, of several, that are a target y but for a shift and a scale. Args: most, the share of squares left."""
+    if x.shape[1] < 2 or y.ndim > 1 or len(np.unique(y)) <= 2:
+        return []
+    u, v = x - x.mean(axis=0), y - y.mean()
+    squares = np.square(u).sum(axis=0) * np.square(v).sum()
+    return np.flatnonzero((squares > 0.0) & (np.square(u.T @ v) > (1.0 - most) * squares)).tolist()
 
 
 def out_of_range(state: BaseState, x: Array, told: Told) -> Event | None:

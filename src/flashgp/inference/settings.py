@@ -32,6 +32,7 @@ class TimeSettings:
             of a quarter of the rows is the better one (decision 23).
         max_residual: relative.
         grace_share, grace_seconds: of the limit, and beside: by which planned work may pass it.
+        interrupt_seconds: of the exact posterior of one process once Ctrl-C has ended its search.
         negligible_seconds: of work that is done however late it is.
         growth: of the numbers of rows that are priced, one after the other.
     """
@@ -47,6 +48,7 @@ class TimeSettings:
     max_residual: float = 0.1
     grace_share: float = 0.1
     grace_seconds: float = 1.0
+    interrupt_seconds: float = 1.0
     negligible_seconds: float = 0.1
     growth: float = 1.25
 

@@ -34,7 +34,7 @@ def deadline_of(group: Group, deadline: Deadline) -> Deadline:
     """One deadline for all ranks; with a group of one the deadline itself."""
     if group.size == 1:
         return deadline
-    return GroupDeadline(deadline.limit, deadline.end, deadline.clock, group)
+    return GroupDeadline(deadline.limit, deadline.end, deadline.clock, group=group)
 
 
 def late(group: Group, deadline: Deadline, seconds: float = 0.0) -> bool:

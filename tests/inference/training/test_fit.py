@@ -11,6 +11,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.events import Event, EventKind
+from flashgp.inference.settings import TimeSettings
 from flashgp.inference.training.objective import LogJoint
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
@@ -247,6 +248,22 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
         )
         assert relative(cut.posterior.log_marginal_likelihood(), cut.gp.log_marginal_likelihood(x, y)) < 1e-12
     assert not whole.interrupted
+
+
+def test_after_an_interrupt_the_posterior_is_of_what_there_is_time_for() -> None:
+    """In place of minutes that nobody who pressed Ctrl-C waits for."""
+    x, y = data(120)
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    none = TimeSettings(min_rows=30, grace_share=0.0, grace_seconds=0.0, negligible_seconds=0.0, interrupt_seconds=0.0)
+    settings = FitSettings(time=none)
+    with pytest.warns(fgp.FlashGPWarning, match="Ctrl-C left no time for the planned posterior of 120 rows: this one"):
+        cut = fgp.fit(model(), x, y, starts=1, progress=stop, settings=settings)
+    assert cut.posterior.count == 30
+    assert fgp.fit(model(), x, y, starts=1, max_iterations=1, settings=settings).posterior.count == 120
+    assert fgp.fit(model(), x, y, starts=1, progress=stop).posterior.count == 120
 
 
 @pytest.mark.parametrize(("at", "again"), [(1, False), (4, False), (4, True)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.inference.training.objective import Evaluation, Objective
+from flashgp.inference.training.objective import Evaluation, Objective, log_values
 from flashgp.inference.training.options import FitSettings
 from flashgp.inference.training.settings import SearchSettings
 from inference.plain_gp import data, model
@@ -29,6 +29,18 @@ class LeaveOneOut(Objective):
             value = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi)).sum()
             slopes = torch.autograd.grad(value, self.parameters.tensors, allow_unused=True)
         return Evaluation(value.item(), self.parameters.flat(slopes))
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_whose_exponential_overflows_have_a_density() -> None:
+    """A search tries such steps; their logarithms are finite."""
+    theta, lower = numpy.array([-900.0, -1.0, 2.0, 900.0]), numpy.array([0.0, 0.5, 0.0, 0.5])
+    value, slope = log_values(lower, theta)
+    assert numpy.allclose(value[1:3], numpy.log(lower[1:3] + numpy.exp(theta[1:3])), rtol=1e-15)
+    assert value[[0, 3]].tolist() == [-900.0, 900.0]
+    step = 1e-6
+    slopes = (log_values(lower, theta + step)[0] - log_values(lower, theta - step)[0]) / (2.0 * step)
+    assert numpy.allclose(slope, slopes, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [400, 8])

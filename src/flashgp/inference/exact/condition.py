@@ -264,10 +264,10 @@ def _of_part(prior: Prior, data: Data, settings: ConditionSettings, slowdown: fl
     )
     rows = int(smallest(settings.run.group, rows))
     if rows < n:
-        event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
+        event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, **deadline.told)
         warn(str(event))
     else:
-        event = Event(EventKind.FACTOR_ON_TIME, limit=deadline.limit)
+        event = Event(EventKind.FACTOR_ON_TIME, **deadline.told)
     alone = with_run(settings, deadline=NO_DEADLINE, dtype=torch.float64, memory=plan.available_bytes)
     settings = replace(alone, plan=None, solver=None)
     part = data.random(rows, settings.run.seed)

@@ -52,6 +52,7 @@ class VerdictSettings:
             they make up so much of the squared error, each so many standard deviations off.
         rows_per_parameter: below which rows are few.
         repeated: share of rows that repeat another one, from which scores mean little.
+        exactly: share of the squares that is left at most where errors are those of rounding.
         least_judged: rows below which they say nothing of others.
         least_left: share of the loss that is left at least where structure in it matters.
         least_rows: below which residuals are not looked at.
@@ -80,6 +81,7 @@ class VerdictSettings:
     few_deviations: float = 3.0
     rows_per_parameter: float = 2.0
     repeated: float = 0.5
+    exactly: float = 1e-6
     least_judged: int = 10
     least_left: float = 0.01
     least_rows: int = 20
@@ -134,7 +136,7 @@ class Verdict:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         word = self.word.capitalize()
-        if self.explained is None:
+        if self.explained is None or self.word is Word.UNJUDGED:
             return f"{word}: {self.reason}"
         parts = [f"{word}: predictions of {self.of}{self.how} {self._explains}"]
         if self.calibration is not None:
@@ -163,9 +165,12 @@ class Verdict:
         return f"95 % intervals hold {_count(held)} of {of}, {words}"
 
     def with_findings(self, findings: Sequence[Event]) -> "Verdict":
-        """The verdict with more findings, each kind once."""
+        """The verdict with more findings, each kind once; none where they say that rows left out are known."""
         known = {event.kind for event in self.findings}
-        return replace(self, findings=(*self.findings, *(event for event in findings if event.kind not in known)))
+        found = replace(self, findings=(*self.findings, *(event for event in findings if event.kind not in known)))
+        if self.how is How.HELD_OUT or all(event.kind is not EventKind.ROWS_REPEATED for event in findings):
+            return found
+        return replace(found, word=Word.UNJUDGED, reason=self.reason or _REPEATED)
 
     def __str__(self) -> str:
         return "\n".join([self.sentence, *(f"- {finding}" for finding in self.findings)])
@@ -206,7 +211,8 @@ def judged(scored: Scored, how: How, findings: Sequence[Event] = (), settings: V
     if word is Word.USELESS:
         found.append(Event(EventKind.NO_BETTER, classes=classes or None))
     below, above = (settings.off_classes,) * 2 if classes else (settings.below, settings.above)
-    if off := scored.calibration.off(below, above, settings.by_chance):
+    off = scored.calibration.off(below, above, settings.by_chance)
+    if off < 0 or (off > 0 and (classes or explained.value < 1.0 - settings.exactly)):
         low, high = (100.0 * end for end in scored.calibration.range)
         kinds = _CLASSES_OFF if classes else _INTERVALS_OFF
         found.append(Event(kinds[off], held=100.0 * scored.calibration.share, low=low, high=high))
@@ -219,6 +225,7 @@ def unjudged(reason: str, findings: Sequence[Event] = ()) -> Verdict:
 
 
 _WITHOUT = "all rows have the same target, and there is nothing to explain."
+_REPEATED = "most rows repeat another one, and one that is left out is known from its twin."
 _INTERVALS_OFF = {-1: EventKind.INTERVALS_NARROW, 1: EventKind.INTERVALS_WIDE}
 _CLASSES_OFF = {-1: EventKind.TOO_SURE, 1: EventKind.TOO_CAUTIOUS}
 _OFF = frozenset((*_INTERVALS_OFF.values(), *_CLASSES_OFF.values()))

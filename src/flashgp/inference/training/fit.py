@@ -162,7 +162,7 @@ class EngineFit(ABC, Generic[S]):
         events = [one for one in (widened, *told) if one is not None and one.kind is not EventKind.SITES]
         if rows == n:
             return prior, Data(prior, data.x, data.y, data.promoted), events
-        events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit))
+        events.append(Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, **deadline.told))
         warn(str(events[-1]))
         return prior, Data(prior, last.problem.x, last.problem.y, data.promoted), events
 

@@ -161,6 +161,13 @@ class Objective(ABC):
         """Gradients by that, or what serves later, from now on, where they are estimated."""
 
 
+def log_values(lower: Array | float, theta: Array) -> tuple[Array, Array]:
+    """log(lower + e^theta) and its slope, also where a search tries a theta whose exponential overflows."""
+    with numpy.errstate(divide="ignore"):
+        found = numpy.logaddexp(numpy.log(lower), theta)
+    return found, numpy.exp(theta - found)
+
+
 class ParameterPriors:
     """Log densities of the priors on a vector's entries in closed form, eqs. (M-45) to (M-47), and (M-290).
 
@@ -223,34 +230,34 @@ class ParameterPriors:
         total = 0.0
         if self._log_normal:
             at, lower, mean, sd, density = self._log_normal
-            grown = numpy.exp(theta[at])
-            value = lower + grown
-            z = (numpy.log(value) - mean) / sd
-            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * LOG_2PI + density * numpy.log(value)).sum())
-            numpy.add.at(gradient, at, -(z / sd + density) * grown / value)
+            log_value, slope = log_values(lower, theta[at])
+            z = (log_value - mean) / sd
+            total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * LOG_2PI + density * log_value).sum())
+            numpy.add.at(gradient, at, -(z / sd + density) * slope)
         if self._gamma:
             at, lower, shape, rate = self._gamma
-            grown = numpy.exp(theta[at])
-            value = lower + grown
+            log_value, slope = log_values(lower, theta[at])
+            with numpy.errstate(over="ignore"):  # whose density is 0
+                value = rate * numpy.exp(log_value)
             constant = shape * numpy.log(rate) - numpy.array([math.lgamma(s) for s in shape])
-            total += float(((shape - 1) * numpy.log(value) - rate * value + constant).sum())
-            numpy.add.at(gradient, at, ((shape - 1) / value - rate) * grown)
+            total += float(((shape - 1) * log_value - value + constant).sum())
+            numpy.add.at(gradient, at, (shape - 1 - value) * slope)
         if self._normal:
             at, mean, sd = self._normal
             z = (theta[at] - mean) / sd
             total -= float((0.5 * z * z + numpy.log(sd) + 0.5 * LOG_2PI).sum())
             numpy.add.at(gradient, at, -z / sd)
         for at, low, means, prior in self._common:  # beside the above, (M-290)
-            grown = numpy.exp(theta[at])
-            sums = ((numpy.log(low + grown) - means) / prior.sd).sum(-1, keepdims=True)
+            log_value, slope = log_values(low, theta[at])
+            sums = ((log_value - means) / prior.sd).sum(-1, keepdims=True)
             spread = math.log1p(at.shape[-1] * (prior.common / prior.sd) ** 2)
             total += 0.5 * float((prior.shared * sums * sums - spread).sum())
-            gradient[at] += prior.shared / prior.sd * sums * grown / (low + grown)
+            gradient[at] += prior.shared / prior.sd * sums * slope
         for at, low, sparse in self._sparse:
-            grown = numpy.exp(theta[at])
-            value, slopes = sparse.log_density(numpy.log(low + grown))
+            log_value, slope = log_values(low, theta[at])
+            value, slopes = sparse.log_density(log_value)
             total += value
-            gradient[at] += slopes * grown / (low + grown)
+            gradient[at] += slopes * slope
         return total, gradient
 
     def curvature(self, theta: Array, step: float = 1e-3) -> Array:
