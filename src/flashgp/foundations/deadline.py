@@ -79,7 +79,7 @@ class Deadline:
     @property
     def told(self) -> dict[str, Any]:
         """Fields of an event that it is the reason of."""
-        return {"limit": self.limit, "by_hand": self.by_hand or None}
+        return {"limit": self.limit, **({"by_hand": True} if self.by_hand else {})}
 
     def share(self, part: float) -> "Deadline":
         """Deadline of this part of the time that is left, if any."""
