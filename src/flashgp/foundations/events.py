@@ -303,6 +303,16 @@ class EventKind(Enum):
 
     # linear solves
     SOLVED = "Solve: {iterations:n iteration}, {passes:.3g} passes over the pairs."
+    APPROXIMATE_PRODUCTS = (
+        "Products with the covariance matrix by Fourier series of {frequencies:,} frequencies, refined by exact ones: "
+        "about {gain:.1f} times quicker."
+    )
+    APPROXIMATE_PRODUCTS_REFUSED = "Products of all pairs: approximate ones {why}."
+    APPROXIMATE_PRODUCTS_DEARER = (
+        "Products of all pairs: those by Fourier series, of {frequencies:,} frequencies, would be {gain:.2g} times as "
+        "quick; from {least:g} times on they are taken."
+    )
+    APPROXIMATE_PRODUCTS_LEFT = "{solver}: approximate products gained too little; those of all pairs go on from there."
     SOLVE_ENDED = (
         "{reason:stop} [The mean is off by at most {bound:.2e}; {asked:.2e} was asked for.|The relative residual is "
         "{residual:.1e}; without noise no bound of the mean is known.]"

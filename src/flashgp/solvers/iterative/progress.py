@@ -143,7 +143,7 @@ class Progress:
         energy = energy if bound is None else torch.minimum(energy, bound)
         return self.goal.met(relative, energy * self.scale[columns])
 
-    def excess(self, columns: Tensor, residual: Tensor) -> float:
+    def excess(self, columns: Tensor | slice, residual: Tensor) -> float:
         """Factor by which the residuals are too large."""
         merit = self._merit(*self._sizes(residual, columns))
         return float(merit.max()) if len(merit) else 0.0
