@@ -19,6 +19,7 @@ from flashgp.solvers.contract import NO_LIMITS, Goal, Limits, Prepared, Solution
 from flashgp.solvers.direct.cholesky import TriangularFactor
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.iterative.lanczos import LogDeterminant, log_determinant
+from flashgp.solvers.iterative.refinement import ApproximateProducts, RefinedGradients
 from flashgp.solvers.preconditioners.cholesky import CholeskyPreconditioner
 from flashgp.solvers.settings import REFINEMENT
 
@@ -59,15 +60,17 @@ class Solves:
         factor: TriangularFactor | None = None,
         reflected: bool = False,
         tiles: StoredTiles | None = None,
+        products: ApproximateProducts | None = None,
     ) -> "Solves":
         """Solves as a plan says: on the tiles it stores or computes again, or with the factor it made.
 
         Args: operator, K of the rows; noise (n,) or (1,); reflected: as CholeskyPreconditioner; tiles, of K, where they
-            are stored already.
+            are stored already; products, of a matrix near K, for solves without a factor.
         """
         stored = plan is not None and plan.route == "stored"
         if factor is None:
-            solver = ConjugateGradients(None if plan is None else plan.rank)
+            rank = None if plan is None else plan.rank
+            solver = ConjugateGradients(rank) if products is None else RefinedGradients(products, rank)
             method = PreparedOnce(solver, solver.name)
             if settings.group.size > 1:
                 with settings.group.together():  # room for tiles may lack on one rank

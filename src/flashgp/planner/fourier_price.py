@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 
 from flashgp.planner.approximate import ApproximatePrice
-from flashgp.planner.fit_stages import Cost
-from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation
+from flashgp.planner.exact import solve_passes
+from flashgp.planner.fit_stages import Cost, WorkSettings
+from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation, Plan
 
 ASSUMED = (300, 60, 20)  # frequencies to each side of a column, of which there are one to three, for ranges of some
 # five lengthscales; a fit chooses them by what it finds
@@ -85,3 +86,52 @@ class FourierPrice(ApproximatePrice):
             Allocation(GRADIENT, "grids of vectors", 8 * 3 * vectors * self.padded),
             Allocation(GRADIENT, "a factor", dense),
         ]
+
+
+@dataclass(frozen=True)
+class ProductPrice:
+    """Price of a solve by approximate products, refined by exact ones, (M-442).
+
+    Fields: plan, of the solve by all pairs; n distinct rows of d columns; frequencies; share of the noise that n c_j
+    beyond them may be; wanted, residual over that of the noise; growth, of what an exact product leaves of the
+    residual, over (M-441); iterations; double, passes that a float64 one takes as long as; making, passes of the
+    preconditioner; row_seconds and number_seconds, of a row of one to three columns and of a frequency in a transform
+    in float32, which serves while that leaves at least single_contraction, in float64 as many times that.
+    """
+
+    plan: Plan
+    n: int
+    d: int
+    frequencies: int
+    share: float
+    wanted: float
+    growth: float = 2.5
+    iterations: int = 45
+    double: float = 2.7
+    making: float = 2.0
+    row_seconds: tuple[float, ...] = (3e-8, 6e-8, 2e-7)
+    number_seconds: float = 2.5e-8
+    single_contraction: float = 1e-2
+    float64: float = 3.0
+
+    @property
+    def contraction(self) -> float:
+        """What an exact product leaves of the residual."""
+        return min(0.5, self.growth * self.share * math.sqrt(1.0 + self.frequencies / self.n))
+
+    @property
+    def single(self) -> bool:
+        """True if transforms in float32 are as exact as the grid."""
+        return self.contraction >= self.single_contraction
+
+    @property
+    def exact_products(self) -> float:
+        return max(1.0, math.log(self.wanted) / math.log(self.contraction))
+
+    @property
+    def seconds(self) -> float:
+        passes, made = solve_passes(self.n, self.plan.rank, WorkSettings())
+        one = self.plan.seconds / (passes.middle + made)
+        product = self.n * self.row_seconds[self.d - 1] + self.frequencies * self.number_seconds
+        product *= 1.0 if self.single else self.float64
+        return (self.double * self.exact_products + self.making) * one + 2.0 * self.iterations * product

@@ -24,6 +24,7 @@ from flashgp.foundations.placement import placement_events
 from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
+from flashgp.inference.approximate_products import approximate_products
 from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
@@ -123,7 +124,7 @@ def condition(prior: Prior, data: Data, settings: ConditionSettings) -> AnyState
         theta = tuple(t.to(target) for t in prior.kernel.theta())
         residual = prior.residual(points, sites.targets)
         check_residual(residual)
-        whole = _Job(direct, prior, plan, rows, theta, y, replicates, residual, sites.variance, run, report)
+        whole = _Job(direct, prior, plan, points, rows, theta, y, replicates, residual, sites.variance, run, report)
         jobs = (
             [whole] if not prior.separate else [_of_output(whole, x, j, differentiable) for j in range(prior.factors)]
         )
@@ -220,11 +221,12 @@ def _with_missing_cells(prior: Prior, data: Data, settings: ConditionSettings, e
 
 @dataclass(frozen=True)
 class _Job:
-    """Problem and its options; y and replicates as the state has them; tiles of K, if stored."""
+    """Problem and its options; points, distinct ones; y and replicates as the state has them; tiles of K, if stored."""
 
     direct: DirectSettings
     prior: Prior
     plan: Plan
+    points: Tensor
     rows: Rows
     theta: tuple[Tensor, ...]
     y: Tensor
@@ -294,7 +296,11 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
         operator = CovarianceOperator(
             PairProblem(form, job.theta, job.rows), torch.float64, job.direct.workspace, options
         )
-        solves = Solves.of(plan, operator, job.noise, job.run, factor=factor, tiles=job.tiles)
+        products = None
+        if factor is None:
+            products, said = approximate_products(job.prior.kernel, job.points, job.noise, plan, job.run)
+            report.events += said
+        solves = Solves.of(plan, operator, job.noise, job.run, factor=factor, tiles=job.tiles, products=products)
         stopping = mean_goal(solves.system, job.run.tolerance)
         if factor is not None and job.run.group.size > 1:  # some corrections, which every rank makes by itself
             untimed = replace(limits, deadline=NO_DEADLINE)

@@ -121,7 +121,7 @@ class Grid:
                 part = torch.cat([part, torch.zeros_like(part[:1])])
             packed = torch.complex(part[::2].contiguous(), part[1::2].contiguous())
             angles = self.angles(x[start : start + PIECE])
-            total += torch.from_numpy(_transform("1", angles, packed.numpy(force=True), shape, accuracy))
+            total += torch.from_numpy(transform("1", angles, packed.numpy(force=True), shape, accuracy))
         mirrored = torch.conj(total.flip([*range(-self.d, 0)]))
         found = torch.stack([0.5 * (total + mirrored), -0.5j * (total - mirrored)], 1).flatten(0, 1)
         return self.half(found[: len(strengths)])
@@ -134,20 +134,22 @@ class Grid:
         packed = (whole[::2] + 1j * whole[1::2]).numpy(force=True)
         found = torch.empty(len(whole), len(x), dtype=torch.float64)
         for start in range(0, len(x), PIECE):
-            values = torch.from_numpy(_transform("2", self.angles(x[start : start + PIECE]), packed, (), accuracy))
+            values = torch.from_numpy(transform("2", self.angles(x[start : start + PIECE]), packed, (), accuracy))
             found[::2, start : start + PIECE], found[1::2, start : start + PIECE] = values.real, values.imag
         return found[: len(coefficients)]
 
 
-def _transform(
+def transform(
     kind: str, angles: Sequence[numpy.ndarray], values: numpy.ndarray, shape: tuple[int, ...], accuracy: float
 ) -> numpy.ndarray:
     """Nonuniform FFTs, (k, ...), of type 1 to that shape, or of type 2. Raises: BackendUnavailableError."""
     finufft = library()
     function: Callable[..., numpy.ndarray] = getattr(finufft, f"nufft{len(angles)}d{kind}")
     options: dict[str, Any] = {"eps": accuracy, "isign": -1 if kind == "1" else 1, "nthreads": torch.get_num_threads()}
+    if values.dtype == numpy.complex64:  # grids of 1.25 times as many numbers as frequencies, which are enough for it
+        options["upsampfac"], angles = 1.25, [one.astype(numpy.float32) for one in angles]
     if not len(angles[0]):
-        return numpy.zeros((len(values), *(shape or (0,))), numpy.complex128)
+        return numpy.zeros((len(values), *(shape or (0,))), values.dtype)
     if kind == "1":
         options["n_modes"] = shape if len(shape) > 1 else shape[0]
     return function(*angles, values, **options).reshape(len(values), *(shape or (-1,)))

@@ -136,9 +136,9 @@ def _folded(group: Decaying, d: int, axes: Sequence[tuple[int, float, Tensor]]) 
     return total
 
 
-def coefficients(kernel: Kernel, grid: Grid, d: int) -> Tensor:
+def coefficients(kernel: Kernel, grid: Grid, d: int, oversampled: float = OVERSAMPLED) -> Tensor:
     """c_j, a half of the grid's shape, differentiable by the parameters. Cost: 2^d M to 8^d M values."""
-    counts = [fast_length(2 * OVERSAMPLED * m + 1) for m in grid.orders]
+    counts = [fast_length(math.ceil(2 * oversampled * m) + 1) for m in grid.orders]
     vectors = (Cosine, SpectralMixture)
     even = not any(isinstance(leaf, vectors) and len(_own_columns(leaf, d)) > 1 for leaf in kernel.leaves())
     axes = []
@@ -184,6 +184,34 @@ def grid_of(
         wide = max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs())))
         lengths.append(_length(kernel, column, d, wide * (1.0 + settings.beyond[len(columns) - 1]), settings, room))
         orders.append(math.ceil(room * _order(groups, column, d, lengths[-1], tail)))
+    centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
+    return Grid(columns, centre, tuple(lengths), tuple(orders))
+
+
+@torch.no_grad()
+def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, settings: GridSettings) -> Grid:
+    """The grid for products between rows in a box, beyond which no coefficient is above `most`, (M-441).
+
+    Raises: NoGridError.
+    """
+    d, groups = len(low), _groups(kernel, len(low))
+    columns = columns_of(kernel, d)
+    wide = [max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs()))) for column in columns]
+    lengths = [
+        _length(kernel, column, d, one, settings, 1.0) for column, one in zip(columns, wide, strict=True)
+    ]  # fmt: skip
+    spectra = [along(groups, column, d, length) for column, length in zip(columns, lengths, strict=True)]
+    spectra = [one.flip(0).cummax(0).values.flip(0)[1:] for one in spectra]
+    together = all(len(group.columns) == len(columns) for group in groups)
+    allowed = prior_variance(kernel, d)
+    while True:  # a coefficient along a column is a sum over about as many as there are orders of the others
+        orders = [max(1, int((one > allowed).sum())) for one in spectra]
+        beside = math.prod(orders) / max(orders) if together else 1.0
+        if allowed <= most * beside:
+            break
+        allowed *= 0.8
+    if any(m >= len(one) for m, one in zip(orders, spectra, strict=True)):
+        raise NoGridError(f"by Fourier series needs more than {LAGS // 2:,} frequencies in a column")
     centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
     return Grid(columns, centre, tuple(lengths), tuple(orders))
 
@@ -240,11 +268,7 @@ def _period(leaf: Kernel, column: int, d: int) -> float:
 
 def _order(groups: Sequence[Decaying], column: int, d: int, length: float, tail: float) -> int:
     """Frequencies to each side along a column that leave no more variance out. Raises: NoGridError."""
-    lags = torch.arange(LAGS, dtype=F64) * (length / LAGS)
-    lags = torch.where(lags > 0.5 * length, lags - length, lags)
-    values = sum(_folded(group, d, [(column, length, lags)]) for group in groups)
-    assert isinstance(values, Tensor)
-    spectrum = torch.fft.rfft(values, norm="forward").real.clamp_min(0.0)
+    spectrum = along(groups, column, d, length)
     left = 2.0 * spectrum[1:].flip(0).cumsum(0).flip(0)  # of frequencies from 1, 2, ... on
     enough = (left <= tail).nonzero()
     if not len(enough):
@@ -253,3 +277,12 @@ def _order(groups: Sequence[Decaying], column: int, d: int, length: float, tail:
             'than the noise allows; pass "full_scale"'
         )
     return max(1, int(enough[0]))
+
+
+def along(groups: Sequence[Decaying], column: int, d: int, length: float) -> Tensor:
+    """Coefficients of the covariance function along a column, 0 in the others, at frequencies 0, 1, ..."""
+    lags = torch.arange(LAGS, dtype=F64) * (length / LAGS)
+    lags = torch.where(lags > 0.5 * length, lags - length, lags)
+    values = sum(_folded(group, d, [(column, length, lags)]) for group in groups)
+    assert isinstance(values, Tensor)
+    return torch.fft.rfft(values, norm="forward").real.clamp_min(0.0)

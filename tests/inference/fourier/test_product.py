@@ -1,0 +1,117 @@
+"""Certified solves by products of Fourier series: laws of the products, of answers and bounds, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.fourier.product import ProductSettings, fourier_products
+from flashgp.inference.fourier.spectrum import GridSettings, product_grid
+from flashgp.inference.run import Run
+from flashgp.planner.fourier_price import ProductPrice
+from flashgp.planner.plan import Plan
+
+F64 = torch.float64
+k = fgp.kernels
+
+
+def _rows(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.rand(n, d, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def _gp(kernel: k.Kernel, noise: float) -> fgp.GP:
+    return fgp.GP(kernel, fgp.means.Zero(), fgp.likelihoods.Gaussian(noise))
+
+
+def _slow(gp: fgp.GP, n: int, d: int) -> Plan:
+    """The plan of a machine on which pairs take long."""
+    return replace(fgp.plan(gp, n=n, d=d, route="recomputed", device="cpu"), seconds=100.0)
+
+
+CASES = [
+    (1, 0.01, k.Matern(nu=1.5, lengthscale=0.1)),
+    (1, 0.1, 1.3 * k.Matern(nu=0.5, lengthscale=0.3) + k.Periodic(period=0.2)),
+    (2, 0.05, k.Matern(nu=2.5, lengthscale=torch.tensor([0.2, 0.4], dtype=F64))),
+    (3, 0.05, k.RBF(0.5)),
+]
+
+
+@pytest.mark.parametrize(("d", "noise", "kernel"), CASES)
+def test_an_answer_lies_within_its_bound(d: int, noise: float, kernel: k.Kernel) -> None:
+    """Of dense float64, (M-76): the bound that all pairs have to meet, by few exact products, (M-440)."""
+    n, x_test = 600, _rows(40, d, 1)
+    x = _rows(n, d)
+    y = torch.sin(6.0 * x.sum(1)) + noise**0.5 * torch.randn(n, dtype=F64, generator=torch.Generator().manual_seed(2))
+    gp = _gp(kernel, noise)
+    plan = _slow(gp, n, d)
+    refined, pairs = gp.condition(x, y, plan=plan), gp.condition(x, y, plan=replace(plan, seconds=0.0))
+    assert of_kind(refined.report.events, EventKind.APPROXIMATE_PRODUCTS)
+    assert not of_kind(pairs.report.events, EventKind.APPROXIMATE_PRODUCTS)
+    dense = kernel.operator(x).to_dense().detach() + noise * torch.eye(n, dtype=F64)
+    exact = kernel.operator(x_test, x).to_dense().detach() @ torch.linalg.solve(dense, y)
+    for post in (refined, pairs):
+        assert post.report.error_bound is not None
+        assert float((post.predict(x_test).mean - exact).abs().max()) <= post.report.error_bound
+        assert post.report.error_bound <= 1e-3 * noise**0.5
+    (solved,), (other,) = (of_kind(post.report.events, EventKind.SOLVED) for post in (refined, pairs))
+    assert solved.fields["passes"] <= min(6.0, 0.7 * other.fields["passes"])
+
+
+@pytest.mark.parametrize("lengthscale", [0.1, 0.5])
+@pytest.mark.parametrize("share", [1e-2, 1e-3, 1e-4])
+def test_products_are_near_those_of_all_pairs(share: float, lengthscale: float) -> None:
+    """A^-1/2 (A - A~) A^-1/2 is no larger than a few times the share, and sqrt(1 + M / n) times that, (M-441)."""
+    kernel, x, noise = k.Matern(nu=1.5, lengthscale=lengthscale), _rows(400, 2), torch.tensor([0.05], dtype=F64)
+    plan = _slow(_gp(kernel, 0.05), 400, 2)
+    found, _ = fourier_products(kernel, x, noise, plan, Run(), ProductSettings(shares=(share,)))
+    assert found is not None
+    one = torch.eye(400, dtype=F64)
+    K = kernel.operator(x).to_dense().detach()
+    L = torch.linalg.cholesky(K + 0.05 * one)
+    error = torch.linalg.solve_triangular(L, K - found @ one - found.left_out * one, upper=False)
+    error = torch.linalg.solve_triangular(L, error.mT, upper=False)
+    assert float(torch.linalg.matrix_norm(error, 2)) <= 5.0 * share * (1.0 + found.grid.size / 400) ** 0.5
+
+
+def test_finer_grids_take_fewer_exact_products() -> None:
+    """(M-442): and each has more frequencies, beyond which no coefficient is above the share."""
+    gp, n = _gp(k.Matern(nu=1.5, lengthscale=0.2), 0.01), 200_000
+    corners = torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64)
+    plan, before = replace(_slow(gp, n, 2), seconds=200.0), (0, 1e9)
+    for share in (1e-2, 1e-3, 1e-5):
+        grid = product_grid(gp.kernel, *corners, share * 0.01 / n, GridSettings(beyond=(0.0, 0.0, 0.0)))
+        price = ProductPrice(plan, n, grid.d, grid.size, share, 1e-7)
+        assert grid.size > before[0]
+        assert price.exact_products < before[1]
+        before = grid.size, price.exact_products
+
+
+REFUSED = [
+    (2, {}, k.Matern() * k.Linear(), "stationary"),
+    (4, {}, k.Matern(), "one to 3 columns"),
+    (2, {"deterministic": True}, k.Matern(), "deterministic"),
+    (2, {"available_bytes": 10**6}, k.Matern(nu=0.5, lengthscale=0.01), "available"),
+]
+
+
+@pytest.mark.parametrize(("d", "changes", "kernel", "why"), REFUSED)
+def test_what_has_no_series_is_solved_by_all_pairs(d: int, changes: dict[str, int], kernel: k.Kernel, why: str) -> None:
+    x, noise, gp = _rows(200, d), torch.tensor([0.1], dtype=F64), _gp(kernel, 0.1)
+    run = Run(deterministic=bool(changes.pop("deterministic", False)))
+    found, events = fourier_products(kernel, x, noise, replace(_slow(gp, 200, d), **changes), run)
+    assert found is None
+    (event,) = of_kind(events, EventKind.APPROXIMATE_PRODUCTS_REFUSED)
+    assert why in str(event)
+
+
+def test_small_gains_are_left() -> None:
+    """A gain below the least is said; of solves that take no time there is nothing to say."""
+    kernel, x, noise = k.Matern(nu=0.5, lengthscale=0.05), _rows(300, 3), torch.tensor([0.01], dtype=F64)
+    plan = _slow(_gp(kernel, 0.01), 300, 3)
+    found, events = fourier_products(kernel, x, noise, plan, Run(), ProductSettings(min_gain=50.0))
+    assert found is None
+    assert of_kind(events, EventKind.APPROXIMATE_PRODUCTS_DEARER)
+    assert fourier_products(kernel, x, noise, replace(plan, seconds=1.0), Run()) == (None, [])
