@@ -116,6 +116,19 @@ def test_inputs_that_act_together_are_drawn_together(tmp_path: Path) -> None:
     table = next(part for part in learned.parts if isinstance(part, PageTable))
     assert table.head[-2:] == ["of the variance alone", "with others"]
     assert not any(cell.startswith("-") for row in table.rows for cell in row[-2:])
+    shares = [[float(cell.removesuffix(" %")) for cell in row[-2:]] for row in table.rows]
+    assert all(alone <= total for alone, total in shares)
+
+
+def test_scores_that_are_too_good_are_not_shown_first(tmp_path: Path) -> None:
+    r = np.random.default_rng(1)
+    a, b = r.uniform(0.0, 10.0, (2, 20))
+    path = tmp_path / "t.csv"
+    rows = "\n".join(f"{u},{v},{np.sin(u) + v}" for u, v in zip(a, b, strict=True))
+    path.write_text(f"a,b,y\n{rows}\n{rows}\n")
+    page = fit_page(outcome(path, "y", kernel=KERNEL))
+    assert page.verdict.startswith("Not judged: most rows repeat another one")
+    assert page.highlights == []
 
 
 def test_a_share_held_out_keeps_its_lines(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import flashgp
 from flashgp import plots
 from flashgp.foundations.estimate import Measure
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
+from flashgp.inference.judgement.verdict import Word
 from flashgp.page import Facts, Figure, Notes, Page, PageTable, Part, Preformatted, Section
 from flashgp.table.matching import shown
 
@@ -76,8 +77,8 @@ def fit_page(outcome: FitOutcome) -> Page:
 
 
 def _highlights(outcome: FitOutcome) -> list[tuple[str, str]]:
-    """The figures that matter most: the share explained, and those of the kind of target."""
-    if outcome.scores is None:
+    """The figures that matter most: the share explained, and those of the kind of target; none that are not judged."""
+    if outcome.scores is None or outcome.verdict.word is Word.UNJUDGED:
         return []
     explained, measure = outcome.verdict.explained, outcome.verdict.measure
     first: list[tuple[str, str]] = []

@@ -347,8 +347,7 @@ def importance_cells(outcome: FitOutcome) -> PageTable | None:
     shares, growth = found.shares, found.growth.tolist()
     rows = []
     for j in found.order[: PICTURES.inputs_in_table]:
-        each = [] if shares is None else [float(shares.first[j]), float(shares.total[j])]
-        of_variance = [f"{100 * max(0.0, share):.3g} %" for share in each]
+        of_variance = [] if shares is None else shares.cells(j)
         rows.append([found.names[j], f"{growth[j]:.3g}", f"{low[j]:.3g} to {high[j]:.3g}", *of_variance])
     more = len(found.names) - len(rows)
     if more:
