@@ -56,7 +56,7 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
     "fourier": (
         ("count",), ("logs", "tail"),
         {"sample_x": "double s d", "sample_y": "double s t", "columns": "whole q", "orders": "whole q",
-         "box": "double 2 q", "corners": "double 2 d", "entries": "double e 2", "projected": "double p f 2",
+         "box": "double 3 q", "corners": "double 2 d", "entries": "double e 2", "projected": "double p f 2",
          "weights": "double p f 2", "errors": "double p", "squares": "double p", "drawn?": "double k f 2",
          "sample_row_variance?": "double s", "x?": "real count d", "y?": "real count t"},
     ),
@@ -226,7 +226,7 @@ def _fourier(
     for name, size in wanted.items():
         if tensors[name].shape[-2] != size:
             raise refused(name, f"{size:,} numbers of frequencies", tensors[name].shape[-2])
-    if not bool((tensors["box"][1] > 0.0).all()) or numbers["tail"] < 0.0 or bool((tensors["squares"] < 0.0).any()):
+    if not bool((tensors["box"][1:] > 0.0).all()) or numbers["tail"] < 0.0 or bool((tensors["squares"] < 0.0).any()):
         raise refused("box", "lengths above 0, squares and a tail not below", "others")
     if not 0 < len(tensors["sample_x"]) <= counts["count"]:
         raise refused("sample_x", f"one row at least, and at most {counts['count']}", len(tensors["sample_x"]))

@@ -41,7 +41,11 @@ def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool) -> None:
     lengthscale = torch.tensor([0.4, 0.6], dtype=F64)[:d]
     gp = fgp.GP(1.3 * k.Matern(nu=2.5, lengthscale=lengthscale), fgp.means.Constant(0.2), fgp.likelihoods.Gaussian(0.1))
     survey = survey_of(gp, Held(x, y), Approximation("fourier"), 0)
-    solves = SolveSettings() if dense else SolveSettings(dense=10, block=120, share=2, probes=128, probed_error=1e-6)
+    solves = (
+        SolveSettings()
+        if dense
+        else SolveSettings(dense=10, block=120, share=2, probes=512, most_probes=512, probed_error=1e-6)
+    )
     how = FourierSettings(grid=GridSettings(tail=(0.01,) * 3), solves=solves)
     problem = Problem(gp, survey.x, survey.y, DirectSettings(TorchTiles()))
     objective = FourierLogJoint(problem, survey, grid_for(gp, survey, how, search=True), how, 0)

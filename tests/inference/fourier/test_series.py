@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flashgp as fgp
+from flashgp.inference.fourier.domain_basis import DomainBasis
 from flashgp.inference.fourier.grid import C128, Grid, Toeplitz, fast_length
 from flashgp.inference.fourier.real_basis import RealBasis
 from flashgp.inference.fourier.spectrum import (
@@ -39,6 +40,8 @@ KERNELS = {
     "three": (k.Matern(nu=2.5, lengthscale=0.5), 3),
 }  # fmt: skip
 
+MOST = SolveSettings().dense
+
 
 def _corners(d: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(d, dtype=F64), torch.ones(d, dtype=F64)
@@ -50,15 +53,15 @@ def test_a_series_is_the_covariance_up_to_what_it_leaves_out(name: str) -> None:
     """(M-431), at rows in the box: within the variances that are left out and that repeat, and never more variance."""
     kernel, d = KERNELS[name]
     settings, noise = GridSettings(), 0.05
-    grid = grid_of(kernel, *_corners(d), noise, settings)
+    grid = grid_of(kernel, *_corners(d), noise, settings, MOST)
     found = coefficients(kernel, grid, d)
     x = torch.rand(40, d, generator=torch.Generator().manual_seed(1), dtype=F64)
     waves = grid.waves(x)
     series = torch.stack([grid.dot(waves * found, one.expand_as(waves)) for one in waves])
     variance = prior_variance(kernel, d)
-    allowed = (d * settings.tail[d - 1] * noise + 2**d * settings.repeated * variance) * 1.5
+    allowed = (d * settings.tail[d - 1] * noise + 2**d * settings.repeated[1] * variance) * 1.5
     assert float((series - kernel(x).to_dense()).abs().max()) <= allowed
-    assert float(grid.total(found)) <= variance + 2**d * settings.repeated * variance
+    assert float(grid.total(found)) <= variance + 2**d * settings.repeated[1] * variance
 
 
 @pytest.mark.parametrize(
@@ -77,17 +80,17 @@ def test_what_has_no_series_is_told(kernel: fgp.kernels.Kernel, d: int, reason: 
 
 def test_grids_that_would_be_endless_are_refused() -> None:
     with pytest.raises(NoGridError, match="frequencies up to"):
-        grid_of(k.Matern(nu=0.5, lengthscale=1e-4), *_corners(1), 1e-6, GridSettings())
+        grid_of(k.Matern(nu=0.5, lengthscale=1e-4), *_corners(1), 1e-6, GridSettings(), MOST)
     with pytest.raises(NoGridError, match="common multiple"):
         periods = k.Periodic(period=0.3) + k.Periodic(period=0.3 * math.sqrt(2.0))
-        grid_of(periods, *_corners(1), 0.01, GridSettings(most_periods=8))
+        grid_of(periods, *_corners(1), 0.01, GridSettings(most_periods=8), MOST)
 
 
 @pytest.mark.parametrize("orders", [(5,), (3, 4), (2, 3, 2)])
 def test_products_and_real_matrices_are_those_of_dense_toeplitz(orders: tuple[int, ...]) -> None:
     d = len(orders)
     generator = torch.Generator().manual_seed(0)
-    grid = Grid(tuple(range(d)), (0.5,) * d, (1.5, 1.7, 1.6)[:d], orders)
+    grid = Grid(tuple(range(d)), (0.5,) * d, (1.5, 1.7, 1.6)[:d], orders, (1.5, 1.7, 1.6)[:d])
     x, precision = torch.rand(30, d, generator=generator, dtype=F64), torch.rand(30, generator=generator, dtype=F64)
     toeplitz = Toeplitz(grid, grid.adjoint(x, precision.unsqueeze(0), times=2)[0])
     waves = grid.waves(x)
@@ -107,11 +110,42 @@ def test_products_and_real_matrices_are_those_of_dense_toeplitz(orders: tuple[in
         torch.testing.assert_close(basis.coordinates(image), expected, rtol=1e-8, atol=1e-8)
 
 
+MIXED = k.SpectralMixture(weights=[0.7, 0.3], means=[[0.5, -0.8], [1.0, 0.6]], scales=[[0.2, 0.3], [0.3, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "d"),
+    [(k.Matern(nu=2.5, lengthscale=0.6), 1), (k.Matern(nu=2.5, lengthscale=0.8), 2), (MIXED, 2)],
+    ids=["one", "two", "mixture"],
+)
+def test_few_coordinates_of_a_domain_tell_all(kernel: fgp.kernels.Kernel, d: int) -> None:
+    """(M-446): the determinant, its derivatives, means and variances are those of a factor of all frequencies."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, d, generator=generator, dtype=F64)
+    grid = grid_of(kernel, *_corners(d), 0.2, GridSettings(), MOST, search=True)
+    with torch.no_grad():
+        spectrum = coefficients(kernel, grid, d)
+    sums = FourierSums.of(grid, [(x, x[:, :1].sin(), torch.full((1,), 0.2, dtype=F64))], 1)
+    few, all_of = (sums.system(spectrum, SolveSettings()) for _ in range(2))
+    all_of.__dict__["basis"] = RealBasis(grid, grid.orders)
+    assert isinstance(few.basis, DomainBasis)
+    assert few.basis.size < 0.7 * grid.size
+    (logs, shares), (expected, expected_shares) = few.log_determinant(0), all_of.log_determinant(0)
+    assert abs(logs - expected) < 1e-4
+    torch.testing.assert_close(shares, expected_shares, rtol=0.0, atol=1e-5)
+    one, other = (grid.forward(x, w.root * WeightPosterior.of(sums, w, 1e-9).solution.value) for w in (few, all_of))
+    torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
+    inside = torch.rand(20, d, generator=generator, dtype=F64)
+    torch.testing.assert_close(
+        few.inverse_variance_at(inside), all_of.inverse_variance_at(inside), rtol=1e-4, atol=1e-8
+    )
+
+
 def test_iterations_agree_with_a_factor() -> None:
     """Solves, the log determinant and its derivatives (M-433), by many probes; few frequencies are in the block."""
     x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
     kernel = k.Matern(nu=2.5, lengthscale=0.5)
-    grid = grid_of(kernel, *_corners(2), 0.2, GridSettings())
+    grid = grid_of(kernel, *_corners(2), 0.2, GridSettings(), MOST)
     with torch.no_grad():
         spectrum = coefficients(kernel, grid, 2)
     rows = [(x, x[:, :1].sin(), torch.full((1,), 0.2, dtype=F64))]
@@ -121,7 +155,8 @@ def test_iterations_agree_with_a_factor() -> None:
     assert dense.dense
     assert not quick.dense
     one, other = (WeightPosterior.of(sums, system, 1e-9) for system in (dense, quick))
-    torch.testing.assert_close(one.solution.value, other.solution.value, rtol=0.0, atol=1e-6)
+    functions = (grid.forward(x, system.root * w.solution.value) for w, system in ((one, dense), (other, quick)))
+    torch.testing.assert_close(*functions, rtol=0.0, atol=1e-6)
     (logs, shares), (estimate, estimated) = dense.log_determinant(0), quick.log_determinant(0)
     assert abs(estimate - logs) < 0.08 * logs  # 4 standard errors
     assert float((grid.total(shares) - grid.total(estimated)).abs()) < 0.1 * float(grid.total(shares))

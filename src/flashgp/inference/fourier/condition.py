@@ -16,6 +16,7 @@ from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.extent import check_residual
+from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
 from flashgp.inference.fourier.local import windows_serve
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of, obstacle
@@ -79,7 +80,7 @@ def grid_for(prior: Prior, survey: Survey, settings: FourierSettings, *, search:
         try:
             return grid_of(
                 prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), float(noise.mean()),
-                settings.grid, search=search,
+                settings.grid, settings.solves.dense, search=search,
             )  # fmt: skip
         except NoGridError as reason:
             raise DomainError(f"`approximation` {reason}") from None
@@ -107,7 +108,8 @@ def check_memory(grid: Grid, memory: str | int | None, settings: FourierSettings
 def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
     """Bytes of the work with a grid: transforms, and as many vectors as are solved at once."""
     spread, vectors = grid.size * 2**grid.d, settings.solves.probes + 1
-    dense = 64 * grid.size**2 if grid.size <= settings.solves.dense else 0
+    most = settings.solves.dense
+    dense = 64 * min(grid.size, most) ** 2 if factored(grid, most) else 0
     return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
 
 

@@ -28,12 +28,13 @@ PIECE = 2**21  # points that are transformed at once
 @dataclass(frozen=True)
 class Grid:
     """Fields: columns of x that there are frequencies of; centre and lengths L of the box, in units of these columns;
-    orders, m."""
+    orders, m; reach, lengths of the part around the centre where points lie."""
 
     columns: tuple[int, ...]
     centre: tuple[float, ...]
     lengths: tuple[float, ...]
     orders: tuple[int, ...]
+    reach: tuple[float, ...]
 
     @property
     def d(self) -> int:

@@ -95,8 +95,8 @@ class Windows:
     def _grid(self) -> Grid:
         """That of a window at the centre of the box."""
         grid, sizes = self.system.grid, self.sizes
-        lengths = (size * step for size, step in zip(sizes, self._steps, strict=True))
-        return replace(grid, lengths=tuple(lengths), orders=self._orders_of(sizes, grid.orders))
+        lengths = tuple(size * step for size, step in zip(sizes, self._steps, strict=True))
+        return replace(grid, lengths=lengths, reach=lengths, orders=self._orders_of(sizes, grid.orders))
 
     @cached_property
     def _spectrum(self) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
+from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid
 from flashgp.inference.fourier.spectrum import coefficients, differentiable_variance
 from flashgp.inference.fourier.state import FourierSettings
@@ -78,7 +79,7 @@ class FourierLogJoint(LogJoint):
     @property
     def estimate(self) -> Estimate | None:
         """Of gradients by probes; None where there is a factor."""
-        if self.grid.size <= self.settings.solves.dense:
+        if factored(self.grid, self.settings.solves.dense):
             return None
         probes = self.settings.solves.probes_of(self.grid.size)
         return Estimate(self.parameters.size / (2.0 * probes), StochasticSettings().negligible_gain * self.rows)

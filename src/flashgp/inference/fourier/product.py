@@ -41,7 +41,7 @@ class ProductSettings:
     times quicker than all pairs in float32, from which they serve; min_seconds of these, below which nothing is looked
     at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner of that rank."""
 
-    grid: GridSettings = field(default_factory=lambda: GridSettings(repeated=1e-4, beyond=(0.0, 0.0, 0.0)))
+    grid: GridSettings = field(default_factory=lambda: GridSettings(repeated=(1e-4, 1e-4), beyond=(0.0, 0.0, 0.0)))
     shares: tuple[float, ...] = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
     repeated: float = 0.05
     relative: float = 0.05
@@ -122,7 +122,8 @@ def _chosen(
     choices: list[tuple[float, ProductPrice, Grid]] = []
     for share in settings.shares:
         try:
-            rule = replace(settings.grid, repeated=min(settings.grid.repeated, settings.repeated * share))
+            repeated = min(settings.grid.repeated[1], settings.repeated * share)
+            rule = replace(settings.grid, repeated=(repeated, repeated))
             grid = product_grid(kernel, low, high, share * least / n, rule)
         except NoGridError:  # finer ones have none either
             if choices:

@@ -16,7 +16,7 @@ from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
 
 @dataclass(frozen=True)
 class RealBasis:
-    """Frequencies |j_c| <= orders_c of a grid."""
+    """Frequencies |j_c| <= orders_c of a grid, whose spectrum has the square roots W."""
 
     grid: Grid
     orders: tuple[int, ...]
@@ -77,8 +77,10 @@ class RealBasis:
         flat[:, mirrored] = torch.conj(values[:, of])
         return vectors
 
-    def powers(self, squares: Tensor) -> Tensor:
-        """Of each frequency the mean of what its two coordinates have, of the grid's shape, where the basis is all."""
+    def powers(self, matrix: Tensor) -> Tensor:
+        """Of each frequency the mean of what its two coordinates have on a diagonal, of the grid's shape, where the
+        basis is all."""
+        squares = matrix.diagonal()
         own, mirrored, of = self._places
         found = torch.empty(math.prod(self.grid.shape), dtype=squares.dtype)
         both = 0.5 * (squares[1 : 1 + len(own)] + squares[1 + len(own) :])

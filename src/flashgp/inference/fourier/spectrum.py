@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import Grid, fast_length
 from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum, terms
 from flashgp.kernels.periodic import Cosine, Periodic
@@ -34,7 +35,9 @@ class GridSettings:
     """Sizes of a grid, (M-431).
 
     Fields: tail, of the noise variance, that each column leaves out at most, of one to three; least_tail, of the prior
-    variance, below which nothing is asked for; repeated, of its variance, that a term may have where it comes again;
+    variance, below which nothing is asked for; finer, parts of the tail that are left out where B still has a factor of
+    half the rows, or of all, and searched, times the tail that a search without one leaves out; repeated, of its
+    variance, that a term may have where it comes again, with a factor of B and without;
     room, times that lengthscales may grow or shrink while a grid is kept; most_periods in a box; off_period, parts of a
     period by which a box of several may miss them; beyond, parts of the range by which points may lie outside it, of
     one to three columns.
@@ -42,7 +45,9 @@ class GridSettings:
 
     tail: tuple[float, ...] = (1e-4, 5e-3, 5e-3)
     least_tail: float = 1e-9
-    repeated: float = 1e-3
+    finer: tuple[float, float] = (1e-2, 1e-1)
+    searched: float = 8.0
+    repeated: tuple[float, float] = (1e-6, 1e-3)
     room: float = 1.25
     most_periods: int = 4096
     off_period: float = 1e-3
@@ -170,22 +175,42 @@ def prior_variance(kernel: Kernel, d: int) -> float:
 
 @torch.no_grad()
 def grid_of(
-    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, *, search: bool = False
+    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, most: int, *, search: bool = False
 ) -> Grid:
-    """The grid for rows between two corners (d,) at a noise variance. Args: search, whether parameters will move.
+    """The grid for rows between two corners (d,) at a noise variance. Args: most, rows of a factor of B; search,
+    whether parameters will move.
 
     Raises: NoGridError.
     """
-    d, room = len(low), settings.room if search else 1.0
+    room, (few, many) = settings.room if search else 1.0, settings.repeated
+    tails = [] if search else [(settings.finer[0], most // 2), (settings.finer[1], most)]
+    for share, rows in [*tails, (1.0, most)]:
+        try:
+            found = _grid(kernel, low, high, share * noise, settings, (room, few))
+        except NoGridError:
+            continue
+        if factored(found, rows):
+            return found
+    return _grid(kernel, low, high, noise * (settings.searched if search else 1.0), settings, (room, many))
+
+
+def _grid(
+    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, how: tuple[float, float]
+) -> Grid:
+    """The grid for a noise variance. Args: how, room and what may repeat. Raises: NoGridError."""
+    d, (room, repeated) = len(low), how
     groups, columns = _groups(kernel, d), columns_of(kernel, d)
     tail = max(settings.tail[len(columns) - 1] * noise, settings.least_tail * prior_variance(kernel, d))
-    lengths, orders = [], []
+    lengths, orders, reach = [], [], []
     for column in columns:
         wide = max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs())))
-        lengths.append(_length(kernel, column, d, wide * (1.0 + settings.beyond[len(columns) - 1]), settings, room))
+        beyond = wide * settings.beyond[len(columns) - 1]
+        reach.append(wide + 2.0 * beyond)
+        lengths.append(_length(kernel, column, d, wide + beyond, settings, (room, repeated)))
         orders.append(math.ceil(room * _order(groups, column, d, lengths[-1], tail)))
     centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
-    return Grid(columns, centre, tuple(lengths), tuple(orders))
+    reach = [min(pair) for pair in zip(reach, lengths, strict=True)]
+    return Grid(columns, centre, tuple(lengths), tuple(orders), tuple(reach))
 
 
 @torch.no_grad()
@@ -198,8 +223,9 @@ def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, setting
     columns = columns_of(kernel, d)
     wide = [max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs()))) for column in columns]
     lengths = [
-        _length(kernel, column, d, one, settings, 1.0) for column, one in zip(columns, wide, strict=True)
-    ]  # fmt: skip
+        _length(kernel, column, d, one, settings, (1.0, settings.repeated[1]))
+        for column, one in zip(columns, wide, strict=True)
+    ]
     spectra = [along(groups, column, d, length) for column, length in zip(columns, lengths, strict=True)]
     spectra = [one.flip(0).cummax(0).values.flip(0)[1:] for one in spectra]
     together = all(len(group.columns) == len(columns) for group in groups)
@@ -213,10 +239,12 @@ def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, setting
     if any(m >= len(one) for m, one in zip(orders, spectra, strict=True)):
         raise NoGridError(f"by Fourier series needs more than {LAGS // 2:,} frequencies in a column")
     centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
-    return Grid(columns, centre, tuple(lengths), tuple(orders))
+    return Grid(columns, centre, tuple(lengths), tuple(orders), tuple(wide))
 
 
-def _length(kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, room: float) -> float:
+def _length(
+    kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, how: tuple[float, float]
+) -> float:
     """Length of the box along a column: its range and what terms take to decay, in whole periods of those that do
     not. Raises: NoGridError."""
     lags = wide * torch.logspace(-6.0, math.log10(FARTHEST), STEPS, dtype=F64)
@@ -231,9 +259,9 @@ def _length(kernel: Kernel, column: int, d: int, wide: float, settings: GridSett
         decays, left = True, torch.ones_like(lags)
         for leaf in decaying:
             left = left * (_values(leaf, points) / _values(leaf, torch.zeros_like(points[:1]))).abs()
-        there = (left > settings.repeated).nonzero()
+        there = (left > how[1]).nonzero()
         margin = max(margin, float(lags[min(int(there.max()) + 1, STEPS - 1)]) if len(there) else 0.0)
-    least = wide + room * margin if decays else 0.0
+    least = wide + how[0] * margin if decays else 0.0
     if not periods:
         return least
     first = max(periods)

@@ -200,7 +200,8 @@ class FourierState(StateOfPasses):
         grid, sums, sample = self.grid, self.weights.sums, self.sample
         found = {
             "columns": torch.tensor(grid.columns), "orders": torch.tensor(grid.orders),
-            "box": torch.tensor([grid.centre, grid.lengths], dtype=F64), "corners": torch.stack(self.corners),
+            "box": torch.tensor([grid.centre, grid.lengths, grid.reach], dtype=F64),
+            "corners": torch.stack(self.corners),
             "entries": torch.view_as_real(sums.entries.reshape(-1)), "projected": _flat(sums.projected),
             "weights": _flat(self.weights.solution.value), "errors": self.weights.solution.error,
             "squares": sums.squares, "sample_x": sample.x, "sample_y": sample.y,
@@ -229,9 +230,9 @@ def restore(
 ) -> FourierState:
     """A state from what was computed before; the spectrum is computed again. Args: prior, held; tensors and numbers, as
     the state has them; how it was made. Raises: NotPositiveDefiniteError for sums without a factor."""
-    (centre, lengths), (report, run, online), settings = tensors["box"].tolist(), how, FourierSettings()
+    (centre, lengths, reach), (report, run, online), settings = tensors["box"].tolist(), how, FourierSettings()
     columns, orders = (tuple(tensors[name].tolist()) for name in ("columns", "orders"))
-    grid = Grid(columns, tuple(centre), tuple(lengths), orders)
+    grid = Grid(columns, tuple(centre), tuple(lengths), orders, tuple(reach))
 
     def vectors(name: str) -> Tensor:
         return torch.view_as_complex(tensors[name].contiguous()).reshape(-1, *grid.shape)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
+from flashgp.inference.fourier.domain_basis import DomainBasis, domain_of, factored
 from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
 from flashgp.inference.fourier.real_basis import RealBasis
 
@@ -83,7 +84,8 @@ class WeightSystem:
 
     @property
     def dense(self) -> bool:
-        return self.grid.size <= self.settings.dense
+        """Whether there is a factor."""
+        return factored(self.grid, self.settings.dense)
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """B v of (k, *shape)."""
@@ -98,9 +100,12 @@ class WeightSystem:
 
     # -- by a factor -----------------------------------------------------------------------------------------------
     @cached_property
-    def basis(self) -> RealBasis:
-        """Of the frequencies that there is a factor of: all, or the lowest."""
+    def basis(self) -> RealBasis | DomainBasis:
+        """Of what there is a factor of: all that rows tell of, or the lowest frequencies."""
         settings, size = self.settings, self.grid.size
+        domain = domain_of(self.grid, settings.dense)
+        if domain is not None:
+            return DomainBasis(domain, self.root)
         return RealBasis.leading(
             self.grid, settings.dense if self.dense else min(settings.block, size // settings.share)
         )
@@ -173,8 +178,7 @@ class WeightSystem:
         grid, settings = self.grid, self.settings
         logs = 2.0 * float(self.factor.diagonal().log().sum())
         if self.dense:
-            kept = 1.0 - self._block_inverse.diagonal()
-            return logs, self.basis.powers(kept)
+            return logs, self.basis.powers(torch.eye(self.basis.size, dtype=F64) - self._block_inverse)
         generator = torch.Generator().manual_seed(seed + PROBED_SEED)
         signs = grid.signs(settings.probes_of(grid.size), generator)
         z = self.diagonal.sqrt() * signs
@@ -192,14 +196,16 @@ class WeightSystem:
 
     def inverse_variance_at(self, x: Tensor) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W, (n,)."""
-        size = max(1, self.settings.batch_numbers // self.spectrum.numel() // (8 if self.dense else 1))
+        basis = self.basis
+        width = basis.size if isinstance(basis, DomainBasis) else self.spectrum.numel()
         parts = [x.new_zeros(0, dtype=F64)]
-        for some in x.split(size) if len(x) else ():
-            phi = self.root * self.grid.waves(some)
+        for some in x.split(max(1, self.settings.batch_numbers // width // (8 if self.dense else 1))):
             if self.dense:
-                half = torch.linalg.solve_triangular(self.factor, self.basis.coordinates(phi).mT, upper=False)
-                parts.append(half.square().sum(0))
+                domain = basis.at(some) if isinstance(basis, DomainBasis) else None
+                phi = basis.coordinates(self.root * self.grid.waves(some)) if domain is None else domain
+                parts.append(torch.linalg.solve_triangular(self.factor, phi.mT, upper=False).square().sum(0))
             else:
+                phi = self.root * self.grid.waves(some)
                 parts.append(self.grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
         return torch.cat(parts)
 

@@ -1,0 +1,215 @@
+"""Coordinates of the weights that rows tell of, where they lie in a part of the box, eq. (M-446).
+
+Of all functions on the box, of which most is there so that it does not repeat, those that live where the rows are have
+few coordinates: along each axis the eigenvectors of the energy there, discrete prolate spheroidal sequences, whose
+eigenvalue is not 0. With V these vectors, E = E V V*, so that
+
+    B = J (I + R' V* T V R) J* + (I - J J*),   J = W V R^-T,   R R' = V* W^2 V,   J* J = I
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+
+F64 = torch.float64
+LEAST = 1e-11  # of a vector's energy that lies where rows are
+BEYOND = 24  # eigenvectors looked at whose energy is less than half
+MOST_ORDERS = 1500  # whose eigenvectors are computed
+WORTH = 0.7  # of the frequencies, for fewer coordinates
+JITTER = 1e-14  # of the largest prior variance of a coordinate
+
+
+def prolate(m: int, share: float) -> tuple[Tensor, Tensor]:
+    """Eigenvectors of the energy in a share of the box, (2 m + 1, r), and whether they are odd, (r,).
+
+    Source: Slepian (1978), by SciPy.
+    """
+    count = 2 * m + 1
+    if share == 1.0 or m < 2:
+        steps = torch.eye(m + 1, dtype=F64)
+        even, odd = torch.cat([steps[1:].flip(0), steps]), torch.cat([-steps[1:].flip(0), steps])[:, 1:]
+        vectors = torch.cat([even, odd], 1)
+        return vectors / vectors.norm(dim=0), torch.tensor([0] * (m + 1) + [1] * m)
+    from scipy.signal.windows import dpss
+
+    most = min(count, math.ceil(count * share) + BEYOND)
+    vectors, energies = dpss(count, 0.5 * count * share, most, return_ratios=True)
+    kept = torch.from_numpy(energies.copy()) > LEAST
+    return torch.from_numpy(vectors.copy())[kept].mT.contiguous(), torch.arange(most)[kept] % 2
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """V of a grid. Fields: grid; vectors and odd of each axis, as `prolate` has them."""
+
+    grid: Grid
+    vectors: tuple[Tensor, ...]
+    odd: tuple[Tensor, ...]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [v.shape[1] for v in self.vectors]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.sizes)
+
+    @cached_property
+    def turns(self) -> Tensor:
+        """i^p that makes functions real, p the number of axes along which they are odd, (size,)."""
+        count = torch.zeros(1, dtype=torch.int64)
+        for odd in self.odd:
+            count = (count.unsqueeze(1) + odd).reshape(-1)
+        return torch.tensor([1.0, 1.0j, -1.0, -1.0j], dtype=C128)[count % 4]
+
+    def analysis(self, half: Tensor) -> Tensor:
+        """i^-p V* a of (k, *shape), (k, size)."""
+        d, found = self.grid.d, half * self.grid.multiplicity
+        for axis, vectors in enumerate(self.vectors):
+            rows = vectors[-half.shape[-1] :] if axis == d - 1 else vectors
+            found = torch.tensordot(found, rows.to(C128), dims=([1], [0]))
+        return (found.reshape(len(half), -1) * torch.conj(self.turns)).real
+
+    def synthesis(self, coordinates: Tensor) -> Tensor:
+        """V i^p u of (k, size), (k, *shape)."""
+        d, last = self.grid.d, self.grid.shape[-1]
+        found = (coordinates * self.turns).reshape(-1, *self.sizes)
+        for axis, vectors in enumerate(self.vectors):
+            rows = vectors[-last:] if axis == d - 1 else vectors
+            found = torch.tensordot(found, rows.to(C128), dims=([1], [1]))
+        return found
+
+    def at(self, x: Tensor) -> Tensor:
+        """i^-p V* of the waves of points (n, columns), (n, size): products over the axes."""
+        grid, found = self.grid, torch.ones(len(x), 1, dtype=C128)
+        for column, centre, length, m, vectors in zip(
+            grid.columns, grid.centre, grid.lengths, grid.orders, self.vectors, strict=True
+        ):
+            steps = torch.arange(-m, m + 1, dtype=F64) * (-2.0 * math.pi / length)
+            angles = (x[:, column].double() - centre).unsqueeze(1) * steps
+            along = torch.polar(torch.ones_like(angles), angles) @ vectors.to(C128)
+            found = (found.unsqueeze(2) * along.unsqueeze(1)).flatten(1)
+        return (found * torch.conj(self.turns)).real
+
+    # -- quadratic forms: contractions of one axis after the other --------------------------------------------------
+    def form(self, half: Tensor, times: int) -> Tensor:
+        """V* A V, real, (size, size): of a diagonal A for `times` 0, of A_jk = a_(j - k) for 2, `half` (*shape)."""
+        d = self.grid.d
+        whole = self.grid.whole(half)
+        if d == 1:
+            return self._form_of_one(whole, times)
+        for vectors in self.vectors:
+            pairs = _pairs(vectors, times)
+            whole = torch.tensordot(whole, pairs.to(whole.dtype), dims=([0], [2]))
+        order = [2 * axis for axis in range(d)] + [2 * axis + 1 for axis in range(d)]
+        found = whole.permute(order).reshape(self.size, self.size)
+        return self._turned(found)
+
+    def _form_of_one(self, whole: Tensor, times: int) -> Tensor:
+        """`form` along one axis, where all pairs of vectors would need more memory than the matrix."""
+        (vectors,) = self.vectors
+        if not times:
+            return self._turned(vectors.mT @ (whole.unsqueeze(1) * vectors))
+        m = len(vectors) // 2
+        steps = torch.arange(2 * m + 1)
+        matrix = whole[steps.unsqueeze(1) - steps + 2 * m]
+        rows = vectors.to(C128)
+        return self._turned(rows.mT @ (matrix @ rows))
+
+    def _turned(self, form: Tensor) -> Tensor:
+        found = (form.to(C128) * torch.conj(self.turns).unsqueeze(1) * self.turns).real
+        return 0.5 * (found + found.mT)
+
+    def diagonal(self, matrix: Tensor) -> Tensor:
+        """Diagonal of V M V*, as a half."""
+        d = self.grid.d
+        if d == 1:
+            (vectors,) = self.vectors
+            rows = vectors.to(C128) * self.turns
+            return self.grid.half(((rows @ matrix.to(C128)) * torch.conj(rows)).sum(1).real)
+        found = (matrix * (self.turns.unsqueeze(1) * torch.conj(self.turns))).reshape(*self.sizes, *self.sizes)
+        order = [axis for k in range(d) for axis in (k, d + k)]
+        found = found.permute(order)
+        for vectors in self.vectors:
+            found = torch.tensordot(found, _pairs(vectors, 0).to(C128), dims=([0, 1], [0, 1]))
+        return self.grid.half(found).real.contiguous()
+
+
+@lru_cache(maxsize=8)
+def domain_of(grid: Grid, most: int) -> Domain | None:
+    """That of a grid whose rows lie in a part of the box; None where it has more coordinates than `most`, or hardly
+    fewer than there are frequencies, of which there may be no more than `most`."""
+    shares = [part / length for part, length in zip(grid.reach, grid.lengths, strict=True)]
+    least = math.prod(2.0 * m * share + 1.0 for m, share in zip(grid.orders, shares, strict=True))
+    if least > min(most, WORTH * grid.size) or max(grid.orders) > MOST_ORDERS:
+        return None
+    vectors, odd = zip(*(prolate(m, share) for m, share in zip(grid.orders, shares, strict=True)), strict=True)
+    found = Domain(grid, vectors, odd)
+    return found if found.size <= (most if grid.size > most else WORTH * grid.size) else None
+
+
+def factored(grid: Grid, most: int) -> bool:
+    """Whether a factor of B has no more than `most` rows."""
+    return grid.size <= most or domain_of(grid, most) is not None
+
+
+def _pairs(vectors: Tensor, times: int) -> Tensor:
+    """v_ja v_ja', (r, r, 2 m + 1), or their sums over j at lags k, v_ja v_(j - k)a', (r, r, 4 m + 1)."""
+    if not times:
+        return torch.einsum("ja,jb->abj", vectors, vectors)
+    m = len(vectors) // 2
+    size = 8 * m + 2
+    spectrum = torch.fft.rfft(vectors.mT, n=size)
+    found = torch.fft.irfft(spectrum.unsqueeze(1) * torch.conj(spectrum).unsqueeze(0), n=size)
+    return torch.cat([found[..., -2 * m :], found[..., : 2 * m + 1]], -1) if m else found[..., :1]
+
+
+@dataclass(frozen=True, eq=False)
+class DomainBasis:
+    """J. Fields: domain; root, W, of the grid's shape."""
+
+    domain: Domain
+    root: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.domain.size
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        """R."""
+        prior = self.domain.form(self.root.square(), 0)
+        prior.diagonal().add_(JITTER * float(prior.diagonal().max()))
+        return torch.linalg.cholesky(prior)
+
+    def coordinates(self, vectors: Tensor) -> Tensor:
+        """J* b of (k, *shape), (k, size)."""
+        found = self.domain.analysis(self.root * vectors)
+        return torch.linalg.solve_triangular(self._factor, found.mT, upper=False).mT
+
+    def at(self, x: Tensor) -> Tensor:
+        """J* W of the waves of points (n, columns), (n, size): R' of those in V, as V V* is I where points are."""
+        return self.domain.at(x) @ self._factor
+
+    def put(self, _: Any, coordinates: Tensor) -> Tensor:
+        """J c, (k, *shape)."""
+        found = torch.linalg.solve_triangular(self._factor.mT, coordinates.mT, upper=True).mT
+        return self.root * self.domain.synthesis(found)
+
+    def matrix(self, toeplitz: Toeplitz, root: Tensor) -> Tensor:
+        """J* B J, (size, size)."""
+        found = self._factor.mT @ self.domain.form(toeplitz.entries, 2) @ self._factor
+        found.diagonal().add_(1.0)
+        return found
+
+    def powers(self, matrix: Tensor) -> Tensor:
+        """Diagonal of J M J*, of the grid's shape."""
+        half = torch.linalg.solve_triangular(self._factor.mT, matrix, upper=True)
+        both = torch.linalg.solve_triangular(self._factor.mT, half.mT, upper=True)
+        return self.domain.diagonal(both) * self.root.square()
