@@ -72,6 +72,20 @@ def test_the_matrix_product_keeps_its_bound(d: int, dtype: torch.dtype) -> None:
     assert torch.equal(found[:20, :20].diagonal(), torch.zeros(20, dtype=dtype))
 
 
+@pytest.mark.parametrize(("rows", "columns", "product"), [(128, 16, False), (128, 17, True), (57, 79, False)])
+def test_few_pairs_of_many_columns_are_taken_by_it(rows: int, columns: int, product: bool) -> None:
+    """Blocks of full scale, such as 128 rows of 79 columns, where differences take four times as long."""
+    x = 0.1 * torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(0), dtype=f64)
+    kernel = kernels.SquaredExponential()
+    at, everything = kernel.rows(x).detach(), slice(0, rows)
+    (found,), _ = TileStatistics(kernel.form, at, at, f64, program_of(kernel.form).bounded_slope).tile(
+        everything, everything
+    )
+    direct = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
+    assert torch.equal(found, direct) != product
+    torch.testing.assert_close(found, direct, rtol=0.0, atol=1e-12)
+
+
 def test_points_too_far_apart_for_it_are_taken_directly() -> None:
     """(M-22): where the bound exceeds what the dtype affords, or the slope is not bounded: differences, bit for bit."""
     x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0), dtype=f64)

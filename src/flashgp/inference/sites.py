@@ -110,9 +110,9 @@ class SiteSettings:
     draws_per_parameter: int = 2
 
     def posterior_of(self, rows: int) -> float:
-        """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` again in proportion, to a
-        hundred times as much, which is a hundredth of a deviation of f."""
-        return self.posterior * min(max(1.0, rows / self.rows), 100.0)
+        """The tolerance of a posterior of so many rows, before `of_rows`: of more than `rows` with their square, to a
+        hundred times as much, which is half a hundredth of a deviation of f."""
+        return self.posterior * min(max(1.0, rows / self.rows) ** 2, 100.0)
 
     def conditionings_of(self, plan: Plan) -> int:
         """Conditionings that a posterior of a plan takes: where variances are solved for, one a step."""

@@ -36,8 +36,9 @@ class BlockTape:
     def __init__(self, problem: PairProblem, weights: Tensor, workspace: Workspace) -> None:
         n, everything = problem.rows.count, slice(0, problem.rows.count)
         pairs = n * n
+        direct = pairs * max(1, problem.rows.width)  # all of them
         # Direct differences: beside n^3 flops they are cheap, and second derivatives magnify an error of a distance.
-        self._job = TileJob(problem.whole, weights.dtype, TileSettings(pairs=max(1, pairs), direct_pairs=pairs))
+        self._job = TileJob(problem.whole, weights.dtype, TileSettings(pairs=max(1, pairs), direct_pairs=direct))
         self._weights = weights
         statistics, scalars = self._job.statistics.tile(everything, everything)
         self._first, second = self._job.program.second_partials(statistics, scalars, self._job.theta, self._job.own)

@@ -15,6 +15,7 @@ from flashgp.foundations.form import Form, Rows
 from flashgp.pairwise.program.slopes import steepness
 from flashgp.pairwise.torch import opaque
 
+DIRECT_COLUMNS, DIRECT_NUMBERS = 16, 4  # see `_are_few`
 DISTANCE_BUDGET = {torch.float64: 1e-11, torch.float32: 1e-8}  # largest admitted error of q from cancellation
 # Features whose squared distance from their centre, times eps, passes 1e-9 (1e-3 in float32) pull gradients back by
 # differences: the difference of two sums, eq. (M-24), would be all rounding where the terms are far larger than it.
@@ -47,7 +48,7 @@ class TileStatistics:
     ) -> None:
         self.dtype = dtype
         self.makers: list[Callable[[slice, slice], Tensor]] = []
-        small = rows.count * cols.count <= direct_pairs
+        pairs = rows.count * cols.count
         for index, kind in enumerate(form.statistics):
             left, right = rows.features[index], cols.features[index]
             if kind == "match":
@@ -56,7 +57,7 @@ class TileStatistics:
                 self.makers.append(self._product(left, right))
             elif kind == "opaque":
                 self.makers.append(opaque.tiles(form.opaque(index), theta, left, right, dtype))
-            elif small or not bounded_slope[index]:
+            elif not bounded_slope[index] or _are_few(pairs, left.shape[-1], direct_pairs):
                 self.makers.append(self._direct(left, right))
             else:
                 self.makers.append(self._distance(left, right, steepness(form, theta).get(index, 1.0)))
@@ -117,3 +118,9 @@ class TileStatistics:
             return q
 
         return make
+
+
+def _are_few(pairs: int, columns: int, most: int) -> bool:
+    """True if direct differences take no longer than a matrix product: of so many pairs at most, of more than
+    DIRECT_COLUMNS columns up to DIRECT_NUMBERS times as many numbers."""
+    return pairs <= most and (columns <= DIRECT_COLUMNS or pairs * columns <= DIRECT_NUMBERS * most)
