@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+from flashgp.inference.fourier.grid import ACCURACY, C128, Grid, Toeplitz, transform
 
 F64 = torch.float64
 LEAST = 1e-11  # of a vector's energy that lies where rows are
@@ -88,12 +88,10 @@ class Domain:
     def at(self, x: Tensor) -> Tensor:
         """i^-p V* of the waves of points (n, columns), (n, size): products over the axes."""
         grid, found = self.grid, torch.ones(len(x), 1, dtype=C128)
-        for column, centre, length, m, vectors in zip(
-            grid.columns, grid.centre, grid.lengths, grid.orders, self.vectors, strict=True
-        ):
-            steps = torch.arange(-m, m + 1, dtype=F64) * (-2.0 * math.pi / length)
-            angles = (x[:, column].double() - centre).unsqueeze(1) * steps
-            along = torch.polar(torch.ones_like(angles), angles) @ vectors.to(C128)
+        for column, centre, length, vectors in zip(grid.columns, grid.centre, grid.lengths, self.vectors, strict=True):
+            angles = (x[:, column].double() - centre).mul(2.0 * math.pi / length).contiguous().numpy(force=True)
+            values = transform("2", [angles], vectors.mT.to(C128).contiguous().numpy(), (), ACCURACY)
+            along = torch.from_numpy(values).conj().mT
             found = (found.unsqueeze(2) * along.unsqueeze(1)).flatten(1)
         return (found * torch.conj(self.turns)).real
 
@@ -193,9 +191,9 @@ class DomainBasis:
         found = self.domain.analysis(self.root * vectors)
         return torch.linalg.solve_triangular(self._factor, found.mT, upper=False).mT
 
-    def at(self, x: Tensor) -> Tensor:
-        """J* W of the waves of points (n, columns), (n, size): R' of those in V, as V V* is I where points are."""
-        return self.domain.at(x) @ self._factor
+    def whitened(self, factor: Tensor) -> Tensor:
+        """L^-1 R' of a factor L, which makes L^-1 J* W phi of V* phi, phi the waves of points."""
+        return torch.linalg.solve_triangular(factor, self._factor.mT, upper=False)
 
     def put(self, _: Any, coordinates: Tensor) -> Tensor:
         """J c, (k, *shape)."""

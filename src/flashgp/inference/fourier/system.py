@@ -136,6 +136,12 @@ class WeightSystem:
     def _block_inverse(self) -> Tensor:
         return torch.cholesky_inverse(self.factor)
 
+    @cached_property
+    def _of_points(self) -> Tensor:
+        """L^-1 J* W phi of the coordinates of waves phi in the domain, (size, size)."""
+        assert isinstance(self.basis, DomainBasis)
+        return self.basis.whitened(self.factor)
+
     def precondition(self, vectors: Tensor) -> Tensor:
         """P^-1 of (k, *shape)."""
         found = vectors / self.diagonal
@@ -196,16 +202,18 @@ class WeightSystem:
 
     def inverse_variance_at(self, x: Tensor) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W, (n,)."""
-        basis = self.basis
-        width = basis.size if isinstance(basis, DomainBasis) else self.spectrum.numel()
-        parts = [x.new_zeros(0, dtype=F64)]
+        parts, basis = [x.new_zeros(0, dtype=F64)], self.basis
+        domain = basis.domain if isinstance(basis, DomainBasis) else None
+        width = domain.size if domain is not None else self.spectrum.numel()
         for some in x.split(max(1, self.settings.batch_numbers // width // (8 if self.dense else 1))):
+            if domain is not None:
+                parts.append((domain.at(some) @ self._of_points.mT).square().sum(1))
+                continue
+            phi = self.root * self.grid.waves(some)
             if self.dense:
-                domain = basis.at(some) if isinstance(basis, DomainBasis) else None
-                phi = basis.coordinates(self.root * self.grid.waves(some)) if domain is None else domain
-                parts.append(torch.linalg.solve_triangular(self.factor, phi.mT, upper=False).square().sum(0))
+                half = torch.linalg.solve_triangular(self.factor, basis.coordinates(phi).mT, upper=False)
+                parts.append(half.square().sum(0))
             else:
-                phi = self.root * self.grid.waves(some)
                 parts.append(self.grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
         return torch.cat(parts)
 
