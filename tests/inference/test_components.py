@@ -62,7 +62,7 @@ def test_moments_are_those_of_the_formula(points: int) -> None:
         assert found.sample(3, seed=0).shape == (3, points)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [*WAYS, {"approximation": "fourier"}], ids=str)
 def test_one_term_is_the_whole(way: dict[str, Any]) -> None:
     post = made(TREND, 0.0).condition(X, Y, **way)
     (only,) = post.components

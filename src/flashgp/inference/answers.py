@@ -228,7 +228,7 @@ _INDUCING: Answers = {
     "paths": streamed.draw_paths, "predict": _predicted_by(streamed.predictor),
 }  # fmt: skip
 _FOURIER: Answers = {
-    **_ALL, "append": fourier_append, "leave_one_out": fourier_left_out, "lost": lambda state: state.lost,
+    **_ALL, **_TERMS, "append": fourier_append, "leave_one_out": fourier_left_out, "lost": lambda state: state.lost,
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(), "paths": fourier.draw_paths,
     "predict": _predicted_by(fourier.predictor), "predict_seconds": _seconds_as_conditioning,
 }  # fmt: skip
@@ -258,7 +258,7 @@ _APART = {
     "leave_out": ("inducing points alone", "take posterior.leave_one_out()"),
     **dict.fromkeys(
         ("component", "components"),
-        ("one set of hyperparameters, and not by Fourier series", "fit without uncertainty= or another approximation"),
+        ("one set of hyperparameters", "fit without uncertainty="),
     ),
 }
 

@@ -200,6 +200,10 @@ class DomainBasis:
         found = torch.linalg.solve_triangular(self._factor.mT, coordinates.mT, upper=True).mT
         return self.root * self.domain.synthesis(found)
 
+    def outside(self, vectors: Tensor) -> Tensor:
+        """(I - J J*) b of (k, *shape), on which B is I."""
+        return vectors - self.put(vectors, self.coordinates(vectors))
+
     def matrix(self, toeplitz: Toeplitz, root: Tensor) -> Tensor:
         """J* B J, (size, size)."""
         found = self._factor.mT @ self.domain.form(toeplitz.entries, 2) @ self._factor

@@ -66,23 +66,21 @@ class FourierPredictor(Predictor):
 
     def _variance(self, x: Tensor) -> Variance:
         state = self._state
-        system, tail = state.weights.system, state.tail
-        if system.dense or self.wants_graph(x) or self._by_solves(len(x)):
-            if self.wants_graph(x):
-                half = self._phi(x)
-                value = state.grid.dot(half, self._solved(half))
-            else:
-                value = system.inverse_variance_at(x)
-            return Variance(value + tail)
-        near = near_variance(system, state.prior.kernel, x, tail, state.settings.windows)
+        system, tail, part = state.weights.system, state.tail + state.untold, state.part
+        if self.wants_graph(x):
+            half = self._phi(x)
+            return Variance(state.grid.dot(half, self._solved(half)) + state.tail)
+        if system.dense or self._by_solves(len(x)):
+            return Variance(system.inverse_variance_at(x, part) + tail)
+        near = near_variance(system, state.prior.kernel, x, tail, state.settings.windows) if part is None else None
         if near is not None:
             value, share = near
             error = share * (value + tail)
             self.report.events.append(Event(EventKind.FOURIER_WINDOWS, error=share))
         elif state.drawn is None and state.held is None:
-            return Variance(system.inverse_variance_at(x) + tail)
+            return Variance(system.inverse_variance_at(x, part) + tail)
         else:
-            value = state.grid.forward(x, system.root * state.sampled).square().mean(0)
+            value = state.grid.forward(x, state.functions(state.sampled)).square().mean(0)
             share = (2.0 / state.settings.draws) ** 0.5
             error = value * share
             self.report.events.append(Event(EventKind.FOURIER_VARIANCE, draws=state.settings.draws, error=share))
@@ -112,7 +110,7 @@ class FourierPredictor(Predictor):
         return self._state.weights.system.root * self._state.grid.waves(x)
 
     def _solved(self, phi: Tensor) -> Tensor:
-        """B^-1 phi, with gradients to phi as B is symmetric."""
+        """Covariances of the weights with what phi weighs, with gradients to phi as they are symmetric."""
         return _Solve.apply(phi, self._state) if phi.requires_grad else _solve(phi.detach(), self._state)
 
     def _taped(self, x: Tensor, coefficients: Tensor) -> Tensor:
@@ -139,7 +137,11 @@ class FourierPredictor(Predictor):
 
 
 def _solve(phi: Tensor, state: FourierState) -> Tensor:
-    return state.weights.system.solve(phi, 0.0, 1e-6).value
+    """B^-1 phi, or for a term (M-447)."""
+    system, part = state.weights.system, state.part
+    if part is None:
+        return system.solve(phi, 0.0, 1e-6).value
+    return part * (system.solve_anywhere(part * phi) + (1.0 - part) * phi)
 
 
 class _Solve(torch.autograd.Function):

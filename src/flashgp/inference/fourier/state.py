@@ -21,6 +21,7 @@ from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.state import RowsKept, StateOfPasses
+from flashgp.kernels.base import terms
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -69,11 +70,19 @@ class Truncation:
 
 
 @dataclass(frozen=True, eq=False)
+class Term:
+    """A term of f, eq. (M-447). Fields: whole, the state of f; part of each coefficient that is of it, (*shape)."""
+
+    whole: "FourierState"
+    part: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class FourierState(StateOfPasses):
     """Fields: prior, detached; weights, of the posterior; tail, variance that the grid leaves out; sample, some rows,
     float64; dtype, of x; report; run; held, the rows where the caller holds them, else None; settings; online, how many
     rows joined since conditioning; draws, B^-1/2 times normal vectors, where rows were read, else None;
-    corners, least and largest numbers of each column of x."""
+    corners, least and largest numbers of each column of x; term of f that it is the state of, else None."""
 
     prior: Prior
     weights: WeightPosterior
@@ -87,6 +96,7 @@ class FourierState(StateOfPasses):
     online: UpdateState = field(default_factory=UpdateState)
     drawn: Tensor | None = None
     corners: tuple[Tensor, Tensor] = (torch.zeros(0), torch.zeros(0))
+    term: Term | None = None
     ranks: ClassVar[int] = 1
     factor: ClassVar[None] = None
     replicates: ClassVar[None] = None
@@ -99,7 +109,38 @@ class FourierState(StateOfPasses):
     @property
     def coefficients(self) -> Tensor:
         """Those of the posterior mean beside the prior's, (p, *shape)."""
-        return self.weights.system.root * self.weights.solution.value
+        return self.functions(self.weights.solution.value)
+
+    def functions(self, weights: Tensor) -> Tensor:
+        """Coefficients of the functions that have such weights b, (k, *shape); of a term, of its part of them."""
+        found = self.weights.system.root * weights
+        return found if self.part is None else self.part * found
+
+    # -- terms -----------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def of_term(self, prior: Prior) -> "FourierState":
+        d, spectrum = self.sample.x.shape[-1], self.weights.system.spectrum
+        part = coefficients(prior.kernel, self.grid, d) / self._of_terms.clamp_min(torch.finfo(F64).tiny)
+        tail = max(0.0, prior_variance(prior.kernel, d) - float(self.grid.total(part * spectrum)))
+        return replace(self, prior=prior, tail=tail, term=Term(self, part))
+
+    @cached_property
+    def _of_terms(self) -> Tensor:
+        """Spectra of all terms together, (*shape)."""
+        kernels, d = [*terms(self.prior.kernel)], self.sample.x.shape[-1]
+        return torch.stack([coefficients(kernel, self.grid, d) for kernel in kernels]).sum(0)
+
+    @property
+    def part(self) -> Tensor | None:
+        """Of each coefficient of the spectrum what is of the term, (*shape); None for all of f."""
+        return None if self.term is None else self.term.part
+
+    @cached_property
+    def untold(self) -> float:
+        """Variance of a term, but for its tail, that no rows tell from the other terms, eq. (M-447)."""
+        if (part := self.part) is None:
+            return 0.0
+        return float(self.grid.total(self.weights.system.spectrum * part * (1.0 - part)))
 
     @cached_property
     def noise_of_rows(self) -> float:
@@ -111,6 +152,8 @@ class FourierState(StateOfPasses):
         """Draws of b - mean, (draws, *shape), kept once asked for. Cost: a pass over the rows, and a solve of each."""
         if self.drawn is not None:
             return self.drawn
+        if self.term is not None:
+            return self.term.whole.sampled
         return self.weight_draws(self.settings.draws, self.run.seed + DRAWN_SEED)
 
     def weight_draws(self, count: int, seed: int) -> Tensor:

@@ -126,6 +126,11 @@ class WeightSystem:
         found = torch.cholesky_solve(self.basis.coordinates(b).mT, self.factor).mT
         return Solution(self.basis.put(torch.empty_like(b), found), torch.zeros(len(b), dtype=F64), 0)
 
+    def solve_anywhere(self, b: Tensor) -> Tensor:
+        """B^-1 b of (k, *shape) that need not be of functions where rows lie."""
+        found = self.solve(b, 0.0, 1e-6).value
+        return found + self.basis.outside(b) if isinstance(self.basis, DomainBasis) else found
+
     def inverse_root(self, normal: Tensor) -> Tensor:
         """L^-T of normal vectors (k, *shape), where there is a factor: draws of N(0, B^-1)."""
         coordinates = self.basis.coordinates(normal)
@@ -200,19 +205,22 @@ class WeightSystem:
         products = torch.conj(v) * (self(u) - u) + torch.conj(u) * (z - v)
         return logs, 0.5 * products.real.mean(0)
 
-    def inverse_variance_at(self, x: Tensor) -> Tensor:
-        """phi* B^-1 phi of the waves phi of points (n, columns), times W, (n,)."""
-        parts, basis = [x.new_zeros(0, dtype=F64)], self.basis
-        domain = basis.domain if isinstance(basis, DomainBasis) else None
+    def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
+        """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,)."""
+        parts, basis, root = [x.new_zeros(0, dtype=F64)], self.basis, self.root if part is None else part * self.root
+        domain = basis.domain if isinstance(basis, DomainBasis) and part is None else None
         width = domain.size if domain is not None else self.spectrum.numel()
         for some in x.split(max(1, self.settings.batch_numbers // width // (8 if self.dense else 1))):
             if domain is not None:
                 parts.append((domain.at(some) @ self._of_points.mT).square().sum(1))
                 continue
-            phi = self.root * self.grid.waves(some)
+            phi = root * self.grid.waves(some)
             if self.dense:
-                half = torch.linalg.solve_triangular(self.factor, basis.coordinates(phi).mT, upper=False)
-                parts.append(half.square().sum(0))
+                inside = basis.coordinates(phi)
+                value = torch.linalg.solve_triangular(self.factor, inside.mT, upper=False).square().sum(0)
+                if isinstance(basis, DomainBasis):
+                    value += (self.grid.dot(phi, phi) - inside.square().sum(1)).clamp_min(0.0)
+                parts.append(value)
             else:
                 parts.append(self.grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
         return torch.cat(parts)

@@ -1,8 +1,8 @@
 """Posterior of the terms of a covariance function: f = m + f_1 + f_2 + ... with k = k_1 + k_2 + ..., eq. (M-410).
 
 A term has the covariance k_i with the rows, and everything else of the posterior of f: its weights and factor, or what
-inducing points and neighbours know. The state of a term is that of f with another covariance function of points, so
-that predictions are those of any state.
+inducing points, neighbours or frequencies know. The state of a term is that of f with another covariance function of
+points, so that predictions are those of any state.
 
 Does not do: paths of one term.
 """
