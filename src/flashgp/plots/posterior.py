@@ -68,7 +68,7 @@ def posterior_1d(
         ShapeError: for a batch or several outputs.
         DomainError: for a column, level or range that does not exist.
         BackendUnavailableError: without matplotlib.
-    Cost: a prediction at `points` places; points^3 / 3 flops for the samples.
+    Cost: a prediction at `points` places; their joint covariance and points^3 / 3 flops for samples, unless 0.
 
     Example:
         >>> import torch
@@ -92,7 +92,9 @@ def posterior_1d(
         mean = numbers(prediction.mean, "mean")
         latent = np.sqrt(numbers(prediction.variance, "variance"))
         observed = np.sqrt(numbers(prediction.observation_variance, "variance"))
-        drawn = _samples(mean, prediction.covariance().detach().cpu().double().numpy(), samples, seed)
+        drawn = np.empty((0, len(mean)))
+        if samples:
+            drawn = _samples(mean, prediction.covariance().detach().cpu().double().numpy(), samples, seed)
     target = Number()
     if scaling is not None:
         line, x = (v * scaling.x_scale[column] + scaling.x_shift[column] for v in (line, x))
