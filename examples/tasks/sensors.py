@@ -24,3 +24,4 @@ fit = fgp.fit(gp, x[past], y[past], approximation="fourier", starts=1)
 print(fit.posterior.judge(x[~past], y[~past]))  # a forecast, at most 25 % of the range beyond the rows
 axes = fgp.plots.posterior_1d(fit, x_range=(day[0], day[-1]), dates=True, y_label="celsius", samples=0)
 axes.figure.savefig("sensors.png")
+fgp.plots.components(fit, dates=True)[0].figure.savefig("parts.png")
