@@ -92,7 +92,7 @@ class Domain:
             angles = (x[:, column].double() - centre).mul(2.0 * math.pi / length).contiguous().numpy(force=True)
             values = transform("2", [angles], vectors.mT.to(C128).contiguous().numpy(), (), ACCURACY)
             along = torch.from_numpy(values).conj().mT
-            found = (found.unsqueeze(2) * along.unsqueeze(1)).flatten(1)
+            found = (found.unsqueeze(2) * along.unsqueeze(1)).flatten(1) if grid.d > 1 else along
         return (found * torch.conj(self.turns)).real
 
     # -- quadratic forms: contractions of one axis after the other --------------------------------------------------
