@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.inference.fourier.grid import ACCURACY, C128, Grid, Toeplitz, transform
+from flashgp.inference.fourier.grid import ACCURACY, C128, Grid, Toeplitz, fast_length, transform
 
 F64 = torch.float64
 LEAST = 1e-11  # of a vector's energy that lies where rows are
 BEYOND = 24  # eigenvectors looked at whose energy is less than half
-MOST_ORDERS = 1500  # whose eigenvectors are computed
+MOST_ORDERS = 10_000  # whose eigenvectors are computed
+LAGGED = 2**25  # numbers of vectors, or of their pairs at all lags, at most
 WORTH = 0.7  # of the frequencies, for fewer coordinates
 JITTER = 1e-14  # of the largest prior variance of a coordinate
 
@@ -114,11 +115,13 @@ class Domain:
         (vectors,) = self.vectors
         if not times:
             return self._turned(vectors.mT @ (whole.unsqueeze(1) * vectors))
-        m = len(vectors) // 2
-        steps = torch.arange(2 * m + 1)
-        matrix = whole[steps.unsqueeze(1) - steps + 2 * m]
-        rows = vectors.to(C128)
-        return self._turned(rows.mT @ (matrix @ rows))
+        m, parts = len(vectors) // 2, []
+        size = fast_length(6 * m + 1)
+        symbol = torch.fft.fft(whole, n=size).unsqueeze(1)
+        for some in vectors.split(max(1, LAGGED // size), 1):
+            image = torch.fft.ifft(torch.fft.fft(some, n=size, dim=0) * symbol, dim=0)
+            parts.append(vectors.to(C128).mT @ image[2 * m : 4 * m + 1])
+        return self._turned(torch.cat(parts, 1))
 
     def _turned(self, form: Tensor) -> Tensor:
         found = (form.to(C128) * torch.conj(self.turns).unsqueeze(1) * self.turns).real
@@ -142,13 +145,16 @@ class Domain:
 @lru_cache(maxsize=8)
 def domain_of(grid: Grid, most: int) -> Domain | None:
     """That of a grid whose rows lie in a part of the box; None where it has more coordinates than `most`, or hardly
-    fewer than there are frequencies, of which there may be no more than `most`."""
+    fewer than there are frequencies, of which there may be no more than `most`; or where pairs of vectors of an axis
+    beside others take too much memory."""
     shares = [part / length for part, length in zip(grid.reach, grid.lengths, strict=True)]
     least = math.prod(2.0 * m * share + 1.0 for m, share in zip(grid.orders, shares, strict=True))
-    if least > min(most, WORTH * grid.size) or max(grid.orders) > MOST_ORDERS:
+    if least > min(most, WORTH * grid.size) or max(grid.orders) > MOST_ORDERS or max(grid.orders) * least > LAGGED:
         return None
     vectors, odd = zip(*(prolate(m, share) for m, share in zip(grid.orders, shares, strict=True)), strict=True)
     found = Domain(grid, vectors, odd)
+    if grid.d > 1 and any(r**2 * (8 * m + 2) > LAGGED for r, m in zip(found.sizes, grid.orders, strict=True)):
+        return None
     return found if found.size <= (most if grid.size > most else WORTH * grid.size) else None
 
 
