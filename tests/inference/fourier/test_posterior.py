@@ -126,6 +126,17 @@ def test_known_variances_and_several_outputs() -> None:
     assert found.mean.shape == (20, 2)
 
 
+def test_a_time_limit_ends_solves_and_says_how_far_they_came() -> None:
+    """Of a fit and of conditioning, where there is no factor: the posterior is there."""
+    x, y = _rows(300, 2, 0.01)
+    gp = _gp(2, 0.01, 0.03, 1.5)
+    with pytest.warns(fgp.FlashGPWarning):
+        post = gp.condition(x, y, approximation="fourier", time_limit=1e-3)
+    (event,) = of_kind(post.report.events, EventKind.FOURIER_UNFINISHED)
+    assert event.fields["error"] > event.fields["asked"]
+    assert post.report.error_bound == pytest.approx(event.fields["error"] * (0.01 / 300) ** 0.5, rel=0.1)
+
+
 def _with_little_factored(post: fgp.Posterior, windows: WindowSettings) -> fgp.Posterior:
     """The posterior as if it had more frequencies than a factor takes, and more points than solves have time for."""
     state = post.state

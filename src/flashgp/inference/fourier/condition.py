@@ -144,7 +144,9 @@ def condition_on(
     drawn = None
     if held is None and not system.dense and not windows_serve(system, prior.kernel, survey.width, options.windows):
         again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail))
-        drawn = drawn_weights(weights, again, options.draws, options, settings.run.seed + DRAWN_SEED)
+        drawn = drawn_weights(
+            replace(weights, system=system.kept), again, options.draws, options, settings.run.seed + DRAWN_SEED
+        )
     events = [Event(
         EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
         iterations=weights.solution.iterations or None,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import torch
 
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
@@ -27,6 +28,7 @@ from flashgp.inference.streamed.rows import (
     prior_of_sample,
     survey_of,
 )
+from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import EngineFit, beside_a_constant, problem_of, refuse_exact_fit, report_answer
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
@@ -39,6 +41,8 @@ from flashgp.planner.plan import Plan
 from flashgp.planner.problem import chosen_device
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
+
+SEARCHED = 0.6  # of a time limit, which leaves the solve of the posterior its time
 
 
 class FourierFit(EngineFit[FourierState]):
@@ -72,6 +76,10 @@ class FourierFit(EngineFit[FourierState]):
         self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
         self.mark = (asked.kind, self.survey.count, self.survey.checksum)
         self.price = first_rows_price(self.prior, self.counts, self.wanted)
+        self.searched = options.run.deadline.share(SEARCHED)
+
+    def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
+        return min(deadline, self.searched, key=lambda one: one.end)
 
     @property
     def result(self) -> Prior:
@@ -93,7 +101,7 @@ class FourierFit(EngineFit[FourierState]):
         grid = grid_for(self.problem.prior, self.survey, self.how, search=True)
         check_memory(grid, self.options.run.memory, self.how)
         run = self.options.run
-        return FourierLogJoint(self.problem, self.survey, grid, self.how, run.seed, run.deadline)
+        return FourierLogJoint(self.problem, self.survey, grid, self.how, run.seed, self.searched)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
         settings = self.options.conditioning()

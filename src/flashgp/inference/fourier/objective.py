@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid
@@ -108,6 +108,8 @@ class FourierLogJoint(LogJoint):
         weights = WeightPosterior.of(sums, system, ERROR * self.rows**0.5, start)
         self._start = system.root * weights.solution.value
         logs, shares = system.log_determinant(self._seed)
+        if not system.dense and self._deadline.passed():  # solves ended where they were
+            raise TimeUp
         dual = weights.dual
         powers = (dual.real.square() + dual.imag.square()).sum(0)
         known = spectrum > torch.finfo(F64).tiny

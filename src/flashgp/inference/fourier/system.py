@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.inference.fourier.domain_basis import DomainBasis, domain_of, factored
 from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
 from flashgp.inference.fourier.real_basis import RealBasis
@@ -61,7 +61,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class WeightSystem:
-    """B. Fields: spectrum, c of the grid's shape; toeplitz, T; settings; deadline of solves."""
+    """B. Fields: spectrum, c of the grid's shape; toeplitz, T; settings; deadline, which ends solves."""
 
     spectrum: Tensor
     toeplitz: Toeplitz
@@ -116,7 +116,8 @@ class WeightSystem:
         return torch.linalg.cholesky(self.basis.matrix(self.toeplitz, self.root))
 
     def solve(self, b: Tensor, goal: float, share: float = 0.0) -> Solution:
-        """B^-1 b of (k, *shape). Args: goal, of errors in the norm of B; share, as `_by_iterations`. Raises: TimeUp."""
+        """B^-1 b of (k, *shape). Args: goal, of errors in the norm of B; share, as `_by_iterations`. The
+        deadline ends it, and the error says how far it came."""
         if not self.dense:
             size = max(1, self.settings.batch_numbers // self.spectrum.numel())
             parts = [self._by_iterations(part, goal, share) for part in b.split(size)]
@@ -164,12 +165,10 @@ class WeightSystem:
         iteration = 0
         while True:
             error = dot(r, r).sqrt()
-            ended = bool(((error <= goal) | (rz <= enough)).all())
+            ended = bool(((error <= goal) | (rz <= enough)).all()) or self.deadline.passed()
             if ended or iteration == (most or self.settings.most_iterations):
                 found = (torch.stack(alphas), torch.stack(betas)) if most and alphas else None
                 return Solution(x, error, iteration, tridiagonal=found)
-            if self.deadline.passed():
-                raise TimeUp
             q = self(p)
             step = torch.where(rz > 0, rz / dot(p, q), 0.0)
             x.add_(step.view(shape) * p)
