@@ -16,7 +16,7 @@ from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
 
 @dataclass(frozen=True)
 class RealBasis:
-    """Frequencies |j_c| <= orders_c of a grid, whose spectrum has the square roots W."""
+    """Frequencies |j_c| <= orders_c of a grid."""
 
     grid: Grid
     orders: tuple[int, ...]
