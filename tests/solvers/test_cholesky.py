@@ -37,6 +37,10 @@ def test_a_factor(n: int, batch: tuple[int, ...], dtype: torch.dtype) -> None:
     rhs = torch.randn(*batch, n, 3, dtype=dtype)
     assert torch.allclose(A @ factor.solve(rhs), rhs, atol=10 * eps)
     assert torch.allclose(factor.lower @ factor.half_solve(rhs), rhs, atol=10 * eps)
+    several = torch.randn(2, 3, n, 2, dtype=dtype)
+    if not batch:  # one triangle for all of them
+        assert torch.allclose(factor.lower @ factor.half_solve(several), several, atol=10 * eps)
+        assert torch.allclose(factor.lower.mT @ factor.back_solve(several), several, atol=10 * eps)
     assert factor.log_determinant.dtype == F64
     wanted = torch.linspace(0.5, 3.0, n, dtype=F64).log().sum().expand(batch)
     assert torch.allclose(factor.log_determinant, wanted, atol=10 * eps)

@@ -75,17 +75,26 @@ class Factor:
     @profiled("triangular solves")
     def half_solve(self, rhs: Tensor) -> Tensor:
         """L^-1 rhs for rhs (*batch, n, t). Cost: n^2 t flops."""
-        return torch.linalg.solve_triangular(self.lower, rhs, upper=False)
+        return _solved(self.lower, rhs, upper=False)
 
     @profiled("triangular solves")
     def back_solve(self, rhs: Tensor) -> Tensor:
         """L^-T rhs, as `half_solve`."""
-        return torch.linalg.solve_triangular(self.lower.mT, rhs, upper=True)
+        return _solved(self.lower.mT, rhs, upper=True)
 
     @profiled("factorisation")
     def inverse_(self) -> Tensor:
         """K^-1 in the factor's own memory; the factor must not be used afterwards. Cost: 2/3 n^3 flops."""
         return torch.cholesky_inverse(self.lower, out=self.lower)
+
+
+def _solved(triangle: Tensor, rhs: Tensor, *, upper: bool) -> Tensor:
+    """A^-1 rhs. One triangle takes a batch of right-hand sides at once: torch would copy it for each."""
+    if triangle.dim() > 2 or rhs.dim() == 2:
+        return torch.linalg.solve_triangular(triangle, rhs, upper=upper)
+    beside = rhs.movedim(-2, 0)
+    solved = torch.linalg.solve_triangular(triangle, beside.flatten(1), upper=upper)
+    return solved.unflatten(1, beside.shape[1:]).movedim(0, -2)
 
 
 @profiled("factorisation")
