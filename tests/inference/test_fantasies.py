@@ -117,6 +117,24 @@ def test_gradients_by_points_and_targets() -> None:
     assert slope.isfinite().all()
 
 
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (2, 1), (4, 2, 3)], ids=str)
+def test_joint_moments_of_points_whose_batch_goes_with_that_of_the_targets(batch: tuple[int, ...]) -> None:
+    gp, x, y = table()
+    new, targets, noise = hypothetical(3, 2), hypothetical(2, 3, 2, seed=6).sum(-1), torch.rand(3, 2, dtype=F64)
+    at = hypothetical(*batch, 5, seed=9)
+    mean, covariance = gp.condition(x, y).fantasize(new, targets, row_variance=noise).joint(at)
+    whole = (*torch.broadcast_shapes(batch, (2, 3)), 5)
+    means, joints = mean.expand(whole), covariance.expand(*whole, 5)
+    for s, b in ((0, 2), (1, 0)):
+        likelihood = fgp.likelihoods.Gaussian(
+            gp.likelihood.noise_variance, row_variance=torch.cat([torch.zeros(40, dtype=F64), noise[b]])
+        )
+        both = torch.cat([x, new[b]]), torch.cat([y, targets[s, b]])
+        wanted = gp.with_likelihood(likelihood).condition(*both).predict(at.expand(*whole, 3)[..., s, b, :, :])
+        assert relative(means[..., s, b, :], wanted.mean) < 1e-9
+        assert relative(joints[..., s, b, :, :], wanted.covariance()) < 1e-9
+
+
 def test_bad_fantasies() -> None:
     gp, x, y = table()
     post, new = gp.condition(x, y), hypothetical(2, 3)
@@ -133,6 +151,10 @@ def test_bad_fantasies() -> None:
         given = dict(zip(("x", "y", "samples"), arguments, strict=False))
         with pytest.raises(error, match=text):
             post.fantasize(**given)
+    with pytest.raises(ShapeError, match=r"`row_variance` must have shape \(2, 3\)"):
+        post.fantasize(new, new.sum(-1), row_variance=torch.ones(3))
+    with pytest.raises(DomainError, match="`row_variance` must not be negative"):
+        post.fantasize(new, new.sum(-1), row_variance=-torch.ones(2, 3))
     with pytest.raises(ShapeError, match="`x_test` must have shape"):
         post.fantasize(new, samples=1).predict(hypothetical(3, 2))
     with pytest.raises(DomainError, match="float64 factor"):

@@ -439,7 +439,9 @@ class Posterior:
         refuse_transformed("replace", _OF_MANY, x, y)
         return self._updated("replace", indices, x, y, row_variance, row_weight, **of_rows)
 
-    def fantasize(self, x: Any, y: Any = None, *, samples: int | None = None, seed: int | None = None) -> "Fantasies":
+    def fantasize(
+        self, x: Any, y: Any = None, *, samples: int | None = None, seed: int | None = None, row_variance: Any = None
+    ) -> "Fantasies":
         """Many posteriors at once, each with q hypothetical rows of its own beside these, eq. (M-114).
 
         Args:
@@ -448,6 +450,7 @@ class Posterior:
                 `samples`.
             samples: how many targets to draw from the posterior in place of y, s = (samples,).
             seed: of these draws.
+            row_variance: (*b, q), variances of these rows beside that of the likelihood.
 
         Returns:
             Fantasies, with `predict(x_test)` of all members at once; differentiable in x, y and x_test.
@@ -459,7 +462,7 @@ class Posterior:
         Cost: n^2 flops for each distinct row, n q^2 for each member; n numbers for each distinct row. Of a mixture over
             hyperparameters for each draw.
         """
-        fantasies: Fantasies = self._ask("fantasize", x, y, samples, seed)
+        fantasies: Fantasies = self._ask("fantasize", x, y, samples, seed, row_variance)
         fantasies.posterior = self
         return fantasies
 

@@ -19,13 +19,14 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from flashgp import linalg
-from flashgp.foundations.checks import check_count, check_points, check_targets
+from flashgp.foundations.checks import as_float_tensor, check_count, check_finite, check_points, check_targets
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.form import Rows
 from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.online.update import in_dtype_of
 from flashgp.inference.output_states import AnyState
+from flashgp.inference.predict.joint import joint_moments
 from flashgp.inference.predict.prior_draws import draw_seed
 from flashgp.inference.state import State
 from flashgp.solvers.growing.panels import PIVOT
@@ -151,6 +152,19 @@ class Fantasies:
             dtype = x_test.dtype
             return FantasyPrediction(mean.to(dtype), variance.to(dtype), observed.to(dtype))
 
+    def joint(self, x_test: Any) -> tuple[Float[Tensor, "*means m"], Float[Tensor, "*covariances m m"]]:
+        """Mean and covariance of every member at points of its own, (*b, m, d), whose batch is any that goes with that
+        of the targets, (*s, *b), by broadcasting. Of one output. Cost: n^2 flops a point, of all at once."""
+        state, q, batch = self._state, self._x.shape[-2], self._x.shape[:-2]
+        lower, scores = (one.unflatten(-3, batch) if batch else one.squeeze(-3) for one in (self._lower, self._scores))
+        here = joint_moments(state, x_test)
+        between = state.prior_covariance(state.prior.kernel.rows(self._x), here.rows).to_dense()
+        if here.half is not None:
+            between = between - self._halves(slice(None)).reshape(*batch, q, -1) @ here.half
+        solved = linalg.solve_triangular(lower, between, upper=False, device=linalg.own_device(lower))
+        mean, covariance = here.mean + solved.mT @ scores, here.covariance - solved.mT @ solved
+        return mean.squeeze(-1).to(here.dtype), covariance.to(here.dtype)
+
     def _strips(self, members: int, m: int, shared: bool, graph: bool) -> Iterator[tuple[slice, slice]]:
         """(members, test points) that fit a strip's memory; everything at once where a graph keeps it all anyway."""
         everything = slice(0, members), slice(0, m)
@@ -262,14 +276,16 @@ def _stacked(parts: Sequence[FantasyPrediction], dim: int) -> list[Tensor]:
     return [torch.stack([getattr(part, name) for part in parts], dim) for name in names]
 
 
-def fantasize_mixture(state: MixtureState, x: Any, y: Any, samples: int | None, seed: int | None) -> MixtureFantasies:
+def fantasize_mixture(
+    state: MixtureState, x: Any, y: Any, samples: int | None, seed: int | None, row_variance: Any = None
+) -> MixtureFantasies:
     """See `Posterior.fantasize`. Targets that are drawn are of a draw of hyperparameters of their own."""
     models = [state.alone(k) for k in range(state.draws)]
     if samples is None:
-        return MixtureFantasies([fantasize(one, x, y, None, None) for one in models], state.log_weights)
+        return MixtureFantasies([fantasize(one, x, y, None, None, row_variance) for one in models], state.log_weights)
     generator = torch.Generator().manual_seed(draw_seed(seed))
     seeds = torch.randint(2**62, (len(models),), generator=generator).tolist()
-    each = [fantasize(one, x, y, samples, own) for one, own in zip(models, seeds, strict=True)]
+    each = [fantasize(one, x, y, samples, own, row_variance) for one, own in zip(models, seeds, strict=True)]
     drawn = torch.stack([one._y for one in each])  # (k, samples, *b, q[, outputs])
     shape, batch = drawn.shape[1:], each[0]._x.shape[:-2]
     members = (shape[0], *batch)
@@ -281,10 +297,12 @@ def fantasize_mixture(state: MixtureState, x: Any, y: Any, samples: int | None, 
     return MixtureFantasies([one.with_targets(y) for one in each], state.log_weights)
 
 
-def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
+def fantasize(
+    state: AnyState, x: Any, y: Any, samples: int | None, seed: int | None, row_variance: Any = None
+) -> Fantasies:
     """See `Posterior.fantasize`."""
     if not state.prior.separate:
-        return _fantasize(state.parts[0], x, y, samples, seed)
+        return _fantasize(state.parts[0], x, y, samples, seed, row_variance)
     outputs = len(state.parts)
     if y is not None:
         x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x)
@@ -294,13 +312,14 @@ def fantasize(state: AnyState, x: Any, y: Any, samples: int | None, seed: int | 
         generator = torch.Generator().manual_seed(draw_seed(seed))
         seeds = torch.randint(2**62, (outputs,), generator=generator).tolist()
     each = [
-        _fantasize(part, x, None if y is None else y[..., j], samples, seeds[j]) for j, part in enumerate(state.parts)
+        _fantasize(part, x, None if y is None else y[..., j], samples, seeds[j], row_variance)
+        for j, part in enumerate(state.parts)
     ]
     return OutputFantasies(state, each)
 
 
 @entered(lambda state, *_: state.run.deterministic)
-def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None) -> Fantasies:
+def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | None, row_variance: Any) -> Fantasies:
     x = check_points(in_dtype_of(x, "x", state.x), "x", like=state.x).clone()  # read again by predictions
     if (y is None) == (samples is None):
         raise DomainError(
@@ -315,6 +334,9 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
         tail = 1 if outputs is None else 2
         if y.shape[y.dim() - tail - len(batch) : y.dim() - tail] != batch:
             raise ShapeError(f"`y` must have shape (*s, *{tuple(batch)}, {q}) like the rows of x, got {tuple(y.shape)}")
+    noise = state.prior.additive_noise(state.x.device).expand(x.shape[:-1])
+    if row_variance is not None:
+        noise = noise + _checked_variance(row_variance, x)
     graph = torch.is_grad_enabled() and (state.differentiable or x.requires_grad or (y is not None and y.requires_grad))
     with torch.set_grad_enabled(graph):
         members, flat = x.reshape(-1, q, d), x.reshape(-1, d)
@@ -329,7 +351,7 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
             half = _solved(state, state.prior.kernel.rows(flat))
             kept = state.whitened_residual
             whitened = state.factor.half_solve(state.residual) if kept is None or graph else kept
-        lower, mean = _corners(state, members, half, place, whitened)
+        lower, mean = _corners(state, members, noise.reshape(-1, q), half, place, whitened)
         corner = _Corner(state, x, half, place, lower, whitened, mean)
         if samples is not None:
             generator = torch.Generator(device=x.device).manual_seed(draw_seed(seed))
@@ -340,6 +362,17 @@ def _fantasize(state: State, x: Any, y: Any, samples: int | None, seed: int | No
             assert y is not None
             scores = corner.scores(y)
     return Fantasies(corner, y, scores)
+
+
+def _checked_variance(row_variance: Any, x: Tensor) -> Tensor:
+    """Variances of the rows of x, (*b, q). Raises: ShapeError, DomainError."""
+    variance = as_float_tensor(row_variance, "row_variance")
+    if variance.shape != x.shape[:-1]:
+        raise ShapeError(f"`row_variance` must have shape {tuple(x.shape[:-1])} like `x`, got {tuple(variance.shape)}")
+    check_finite(variance, "row_variance")
+    if bool((variance < 0.0).any()):
+        raise DomainError(f"`row_variance` must not be negative, got {float(variance.min()):g}; pass variances")
+    return variance.to(x.device, F64)
 
 
 def _solved(state: State, rows: Rows) -> Tensor:
@@ -363,7 +396,7 @@ def _of_members(half: Tensor, place: Tensor | None, q: int, mine: slice) -> Tens
 
 
 def _corners(
-    state: State, members: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
+    state: State, members: Tensor, noise: Tensor, half: Tensor | None, place: Tensor | None, whitened: Tensor
 ) -> tuple[Tensor, Tensor]:
     """C_b, (B, q, q), and the mean of the posterior at each member's rows, (B, q, p).
 
@@ -372,8 +405,7 @@ def _corners(
     prior, (count, q, _) = state.prior, members.shape
     mean = prior.mean_at(members).expand(count, q, prior.outputs or 1)
     corner = state.prior_covariance(prior.kernel.rows(members)).to_dense()
-    noise = prior.additive_noise(state.x.device)
-    corner = corner.expand(count, q, q) + noise * torch.eye(q, dtype=F64, device=state.x.device)
+    corner = corner.expand(count, q, q) + torch.diag_embed(noise)
     prior_variance = corner.detach().diagonal(dim1=-2, dim2=-1)
     if half is not None:
         step = count if torch.is_grad_enabled() else max(1, state.run.online.strip_bytes // (8 * q * half.shape[-1]))
