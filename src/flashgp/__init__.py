@@ -49,6 +49,7 @@ _HOME = {
     "data": "flashgp.data",
     "doctor": "flashgp.diagnosis",
     "fit": "flashgp.inference.fit",
+    "interop": "flashgp.interop",
     "kernels": "flashgp.kernels",
     "likelihoods": "flashgp.likelihoods",
     "linalg": "flashgp.linalg",
@@ -99,6 +100,7 @@ __all__ = [
     "data",
     "doctor",
     "fit",
+    "interop",
     "kernels",
     "likelihoods",
     "linalg",
@@ -114,7 +116,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from flashgp import bench, data, kernels, likelihoods, linalg, means, operators, plots, processes
+    from flashgp import bench, data, interop, kernels, likelihoods, linalg, means, operators, plots, processes
     from flashgp.classifier import GPClassifier
     from flashgp.diagnosis import doctor
     from flashgp.estimator import GPRegressor

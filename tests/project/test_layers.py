@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("estimator_base",),
     ("classifier", "estimator"),
     ("model_files",),
-    ("bench", "diagnosis", "profiling"),
+    ("bench", "diagnosis", "interop", "profiling"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,140 @@
+"""Models of GPyTorch and back: the same covariance, the same predictions, or a refusal that names what there is not."""
+
+import copy
+import warnings
+
+import gpytorch
+import pytest
+import torch
+from gpytorch import kernels, means, priors
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, StudentTLikelihood
+
+import flashgp as fgp
+from flashgp.interop.gpytorch import FlashGPKernel, from_gpytorch, gp_from, kernel_from, members, to_gpytorch
+
+GENERATOR = torch.Generator().manual_seed(3)
+X = torch.rand(40, 3, generator=GENERATOR, dtype=torch.float64)
+X[:, 2] = torch.randint(0, 3, (40,), generator=GENERATOR)
+Y = torch.sin(6.0 * X[:, 0]) + X[:, 1]
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, covariance, mean=None, likelihood=None, twist=1.0) -> None:
+        super().__init__(X, Y, likelihood or GaussianLikelihood())
+        self.covar_module, self.mean_module, self.twist = covariance, mean or means.ConstantMean(), twist
+        self.double()
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.twist * self.covar_module(x))
+
+
+def moved(module):
+    """Copy with other parameters than the initial ones."""
+    module = copy.deepcopy(module).double()
+    generator = torch.Generator().manual_seed(5)
+    for parameter in module.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return module
+
+
+COVARIANCES = {
+    "RBF": kernels.RBFKernel(),
+    "RBF of each column": kernels.ScaleKernel(kernels.RBFKernel(ard_num_dims=3)),
+    "Matern": kernels.ScaleKernel(kernels.MaternKernel(nu=1.5, ard_num_dims=3)),
+    "RQ": kernels.RQKernel(),
+    "Periodic": kernels.PeriodicKernel(active_dims=[0, 1], ard_num_dims=2),
+    "Cosine": kernels.CosineKernel(active_dims=[0]),
+    "Linear": kernels.LinearKernel(ard_num_dims=3) + kernels.RBFKernel(),
+    "Polynomial": kernels.PolynomialKernel(power=3),
+    "Constant": kernels.ConstantKernel() * kernels.RBFKernel(active_dims=[1]),
+    "SpectralMixture": kernels.SpectralMixtureKernel(num_mixtures=3, active_dims=[0]),
+    "Index": kernels.RBFKernel(active_dims=[0, 1]) * kernels.IndexKernel(num_tasks=3, rank=2, active_dims=[2]),
+}
+
+
+@pytest.mark.parametrize("name", COVARIANCES)
+def test_predictions_and_covariances_are_those_of_the_model_and_back(name: str) -> None:
+    model = Model(moved(COVARIANCES[name]), moved(means.LinearMean(3)))
+    points = X[:9].clone()
+    points[:, :2] += 0.05
+    found = from_gpytorch(model).predict(points)
+    with gpytorch.settings.fast_computations(False, False, False), torch.no_grad():
+        said = model.eval()(points)
+    assert torch.allclose(found.mean, said.mean, rtol=1e-10, atol=1e-11)
+    assert torch.allclose(found.variance, said.variance, rtol=1e-10, atol=1e-11)
+    back = to_gpytorch(kernel_from(model.covar_module, 3))
+    assert torch.allclose(back(points).to_dense(), model.covar_module(points).to_dense(), rtol=1e-13, atol=1e-13)
+
+
+def test_fixed_noise_with_more_that_is_learned() -> None:
+    noise = torch.linspace(0.01, 0.2, 40, dtype=torch.float64)
+    model = Model(kernels.RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True))
+    post = from_gpytorch(model)
+    assert torch.equal(post.gp.likelihood.row_variance, noise)
+    assert float(post.gp.likelihood.noise_variance.value) == pytest.approx(float(model.likelihood.second_noise))
+
+
+def test_bounds_priors_and_what_is_fixed_come_along() -> None:
+    covariance = kernels.ScaleKernel(
+        kernels.PeriodicKernel(
+            lengthscale_prior=priors.LogNormalPrior(0.3, 0.5), lengthscale_constraint=GreaterThan(0.04),
+            period_length_constraint=Interval(0.1, 3.0),
+        ),
+        outputscale_prior=priors.GammaPrior(2.0, 0.15),
+    )  # fmt: skip
+    covariance.raw_outputscale.requires_grad_(False)
+    kernel = gp_from(Model(covariance), 3).kernel
+    assert not kernel.variance.trainable
+    assert isinstance(kernel.variance.prior, torch.distributions.Gamma)
+    inner = kernel.kernel
+    assert (inner.lengthscale.domain.lower, inner.period.domain.upper) == (pytest.approx(0.2), pytest.approx(3.0))
+    # Of a lengthscale whose square is theirs: p(l) = 2 l p(l^2).
+    at, theirs = torch.tensor(0.7, dtype=torch.float64), torch.distributions.LogNormal(0.3, 0.5)
+    assert torch.isclose(inner.lengthscale.prior.log_prob(at), theirs.log_prob(at**2) + torch.log(2 * at))
+
+
+def test_members_of_a_batch_have_their_own_parameters() -> None:
+    batch = torch.Size((2, 3))
+    covariance = kernels.ScaleKernel(kernels.RBFKernel(batch_shape=batch), batch_shape=batch).double()
+    covariance.outputscale = torch.arange(1.0, 7.0).reshape(batch).double()
+    found = [float(kernel_from(covariance, 3, index).variance.value) for index in members(batch)]
+    assert found == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    copies = to_gpytorch(2.0 * fgp.kernels.Matern(lengthscale=torch.ones(3)), batch)
+    assert copies.base_kernel.lengthscale.shape == (2, 3, 1, 3)
+
+
+def test_what_gpytorch_lacks_is_wrapped() -> None:
+    kernel = fgp.kernels.Warped(torch.nn.Linear(3, 2).double(), fgp.kernels.Matern(nu=1.5))
+    wrapped = to_gpytorch(3.0 * kernel)
+    assert isinstance(wrapped.base_kernel, FlashGPKernel)
+    assert torch.allclose(wrapped(X).to_dense(), (3.0 * kernel)(X).to_dense())
+    with pytest.raises(fgp.DomainError, match=r"`kernel` must have a counterpart .* got Warped"):
+        to_gpytorch(kernel, torch.Size((2,)))
+
+
+@pytest.mark.parametrize(
+    ("model", "wrong"),
+    [
+        (lambda: Model(kernels.ArcKernel(kernels.MaternKernel(nu=2.5))), "ArcKernel"),
+        (lambda: Model(kernels.CosineKernel()), "CosineKernel of several columns"),
+        (lambda: Model(kernels.RBFKernel(lengthscale_prior=priors.SmoothedBoxPrior(0.1, 2.0))), "SmoothedBoxPrior"),
+        (lambda: Model(kernels.RBFKernel(), means.ConstantMeanGrad()), "ConstantMeanGrad"),
+        (lambda: Model(kernels.RBFKernel(), twist=1.5), "differs from"),
+        (lambda: Model(kernels.RBFKernel()).state_dict(), "must be a gpytorch ExactGP"),
+    ],
+)
+def test_refusals_name_what_has_no_counterpart(model, wrong: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = model()
+    with pytest.raises(fgp.DomainError, match=wrong):
+        from_gpytorch(made)
+
+
+def test_other_likelihoods_are_refused_by_name() -> None:
+    model = Model(kernels.RBFKernel())
+    model.likelihood = StudentTLikelihood()
+    with pytest.raises(fgp.DomainError, match="StudentTLikelihood"):
+        gp_from(model, 3)
