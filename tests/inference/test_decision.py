@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.foundations.events import ApproximationReason, EventKind, of_kind
+from flashgp.foundations.events import ApproximationReason, EventKind, NoSeries, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import decided
@@ -22,7 +22,7 @@ SMALL = {"inducing": 12, "neighbours": 9}
 def choice(gp: fgp.GP, n: int, limit: float | None = None, **options: object) -> tuple[str, ApproximationReason]:
     settings = PlanSettings(**{"memory": "64GiB", "profile": BUILT_IN, **options})
     rows = RowCounts(n, 2)
-    taken, plan, event = decided(gp, rows, Approximation("auto"), settings, limit)
+    taken, plan, event = decided(gp, rows, Approximation("auto", series=False), settings, limit)
     assert plan.approximation == ("" if taken is None else taken.kind)
     assert event.fields["chosen"] == ("exact" if taken is None else taken.kind)
     if taken is not None:
@@ -44,6 +44,29 @@ def test_what_auto_takes() -> None:
     assert choice(noisy, 3_000_000, 300.0)[0] == "full_scale"
     two = fgp.GP(fgp.kernels.Matern(), outputs=2)
     assert choice(two, 300_000, 100.0) == ("full_scale", ApproximationReason.TIME)
+
+
+def test_auto_takes_series_where_they_are_much_quicker() -> None:
+    """(M-437): by price, with the smoothness of the kernel; else the plan has the reason."""
+    k, settings = fgp.kernels, PlanSettings(memory="64GiB", profile=BUILT_IN)
+
+    def of(kernel: fgp.kernels.Kernel, n: int, d: int, asked: Approximation, limit: float | None = None) -> Plan:
+        taken, plan, event = decided(fgp.GP(kernel), RowCounts(n, d), asked, settings, limit)
+        assert (plan.no_series is None) == (taken is not None and taken.kind == "fourier")
+        assert event.fields["chosen"] in str(event).lower() or taken is not None
+        return Plan.from_json(plan.to_json())
+
+    auto, rough, smooth = Approximation("auto"), k.Matern(nu=0.5), k.RBF()
+    assert of(smooth, 300_000, 1, auto).approximation == of(smooth, 300_000, 2, auto).approximation == "fourier"
+    assert of(smooth, 300_000, 3, auto).no_series == NoSeries.SLOWER  # no factor: exact inference keeps to no limit
+    assert of(smooth, 300_000, 3, auto, 600.0).approximation == "fourier"
+    assert of(smooth, 500, 2, auto).no_series == of(rough, 300_000, 2, auto, 600.0).no_series == NoSeries.SLOWER
+    assert of(k.Linear() + smooth, 300_000, 1, auto).no_series == NoSeries.KERNEL
+    assert of(smooth, 300_000, 4, auto).no_series == NoSeries.COLUMNS
+    assert of(smooth, 300_000, 1, Approximation("auto", inducing=64)).no_series == NoSeries.SIZES
+    assert of(smooth, 300_000, 1, Approximation("auto", series=False)).no_series == NoSeries.FREQUENCIES
+    plans = [fgp.plan(fgp.GP(one), n=10**5, d=2, approximation="fourier", profile=BUILT_IN) for one in (smooth, rough)]
+    assert plans[0].fit_step_seconds < 0.1 * plans[1].fit_step_seconds
 
 
 @pytest.mark.parametrize("n", [1800, 2400, 3000])

@@ -168,7 +168,7 @@ def test_auto_over_ranks_is_planned_from_their_share() -> None:
     options = {"memory": "64GiB"}
     alone = plan(1_000_000, approximation="full_scale", inducing=64, neighbours=24, **options)
     asked = {"approximation": "auto", "time_limit": 0.6 * alone.fit_seconds, **options}
-    one, many = (plan(1_000_000, ranks=ranks, **asked) for ranks in (1, 64))
+    one, many = (plan(1_000_000, d=4, ranks=ranks, **asked) for ranks in (1, 64))
     assert (one.shared, many.shared.ranks) == (None, 64)
     assert one.approximation == many.approximation == "full_scale"
     assert many.fit_seconds <= asked["time_limit"] < one.fit_seconds

@@ -83,9 +83,25 @@ class ApproximationReason(StrEnum):
 
     FITS = "an exact plan keeps to the limits"
     TIME = "an exact fit would pass the time limit"
+    QUICKER = "it is much quicker than an exact fit, and as close as the noise lets tell"
     MEMORY = "an exact fit does not fit the memory"
     SITES = "an exact fit would look for sites much longer"
     NO_OTHER = "no approximation of this model would be quicker"
+
+
+class NoSeries(StrEnum):
+    """Reason that Fourier series are not taken where inference is left to the library; its value continues a
+    sentence."""
+
+    LIBRARY = "finufft is not installed"
+    KERNEL = "the covariance function is not stationary"
+    COLUMNS = "the covariance function is not of one to three columns"
+    FREQUENCIES = "the covariance function takes too many frequencies for the memory or the noise"
+    MODEL = "the model has another likelihood, noise or number of outputs than they serve"
+    RANKS = "there are several processes"
+    DEVICE = "they are made on the processor, where the rows are not"
+    SIZES = "inducing points or neighbours were asked for"
+    SLOWER = "another way is as quick, or keeps to the limits better"
 
 
 class NoDraws(StrEnum):
@@ -256,9 +272,15 @@ class EventKind(Enum):
     )
     APPROXIMATION_CHOSEN = (
         "[{approximation} was chosen|Exact inference was chosen], since {reason}. Exactly [about "
-        "{exact_seconds:seconds} and {exact_bytes:bytes}|no way fits the memory][, 'full_scale' about "
-        "{full_scale_seconds:seconds} and {full_scale_bytes:bytes}][, 'sparse' about {sparse_seconds:seconds} and "
-        "{sparse_bytes:bytes}]."
+        "{exact_seconds:seconds} and {exact_bytes:bytes}|no way fits the memory][, 'fourier' about "
+        "{fourier_seconds:seconds} and {fourier_bytes:bytes}][, 'full_scale' about {full_scale_seconds:seconds} and "
+        "{full_scale_bytes:bytes}][, 'sparse' about {sparse_seconds:seconds} and {sparse_bytes:bytes}][. There are no "
+        "Fourier series: {no_series}]."
+    )
+    SERIES_LEFT = (
+        "Fourier series were left for {taken}: at what the first rows say of the lengthscales they take "
+        "[{frequencies:,} frequencies, about {seconds:seconds} in place of {other_seconds:seconds}|more frequencies "
+        "than there is room for]."
     )
     LOST = (
         "The approximation loses {nats:.2g} ± {standard_error:.1g} nats a row against exact inference, by an "

@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from enum import StrEnum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -173,6 +174,8 @@ def _of_kind(kind: Any, value: Any, where: str, positive: bool) -> Any:
         if value is None:
             return None
         kind = get_args(kind)[0]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value)
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"`{where}` must be a list")

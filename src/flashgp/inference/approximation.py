@@ -26,7 +26,7 @@ PREDICTING = MORE_FOR_POINTS * NEIGHBOURS
 @dataclass(frozen=True, eq=False)
 class Approximation:
     """Args: kind, one of APPROXIMATIONS; inducing, a number, points (m, d), or "auto"; neighbours, a number or "auto";
-    chosen_sizes, what a plan made of "auto", in place of the defaults.
+    chosen_sizes, what a plan made of "auto", in place of the defaults; series, whether "auto" may take Fourier series.
 
     Raises: DomainError, ShapeError.
     """
@@ -35,6 +35,7 @@ class Approximation:
     inducing: Any = "auto"
     neighbours: Any = "auto"
     chosen_sizes: Sizes | None = None
+    series: bool = True
 
     def __post_init__(self) -> None:
         if not (isinstance(self.kind, str) and self.kind in APPROXIMATIONS):
@@ -48,7 +49,7 @@ class Approximation:
                 raise DomainError(f"`{name}` must be a number or 'auto', got {value!r}; leave it out for 'auto'")
             if not isinstance(value, str) and (name == "neighbours" or self.chosen):
                 check_count(value, name, 0)
-        if self.kind == "fourier" and not (isinstance(self.inducing, str) and isinstance(self.neighbours, str)):
+        if self.kind == "fourier" and not self.without_sizes:
             raise DomainError(
                 "`inducing` and `neighbours` are of other approximations, got one of them beside Fourier series, whose "
                 "frequencies follow from the covariance function; leave them out"
@@ -88,6 +89,11 @@ class Approximation:
         alone."""
         full_scale = () if self.without_neighbours else (replace(self, kind="full_scale"),)
         return full_scale + (() if self.without_points else (Approximation("sparse", self.inducing),))
+
+    @property
+    def without_sizes(self) -> bool:
+        """True if no inducing points or neighbours were asked for."""
+        return isinstance(self.inducing, str) and isinstance(self.neighbours, str)
 
     @property
     def most_inducing(self) -> int:

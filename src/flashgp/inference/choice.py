@@ -1,13 +1,13 @@
 """Choice of inference and its sizes: plans of a prior, exact and approximate, ways out of a refusal, and "auto"."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
-from flashgp.foundations.events import ApproximationReason, Event, EventKind
+from flashgp.foundations.events import ApproximationReason, Event, EventKind, NoSeries
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.approximation import DEFAULT, LADDER, Approximation
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
@@ -22,7 +22,7 @@ from flashgp.planner.approximate import (
     with_sample,
 )
 from flashgp.planner.conditioning import plan_conditioning
-from flashgp.planner.fourier_price import FourierPrice
+from flashgp.planner.fourier_price import FourierPrice, GridSizes, Refusal
 from flashgp.planner.full_scale_price import FullScalePrice
 from flashgp.planner.plan import FACTORED, Offer, Plan, Sizes, offers_text
 from flashgp.planner.pricing import Price
@@ -30,10 +30,23 @@ from flashgp.planner.problem import PlanSettings
 from flashgp.planner.sparse_price import SparsePrice
 from flashgp.sources.shuffled import buffer_rows
 
-DEFAULTS = SiteSettings()
+
+@dataclass(frozen=True)
+class SeriesSettings:
+    """Fields: min_gain, times quicker than an exact plan that is on time Fourier series have to be planned to be, and
+    min_seconds, of that plan, from which they are looked at."""
+
+    min_gain: float = 3.0
+    min_seconds: float = 5.0
+
+
+DEFAULTS, SERIES = SiteSettings(), SeriesSettings()
 SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
+# By name, of engines that plan by them: sizes of the grid of a prior and rows, for so many ranks, or why there is none.
+GRIDS: dict[str, Callable[..., GridSizes | Refusal]] = {}
+TOLD = (NoSeries.LIBRARY, NoSeries.FREQUENCIES)  # reasons that something can be done about
 WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
 
 
@@ -110,7 +123,7 @@ def approximate_plan(
     """The plan of an approximation, its "auto" sizes chosen by what fits, eq. (M-187).
 
     Args:
-        asked: of kind "full_scale" or "sparse".
+        asked: of any kind but "auto".
         settings: of its ranks bytes and seconds are those of each.
         time_limit: seconds of a whole fit, or without `training` of conditioning. With it "auto" takes the largest
             sizes of the ladder that keep to it and fit, by passes or by a sample, (M-244); without it the
@@ -120,11 +133,13 @@ def approximate_plan(
         training: whether a fit has to fit, and not conditioning alone; read: whether rows are read, not held; taken:
             whether the sizes are there already, so that nothing is refused.
     Raises: MemoryBudgetError, before anything is allocated, where sizes that were asked for do not fit, or the smallest
-        do not; DomainError for more points or neighbours than rows; ShapeError for points of other columns.
+        do not; DomainError for more points or neighbours than rows, and where there is no grid for Fourier series;
+        ShapeError for points of other columns.
     Cost: a plan for each step of the ladder, some 50 us each.
     """
     problem, device, work = conditioning_problem(prior, rows, settings), settings.devices[0], ApproximateWork()
     asked.points_of(problem.d)  # which may be refused
+    series = _series_sizes(prior, rows, settings, training=training) if asked.kind == "fourier" else None
     # What is free now is asked for once: all steps compare with the same number.
     settings = replace(settings, memory=max(1, settings.available()[str(device)]))
     # A minibatch has one noise variance, and one process.
@@ -134,8 +149,11 @@ def approximate_plan(
     def with_sizes(one: Approximation, sizes: Sizes) -> Plan:
         common = problem, settings.rates, device, sizes.within(problem.u), work
         sparse = one.kind == "sparse"
-        price: ApproximatePrice = SparsePrice(*common, read) if sparse else FullScalePrice(*common, one.leaves_points)
-        price = FourierPrice(*common) if one.kind == "fourier" else price
+        price: ApproximatePrice
+        if series is not None:
+            price = FourierPrice(*common, series)
+        else:
+            price = SparsePrice(*common, read) if sparse else FullScalePrice(*common, one.leaves_points)
         plan = price.plan(one.kind, settings)
         if time_limit is None or not stepping or not by_sample(plan, time_limit):
             return plan
@@ -166,6 +184,14 @@ def approximate_plan(
         if more.neighbours > chosen.neighbours and more.fits(training=True):
             return with_more_neighbours(chosen, more)
     return chosen
+
+
+def _series_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool) -> GridSizes:
+    """Raises: DomainError."""
+    found = GRIDS["fourier"](prior, rows, settings.ranks, training=training, named=True)
+    if isinstance(found, Refusal):
+        raise DomainError(f"`approximation` {found.text}")
+    return found
 
 
 def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
@@ -288,8 +314,9 @@ def decided(
     *,
     training: bool = True,
 ) -> Decision:
-    """Exact inference where its plan keeps to the limits, and where sites are found by iteration takes little time;
-    else full scale, else inducing points alone.
+    """Fourier series where these are much quicker than an exact plan that is on time, or quicker than what is taken
+    where it is late; else exact inference where its plan keeps to the limits, and where sites are found by iteration
+    takes little time; else full scale, else inducing points alone.
 
     Args:
         asked: of kind "auto", with sizes where they were asked for.
@@ -325,23 +352,55 @@ def decided(
 
     late = exact is None or not on_time(exact)
     long = exact is not None and not prior.likelihood.has_sites and took(exact) > SiteSettings().exact_seconds
+    series, factored = _series(prior, rows, asked, settings, training=training)
+    if isinstance(series, Plan) and not (late or long):
+        quicker = exact is not None and SERIES.min_gain * took(series) <= took(exact) >= SERIES.min_seconds
+        if factored and quicker:
+            return Approximation("fourier"), series, event("fourier", ApproximationReason.QUICKER, exact, (series,))
+    without = NoSeries.SLOWER if isinstance(series, Plan) else series
+    event = functools.partial(event, without=without)
     if exact is not None and not (late or long):
-        return None, exact, event(None, ApproximationReason.FITS, exact, ())
+        return None, replace(exact, no_series=without), event(None, ApproximationReason.FITS, exact, ())
     plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
+    reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME
     quick = [plan for plan in plans if on_time(plan)]
     chosen = min(plans, key=took, default=None) if not quick else quick[0]
     if chosen is not None and exact is not None and not quick and took(exact) <= took(chosen):
         chosen = None
     elif chosen is not None and training and cut_short(prior, settings):
         chosen = plans[0]
+    other = chosen or exact
+    if isinstance(series, Plan) and (other is None or took(series) <= took(other)):
+        return Approximation("fourier"), series, event("fourier", reason, exact, (series, *plans), without=None)
     if chosen is not None:
         taken = next(one for one in asked.candidates if one.kind == chosen.approximation).resolved(chosen.sizes)
-        reason = ApproximationReason.TIME if late else ApproximationReason.SITES
-        reason = ApproximationReason.MEMORY if exact is None else reason
-        return taken, chosen, event(taken.kind, reason, exact, plans)
+        reason = reason if late else ApproximationReason.SITES
+        return taken, replace(chosen, no_series=without), event(taken.kind, reason, exact, plans)
     if exact is None:
         raise [*refusals, *others][0]
-    return None, exact, event(None, ApproximationReason.NO_OTHER, exact, plans)
+    return None, replace(exact, no_series=without), event(None, ApproximationReason.NO_OTHER, exact, plans)
+
+
+def _series(
+    prior: Prior, rows: RowCounts, asked: Approximation, settings: PlanSettings, *, training: bool
+) -> tuple[Plan | NoSeries, bool]:
+    """The plan of Fourier series, and whether its weights have a factor; or the reason that there are none."""
+    found = GRIDS["fourier"](prior, rows, settings.ranks, training=training, named=False)
+    if isinstance(found, Refusal):
+        return found.reason, False
+    if not rows.complete or rows.batch != 1 or not rows.n:
+        return NoSeries.MODEL, False
+    if not asked.without_sizes:
+        return NoSeries.SIZES, False
+    if settings.devices[0].type != "cpu":
+        return NoSeries.DEVICE, False
+    if not asked.series:
+        return NoSeries.FREQUENCIES, False
+    try:
+        plan = approximate_plan(prior, rows, Approximation("fourier"), settings, training=training)
+    except MemoryBudgetError:
+        return NoSeries.FREQUENCIES, False
+    return plan, found.coordinates > 0
 
 
 def cut_short(prior: Prior, settings: PlanSettings) -> bool:
@@ -361,9 +420,11 @@ def instead(event: Event, kind: str) -> Event:
 
 
 def _chosen(
-    approximation: str | None, reason: ApproximationReason, exact: Plan | None, plans: Sequence[Plan], *, training: bool
-) -> Event:
+    approximation: str | None, reason: ApproximationReason, exact: Plan | None, plans: Sequence[Plan], *,
+    training: bool, without: NoSeries | None = None,
+) -> Event:  # fmt: skip
+    told = without if without in TOLD else None
     return Event(
         EventKind.APPROXIMATION_CHOSEN, chosen=approximation or "exact", approximation=WORDS.get(approximation or ""),
-        reason=reason, **_costs(exact, plans, training=training),
+        reason=reason, no_series=told, **_costs(exact, plans, training=training),
     )  # fmt: skip

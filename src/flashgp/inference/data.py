@@ -71,7 +71,12 @@ class Data:
     @property
     def counts(self) -> RowCounts:
         """Sizes of the data, which plans are made for."""
-        return RowCounts(self.count, self.x.shape[-1], self.distinct, self.x.shape[:-2].numel())
+        x, extent = self.x, None
+        if x.dim() == 2 and len(x):
+            extent = tuple((x.amax(0) - x.amin(0)).double().tolist())
+        return RowCounts(
+            self.count, x.shape[-1], self.distinct, x.shape[:-2].numel(), extent=extent, complete=self.cells is None
+        )
 
     def random(self, rows: int, seed: int) -> "Data":
         """So many random rows, in their order."""

@@ -23,6 +23,7 @@ from flashgp.inference.approximation import (
     approximation_of_read,
 )
 from flashgp.inference.choice import (
+    Decision,
     conditioning_plan,
     cut_short,
     full_scale_is_late,
@@ -33,7 +34,7 @@ from flashgp.inference.choice import (
 from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.fourier.fit import FourierFit
-from flashgp.inference.full_scale.fit import FullScaleFit, PointsTaken
+from flashgp.inference.full_scale.fit import FullScaleFit
 from flashgp.inference.gp import GP
 from flashgp.inference.judgement.verdict import Verdict, unjudged
 from flashgp.inference.judging import UNASKED, Told, judged_unasked, verdict_of
@@ -46,7 +47,7 @@ from flashgp.inference.run import Run
 from flashgp.inference.site_methods import method_of
 from flashgp.inference.streamed.fit import StreamedFit
 from flashgp.inference.training.exact_fit import fit_exact
-from flashgp.inference.training.fit import ExactPosterior, Fitted, fitted_by, refuse_exact_fit
+from flashgp.inference.training.fit import EngineLeft, ExactPosterior, Fitted, fitted_by, refuse_exact_fit
 from flashgp.inference.training.history import HistoryEntry, Progress
 from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.uncertainty import refuse
@@ -226,12 +227,14 @@ def fit(
             `fit.posterior.bound` has a lower and an upper bound on log p(y). "fourier", of a stationary covariance
             function of one to three columns with Gaussian noise and a constant mean, is the series (M-431): after one
             pass an evaluation does not see the rows, `fit.posterior.lost` says what is left out, and points far outside
-            the rows are refused; it pays for many more rows than frequencies. It needs finufft. "auto" is exact
-            inference where its plan keeps to time_limit and memory, and to a minute where sites are found by iteration,
-            else full scale, else inducing points alone; under a time_limit that full scale of all rows would pass, full
-            scale of some, or points where these lose less on rows held out, eq. (M-245), if the first rows leave time
-            to try; the report says which and why. Rows that are read are fitted by inducing points, whether "sparse",
-            "auto" or nothing is asked for, or by "fourier".
+            the rows are refused; it pays for many more rows than frequencies. It needs finufft. "auto" is the
+            series where these are planned to take a third of an exact fit's time, with a factor of their weights, or
+            the least where that is late, unless the first rows say that they are slow; else exact inference where its
+            plan keeps to time_limit and memory, and to a minute where sites are found by iteration, else full scale,
+            else inducing points alone; under a time_limit that full scale of all rows would pass, full scale of some,
+            or points where these lose less on rows held out, eq. (M-245), if the first rows leave time to try; the
+            report says which and why. Rows that are read are fitted by inducing points, whether "sparse", "auto" or
+            nothing is asked for, or by "fourier".
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -340,12 +343,16 @@ def fit_as(
     Args: exact, for the exact posterior beside an approximation. Raises: as `fit`.
     """
     event, rival, group = None, None, options.run.group
+    instead_of_series: Decision | None = None
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.run.deadline.limit
-        candidates, wanted = asked.candidates, _wanted(options)
+        automatic, candidates, wanted = asked, asked.candidates, _wanted(options)
         asked, planned, event = choose_inference(group, gp, rows, asked, wanted, limit, training=True)
+        if asked is not None and asked.kind == "fourier":
+            others = replace(automatic, series=False)
+            instead_of_series = choose_inference(group, gp, rows, others, wanted, limit, training=True)
         if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
             rival = candidates[-1]
     if asked is None and exact is None and isinstance(rows, Data):
@@ -364,6 +371,17 @@ def fit_as(
         if options.uncertainty is not None and options.priors == "weak" and options.settings.uncertainty.sparse:
             options = replace(options, priors="sparse")
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
+    elif instead_of_series is not None:
+        assert not isinstance(passes, Data)
+        other, plan, _ = instead_of_series
+        try:
+            fitted = fitted_by(FourierFit, gp, passes, options, asked, exact=exact, rival=plan)
+        except EngineLeft as left:
+            found = fit_as(cast(GP, left.prior), rows, _going_on(options), other, exact=exact)
+            found.report.seconds = (found.report.seconds or 0.0) + left.seconds
+            for report in (found.report, found.posterior.report):
+                report.events[:0] = [left.event]
+            return replace(found, history=_history(left, found.history))
     elif asked.by_passes:
         assert not isinstance(passes, Data)
         columns = passes.columns
@@ -401,12 +419,19 @@ def fit_by_trial(
     """
     try:
         return fitted_by(FullScaleFit, gp, data, options, asked, exact=exact, rival=rival), []
-    except PointsTaken as points:
-        options = replace(options, initial="given", starts=1)
-        found = fitted_by(StreamedFit, points.prior, held(data), options, rival, exact=exact)
-        found.report.seconds = (found.report.seconds or 0.0) + points.seconds
-        later = [replace(entry, seconds=entry.seconds + points.seconds) for entry in found.history]
-        return replace(found, history=[*points.history, *later]), [points.event]
+    except EngineLeft as left:
+        found = fitted_by(StreamedFit, left.prior, held(data), _going_on(options), rival, exact=exact)
+        found.report.seconds = (found.report.seconds or 0.0) + left.seconds
+        return replace(found, history=_history(left, found.history)), [left.event]
+
+
+def _going_on(options: FitOptions) -> FitOptions:
+    """Options of a fit from where another engine was left, whose checkpoint is of that one."""
+    return replace(options, initial="given", starts=1, checkpoint=None)
+
+
+def _history(left: EngineLeft, later: list[HistoryEntry]) -> list[HistoryEntry]:
+    return [*left.history, *(replace(entry, seconds=entry.seconds + left.seconds) for entry in later)]
 
 
 def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPosterior | None:

@@ -18,13 +18,16 @@ NO_LIMITS = PlanSettings()
 @dataclass(frozen=True)
 class RowCounts:
     """Training rows: n of d columns, of which so many differ in x (None for all), for each of `batch` models; alike,
-    where the source gives none a noise variance of its own."""
+    where the source gives none a noise variance of its own; extent, ranges of their columns where these are known;
+    complete, whether all targets are there."""
 
     n: int
     d: int
     distinct: int | None = None
     batch: int = 1
     alike: bool = True
+    extent: tuple[float, ...] | None = None
+    complete: bool = True
 
 
 def conditioning_problem(prior: Prior, rows: RowCounts, settings: PlanSettings = NO_LIMITS) -> ConditioningProblem:

@@ -33,9 +33,10 @@ class ApproximateWork:
         gradient_pairs: a covariance with its derivatives, in covariances; pair_width, of so many features, and as many
             times as long where there are more.
         moves: times that a number of A at a set is read or written while its gradient is added up.
-        part, coarse, all_rows, all_rows_read: evaluations of a stage on a part of the rows, of all of them with coarse
-            sizes, of all together with the sizes asked for, and of all by the collapsed bound; with _by_sites where
-            sites are found by iteration, whose evaluations of all rows are few (decision 57).
+        part, coarse, all_rows, all_rows_read, all_rows_fourier: evaluations of a stage on a part of the rows, of all
+            of them with coarse sizes, of all together with the sizes asked for, of all by the collapsed bound, and by
+            Fourier series; with _by_sites where sites are found by iteration, whose evaluations of all rows are few
+            (decision 57).
         choices, choices_by_sites: of points and neighbours for all rows.
         site_pairs: as long as so many covariances a site of a row takes that a pass makes: from a sixth of that
             (counts) to twelve times (quadrature).
@@ -67,6 +68,7 @@ class ApproximateWork:
     coarse: Cost = field(default_factory=lambda: Cost(4.0, 10.0, 20.0))
     all_rows: Cost = field(default_factory=lambda: Cost(1.0, 9.0, 25.0))
     all_rows_read: Cost = field(default_factory=lambda: Cost(10.0, 22.0, 45.0))
+    all_rows_fourier: Cost = field(default_factory=lambda: Cost(2.0, 5.0, 12.0))
     part_by_sites: Cost = field(default_factory=lambda: Cost(3.0, 5.0, 12.0))
     coarse_by_sites: Cost = field(default_factory=lambda: Cost(3.0, 5.0, 6.0))
     all_rows_by_sites: Cost = field(default_factory=lambda: Cost(1.0, 3.0, 9.0))

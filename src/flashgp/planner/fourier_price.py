@@ -2,55 +2,65 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from flashgp.foundations.events import NoSeries
 from flashgp.planner.approximate import ApproximatePrice
 from flashgp.planner.exact import solve_passes
 from flashgp.planner.fit_stages import Cost, WorkSettings
 from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation, Plan
 
-ASSUMED = (300, 60, 20)  # frequencies to each side of a column, of which there are one to three, for ranges of some
-# five lengthscales; a fit chooses them by what it finds
+
+class Refusal(NamedTuple):
+    """Reason that there are no Fourier series, and the text that says so and what to do."""
+
+    reason: NoSeries
+    text: str
 
 
-def assumed_frequencies(d: int) -> int:
-    """Frequencies that a plan counts on before the rows are seen."""
-    return math.prod([2 * ASSUMED[min(d, 3) - 1] + 1] * min(d, 3))
+@dataclass(frozen=True)
+class GridSizes:
+    """Fields: columns that there are frequencies of; frequencies; coordinates, rows of the factor of the weights, 0
+    where there is none; probes of a log determinant without one."""
+
+    columns: int
+    frequencies: int
+    coordinates: int
+    probes: int
 
 
 @dataclass(frozen=True)
 class FourierPrice(ApproximatePrice):
-    """Fields: iterations of a solve; probes, solves of an evaluation; transforms, seconds of a row and of a number of
-    a grid."""
+    """Fields: grid; iterations of a solve for one to three columns; block, rows of a preconditioner's factor;
+    factor_flops, those of a factor with what is made of it, for each cube of its rows; seconds of a row in a pass, of a
+    number of a grid in a product, and of an evaluation however small."""
 
-    iterations: int = 120
-    probes: int = 9
-    row_seconds: tuple[float, ...] = (5e-8, 1.5e-7, 1e-6)
-    number_seconds: float = 1.5e-8
-
-    @property
-    def frequencies(self) -> int:
-        return assumed_frequencies(self.problem.d)
+    grid: GridSizes
+    iterations: tuple[float, ...] = (40.0, 60.0, 150.0)
+    block: int = 1500
+    factor_flops: float = 10.0
+    row_seconds: tuple[float, ...] = (1.2e-7, 2.5e-7, 1.5e-6)
+    number_seconds: float = 4e-8
+    least_seconds: float = 0.01
 
     @property
     def padded(self) -> int:
-        return self.frequencies * 2 ** min(3, self.problem.d)
-
-    @property
-    def dense(self) -> bool:
-        return self.frequencies <= 2048
+        return self.grid.frequencies * 2**self.grid.columns
 
     def sums(self) -> float:
         """Seconds of a pass."""
-        return self.problem.n * self.row_seconds[min(3, self.problem.d) - 1] * self.problem.outputs
+        return self.least_seconds + self.problem.n * self.row_seconds[self.grid.columns - 1] * self.problem.outputs
 
     def solve(self, vectors: int) -> float:
-        if self.dense:
-            return self.gemm(4.0 * self.frequencies**3)
-        return vectors * self.iterations * self.padded * 2.0 * self.number_seconds
+        """Seconds of a solve, beside a factor that is made for it."""
+        if self.grid.coordinates:
+            return self.gemm(self.factor_flops * self.grid.coordinates**3)
+        factor = self.gemm(self.factor_flops * min(self.block, self.grid.frequencies // 8) ** 3)
+        return factor + vectors * self.iterations[self.grid.columns - 1] * self.padded * self.number_seconds
 
     def step(self, rows: int) -> Cost:
         spectrum = 8.0 * self.padded / self.rates.block_pairs
-        return Cost.of(self.solve(self.problem.outputs + self.probes) + spectrum)
+        return Cost.of(self.least_seconds + self.solve(self.problem.outputs + self.grid.probes) + spectrum)
 
     def layout(self, rows: int) -> Cost:
         return Cost.of(self.sums())
@@ -60,7 +70,7 @@ class FourierPrice(ApproximatePrice):
 
     @property
     def all_rows(self) -> Cost:
-        return self.work.all_rows
+        return self.work.all_rows_fourier
 
     @property
     def few_wire(self) -> float:
@@ -70,21 +80,25 @@ class FourierPrice(ApproximatePrice):
         return Cost.of(2.0 * self.sums() + self.solve(self.problem.outputs))
 
     def predict(self) -> float:
-        return self.row_seconds[min(3, self.problem.d) - 1]
+        return self.row_seconds[self.grid.columns - 1]
+
+    def rest(self) -> Cost:
+        """What follows the search of few rows, on a grid that is known."""
+        return self.all_rows * self.step(self.n) + self.layout(self.n) + self.condition()
 
     def allocations(self) -> list[Allocation]:
-        problem, piece = self.problem, min(self.problem.n, 2**21)
-        vectors = problem.outputs + self.probes
-        dense = 16 * 4 * self.frequencies**2 if self.dense else 0
+        problem, grid, piece = self.problem, self.grid, min(self.problem.n, 2**21)
+        vectors = problem.outputs + grid.probes
+        factor = 16 * 4 * grid.coordinates**2
         return [
             Allocation(HELD, "rows and targets", 8 * problem.n * (problem.d + problem.outputs)),
             Allocation(LAYOUT, "a piece of the rows", piece * (8 * problem.d + 40)),
             Allocation(PASS, "grids of a transform", 16 * 8 * self.padded),
-            Allocation(PASS, "vectors of frequencies", 16 * 6 * problem.outputs * self.frequencies),
-            Allocation(PASS, "a factor", dense),
-            Allocation(GRADIENT, "vectors of frequencies", 16 * 8 * vectors * self.frequencies),
+            Allocation(PASS, "vectors of frequencies", 16 * 6 * problem.outputs * grid.frequencies),
+            Allocation(PASS, "a factor", factor),
+            Allocation(GRADIENT, "vectors of frequencies", 16 * 8 * vectors * grid.frequencies),
             Allocation(GRADIENT, "grids of vectors", 8 * 3 * vectors * self.padded),
-            Allocation(GRADIENT, "a factor", dense),
+            Allocation(GRADIENT, "a factor", factor),
         ]
 
 

@@ -14,6 +14,7 @@ import torch
 
 from flashgp.foundations.cells import html_table
 from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import NoSeries
 from flashgp.foundations.quantities import counted, readable_bytes, readable_seconds
 from flashgp.planner.choice import DTYPES, Alternative, plan_json, plan_values, table_of
 from flashgp.planner.engines import ENGINES
@@ -45,6 +46,7 @@ LATER: dict[str, Any] = {
     "conditionings": 1, "offers": [], "shared": None, "approximation": "", "inducing": 0, "block": 0,
     "neighbours": 0, "predicting": 0,
     "allocations": [], "predict_seconds": 0.0, "more_seconds": 0.0, "most_neighbours": 0, "sample_seconds": [0.0, 0.0],
+    "no_series": None,
 }  # fmt: skip
 HELD, LAYOUT, PASS, GRADIENT, FEW = "all of it", "choosing points", "a pass", "a gradient", "few rows"
 # One in so many inducing points is tried; so many neighbours a predicted point has at most, unless a block has more.
@@ -213,6 +215,7 @@ class Plan:
             there are none.
         most_neighbours: of an approximation, neighbours that a fit takes where these add much, (M-209): bytes are for
             them, 0 where it takes no more.
+        no_series: reason that it is not one of Fourier series, where that was left to the library.
         sample_seconds: of an approximation, of a fit whose hyperparameters are those of a sample, (M-244): the least,
             and with all rows learned.
     """
@@ -258,6 +261,7 @@ class Plan:
     more_seconds: float = 0.0
     most_neighbours: int = 0
     sample_seconds: tuple[float, float] = (0.0, 0.0)
+    no_series: NoSeries | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -388,6 +392,7 @@ class Plan:
             ("one fit step", f"about {readable_seconds(self.fit_step_seconds)}"),
             *([("whole fit", self.fit_text)] if self.fit_seconds else []),
             *more,
+            *([("Fourier series", f"none: {self.no_series}")] if self.no_series else []),
             *(("note", note) for note in self.notes),
         ]
 

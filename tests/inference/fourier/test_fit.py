@@ -94,6 +94,17 @@ def test_the_time_limit_of_a_fit_is_not_that_of_later_questions() -> None:
     assert fit.posterior.state.weights.system.deadline is NO_DEADLINE
 
 
+def test_auto_leaves_series_where_the_sample_says_that_they_are_slow() -> None:
+    """Little noise takes many more frequencies than were planned: full scale goes on from where the first rows are."""
+    x = _rows(2500, 2)[0]
+    fit = fgp.fit(
+        fgp.GP(1.0 * k.Matern(nu=1.5)), x, (8.0 * x[:, 0]).sin().abs() + x[:, 1], approximation="auto", progress=False,
+        starts=1, time_limit=2.0,
+    )  # fmt: skip
+    (event,) = of_kind(fit.report.events, EventKind.SERIES_LEFT)
+    assert event.fields["seconds"] > event.fields["other_seconds"]
+
+
 def test_a_plan_prices_a_pass_and_frequencies() -> None:
     """(M-437): time grows with the rows by the pass alone."""
     gp = fgp.GP(k.Matern())

@@ -74,8 +74,10 @@ def test_a_series_is_the_covariance_up_to_what_it_leaves_out(name: str) -> None:
     ],
 )
 def test_what_has_no_series_is_told(kernel: fgp.kernels.Kernel, d: int, reason: str) -> None:
-    assert reason in obstacle(kernel, d)
-    assert "full_scale" in obstacle(kernel, d)
+    refusal = obstacle(kernel, d)
+    assert refusal is not None
+    assert reason in refusal.text
+    assert "full_scale" in refusal.text
 
 
 def test_grids_that_would_be_endless_are_refused() -> None:

@@ -19,7 +19,8 @@ from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
 from flashgp.inference.fourier.local import windows_serve
-from flashgp.inference.fourier.spectrum import NoGridError, grid_of, obstacle
+from flashgp.inference.fourier.planned import unfit
+from flashgp.inference.fourier.spectrum import NoGridError, grid_of
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
@@ -43,24 +44,8 @@ ROOM = 3.0  # times the error that was asked for, up to which nothing is said bu
 
 def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
     """DomainError for models that have no Fourier series."""
-    if why := unfit(prior, d, ranks):
-        raise DomainError(f"`approximation` {why}")
-
-
-def unfit(prior: Prior, d: int, ranks: int = 1) -> str:
-    """Reason that a model of d columns has no Fourier series; empty if it has."""
-    if not prior.likelihood.has_sites:
-        return f'by Fourier series needs Gaussian noise, got {prior.likelihood.name}; pass "full_scale"'
-    if prior.separate:
-        return (
-            "by Fourier series needs one noise for all outputs, got one for each; pass likelihood="
-            'Gaussian(shared=True), or "full_scale"'
-        )
-    if ranks > 1:
-        return 'by Fourier series is of one process, got a group; pass "sparse"'
-    if prior.kernel.batch_shape:
-        return "by Fourier series is of one model, got a batch; fit its members one by one"
-    return obstacle(prior.kernel, d)
+    if refusal := unfit(prior, d, ranks):
+        raise DomainError(f"`approximation` {refusal.text}")
 
 
 def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> FourierState:

@@ -4,23 +4,29 @@
 all rows             Fisher scoring on the likelihood of the series, on a grid that is chosen anew while that gains
 """
 
+import functools
+import math
+from contextlib import suppress
 from typing import Any
 
 import numpy
 import torch
 
 from flashgp.foundations.deadline import Deadline
+from flashgp.foundations.errors import DomainError, MemoryBudgetError
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, first_rows_price
+from flashgp.inference.choice import WORDS, approximate_plan, first_rows_price
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import check_memory, condition_on, grid_for, refuse_unfit
-from flashgp.inference.fourier.grid import library
-from flashgp.inference.fourier.objective import FourierLogJoint, refuse_search
+from flashgp.inference.fourier.grid import Grid, library
+from flashgp.inference.fourier.objective import FourierLogJoint
+from flashgp.inference.fourier.planned import sizes_of, unsearchable
 from flashgp.inference.fourier.state import FourierSettings, FourierState
-from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.rows import (
     move_row_variances_to_data,
@@ -29,7 +35,14 @@ from flashgp.inference.streamed.rows import (
     survey_of,
 )
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fit import EngineFit, beside_a_constant, problem_of, refuse_exact_fit, report_answer
+from flashgp.inference.training.fit import (
+    EngineFit,
+    EngineLeft,
+    beside_a_constant,
+    problem_of,
+    refuse_exact_fit,
+    report_answer,
+)
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import LogJoint
@@ -37,7 +50,9 @@ from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.train import Trained
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.planner.plan import Plan
+from flashgp.planner.approximate import ApproximateWork
+from flashgp.planner.fourier_price import FourierPrice
+from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
@@ -46,23 +61,33 @@ SEARCHED = 0.6  # of a time limit, which leaves the solve of the posterior its t
 
 
 class FourierFit(EngineFit[FourierState]):
-    """See `EngineFit`; the search holds a random sample of the rows."""
+    """See `EngineFit`; the search holds a random sample of the rows.
+
+    Args: rival, the plan of what is taken instead, with `EngineLeft`, where the lengthscales of the sample ask for more
+        frequencies than are quicker; None for nothing.
+    """
 
     gathers = False
     again = 'gp.condition(rows, approximation="fourier")'
 
-    def __init__(self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation) -> None:
-        self.options, self.searchers, self.interrupts = options, ALONE, []
+    def __init__(
+        self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, rival: Plan | None = None
+    ) -> None:
+        self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
+        self._settled = False
         refuse_exact_fit(options)
         prior, self.rows = move_row_variances_to_data(prior, rows, options.run.group)
         self.survey = survey_of(
             prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline
         )
         refuse_unfit(prior, self.survey.width, options.run.group.size)
-        refuse_search(prior, self.survey)
+        if refusal := unsearchable(prior, alike=self.survey.sample.row_variance is None):
+            raise DomainError(f"`approximation` {refusal.text}")
         library()
         self.prior, self.how = prior.released(), FourierSettings()
-        self.counts = RowCounts(self.survey.count, self.survey.width)
+        moments = self.survey.x_moments
+        extent = tuple((moments.high - moments.low).tolist())
+        self.counts = RowCounts(self.survey.count, self.survey.width, extent=extent)
         target = chosen_device(options.run.device, self.survey.x)
         self.wanted = options.planning(device=target)
         self.plan: Plan = approximate_plan(
@@ -92,25 +117,51 @@ class FourierFit(EngineFit[FourierState]):
 
     def search(self, recorder: Recorder) -> Trained:
         return LinearStages(
-            self.problem, self.survey.count, lambda _: [], self._objective, self.options, recorder
-        ).run()
+            self.problem, self.survey.count, lambda _: [], self._objective, self.options, recorder,
+            choose=None if self.rival is None else functools.partial(self._settle, recorder, self.rival),
+        ).run()  # fmt: skip
 
-    def _objective(self, size: int, theta: numpy.ndarray) -> LogJoint:
-        """Objective of all rows, on a grid chosen at a vector."""
+    def _settle(self, recorder: Recorder, rival: Plan, theta: numpy.ndarray) -> None:
+        """Raises: EngineLeft where the rest of the fit is expected to take longer than all of the rival's."""
+        seconds, frequencies, self._settled = math.inf, None, True
+        with suppress(DomainError, MemoryBudgetError):
+            grid = self._grid(theta)
+            frequencies = grid.size
+            seconds = self._price(grid).rest().middle
+        if seconds <= rival.fit_seconds:
+            return
+        known = {"seconds": seconds, "other_seconds": rival.fit_seconds} if frequencies else {}
+        taken = WORDS.get(rival.approximation, "exact inference")
+        event = Event(EventKind.SERIES_LEFT, taken=taken, frequencies=frequencies, **known)
+        raise EngineLeft(self.result, event, recorder)
+
+    def _price(self, grid: Grid) -> FourierPrice:
+        problem, no_sizes = conditioning_problem(self.prior, self.counts, self.wanted), Sizes(0, 0, 0, 0)
+        device = self.wanted.devices[0]
+        return FourierPrice(problem, self.wanted.rates, device, no_sizes, ApproximateWork(), sizes_of(grid))
+
+    def _grid(self, theta: numpy.ndarray) -> Grid:
+        """The grid of a search at a vector. Raises: DomainError, MemoryBudgetError."""
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
         grid = grid_for(self.problem.prior, self.survey, self.how, search=True)
         check_memory(grid, self.options.run.memory, self.how)
-        run = self.options.run
+        return grid
+
+    def _objective(self, size: int, theta: numpy.ndarray) -> LogJoint:
+        """Objective of all rows, on a grid chosen at a vector."""
+        grid, run = self._grid(theta), self.options.run
         return FourierLogJoint(self.problem, self.survey, grid, self.how, run.seed, self.searched)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
-        settings = self.options.conditioning()
+        settings, deadline = self.options.conditioning(), self.options.run.deadline
+        if self.rival is not None and not self._settled:  # the time was up before
+            self._settle(recorder, self.rival, trained.theta)
 
         def conditioned() -> FourierState:
             return condition_on(self.prior, self.survey, settings, self.plan, self.how)
 
         state, unexplained = conditioned(), list[Any]()
-        if isinstance(self.rows, Held):
+        if isinstance(self.rows, Held) and not deadline.passed(self._price(state.grid).step(self.survey.count).middle):
             state, unexplained = beside_a_constant(
                 self, trained, state, lambda one: one.evidence, conditioned, self.rows.y
             )

@@ -16,34 +16,17 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
-from flashgp.foundations.errors import DomainError
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid
 from flashgp.inference.fourier.spectrum import coefficients, differentiable_variance
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
-from flashgp.inference.prior import Prior
 from flashgp.inference.training.objective import Array, Estimate, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
-from flashgp.means import Constant, Zero
 from flashgp.sources.survey import Survey
 
 F64 = torch.float64
 ERROR = 1e-2  # of a solve in a search in the norm of B, for the root of the rows: as (M-106)
-
-
-def refuse_search(prior: Prior, survey: Survey) -> None:
-    """DomainError for models whose sums over rows change while parameters move."""
-    if survey.sample.row_variance is not None or not prior.likelihood.rows_alike:
-        raise DomainError(
-            "`approximation` by Fourier series fits rows whose noise is alike, got known variances or weights of rows; "
-            'pass "full_scale", or fit on some rows and condition on all'
-        )
-    if not isinstance(prior.mean, Constant | Zero):
-        raise DomainError(
-            f"`approximation` by Fourier series fits a constant mean, got {type(prior.mean).__name__}; pass "
-            '"full_scale", or fit on some rows and condition on all'
-        )
 
 
 class FourierLogJoint(LogJoint):

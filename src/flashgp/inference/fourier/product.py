@@ -114,7 +114,7 @@ def _chosen(
             "by Fourier series are for one process on a CPU, rows with noise, and without deterministic=True"
         )
     if why := obstacle(kernel, d):
-        raise NoGridError(why)
+        raise NoGridError(why.text)
     library()
     wanted = run.tolerance * math.sqrt(least / (n * prior_variance(kernel, d)))
     low, high = x.amin(0), x.amax(0)

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashgp.foundations.events import NoSeries
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import Grid, fast_length
 from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum, terms
 from flashgp.kernels.periodic import Cosine, Periodic
 from flashgp.kernels.spectral_mixture import SpectralMixture
 from flashgp.kernels.squared_exponential import Stationary
+from flashgp.planner.fourier_price import Refusal
 
 MOST_COLUMNS = 3
 OVERSAMPLED = 2  # lags for each frequency
@@ -66,40 +68,43 @@ class Decaying:
     columns: frozenset[int]
 
 
-def obstacle(kernel: Kernel, d: int) -> str:
-    """Reason that a covariance function of d columns has no grid, and what to do; empty if it may have one."""
+def obstacle(kernel: Kernel, d: int) -> Refusal | None:
+    """Reason that a covariance function of d columns has no grid; None if it may have one."""
     known = (Stationary, Periodic, Cosine, SpectralMixture, Constant)
     other = [k for k in kernel.modules() if isinstance(k, Kernel) and k.parts and type(k) not in (Sum, Product, Scaled)]
     other += [leaf for leaf in kernel.leaves() if not isinstance(leaf, known)]
     if other:
         name = type(other[0]).__name__
-        return (
+        return Refusal(
+            NoSeries.KERNEL,
             f"by Fourier series needs a stationary covariance function, got {name}; pass sums or products of "
-            'Matern and others like it, or "full_scale"'
+            'Matern and others like it, or "full_scale"',
         )
     columns = columns_of(kernel, d)
     if not 1 <= len(columns) <= MOST_COLUMNS:
-        return (
+        return Refusal(
+            NoSeries.COLUMNS,
             f"by Fourier series is for covariance functions of one to {MOST_COLUMNS} columns, got one of "
-            f'{len(columns)}; pass "full_scale"'
+            f'{len(columns)}; pass "full_scale"',
         )
-    return ""
+    return None
 
 
 def columns_of(kernel: Kernel, d: int) -> tuple[int, ...]:
     """Columns of x that a covariance function looks at."""
     leaves = (leaf for leaf in kernel.leaves() if not isinstance(leaf, Constant))
-    return tuple(sorted({column for leaf in leaves for column in _own_columns(leaf, d)}))
+    return tuple(sorted({column for leaf in leaves for column in own_columns(leaf, d)}))
 
 
-def _own_columns(leaf: Kernel, d: int) -> tuple[int, ...]:
+def own_columns(leaf: Kernel, d: int) -> tuple[int, ...]:
+    """Columns of x that a leaf looks at."""
     assert isinstance(leaf, Leaf)
     return tuple(range(d)) if leaf.active_dims is None else tuple(leaf.active_dims)
 
 
-def _leaves_along(term: Kernel, column: int, d: int) -> tuple[list[Kernel], list[Kernel]]:
+def leaves_along(term: Kernel, column: int, d: int) -> tuple[list[Kernel], list[Kernel]]:
     """Leaves of a term that look at a column: those that decay, those that repeat."""
-    own = [leaf for leaf in term.leaves() if not isinstance(leaf, Constant) and column in _own_columns(leaf, d)]
+    own = [leaf for leaf in term.leaves() if not isinstance(leaf, Constant) and column in own_columns(leaf, d)]
     lasting: list[Kernel] = [leaf for leaf in own if isinstance(leaf, Periodic | Cosine)]
     return [leaf for leaf in own if leaf not in lasting], lasting
 
@@ -108,7 +113,7 @@ def _groups(kernel: Kernel, d: int) -> list[Decaying]:
     """The terms by the columns along which they decay."""
     found: dict[frozenset[int], list[Kernel]] = {}
     for term in terms(kernel):
-        along = frozenset(column for column in range(d) if _leaves_along(term, column, d)[0])
+        along = frozenset(column for column in range(d) if leaves_along(term, column, d)[0])
         found.setdefault(along, []).append(term)
     return [Decaying(some[0] if len(some) == 1 else Sum(*some), along) for along, some in found.items()]
 
@@ -145,7 +150,7 @@ def coefficients(kernel: Kernel, grid: Grid, d: int, oversampled: float = OVERSA
     """c_j, a half of the grid's shape, differentiable by the parameters. Cost: 2^d M to 8^d M values."""
     counts = [fast_length(math.ceil(2 * oversampled * m) + 1) for m in grid.orders]
     vectors = (Cosine, SpectralMixture)
-    even = not any(isinstance(leaf, vectors) and len(_own_columns(leaf, d)) > 1 for leaf in kernel.leaves())
+    even = not any(isinstance(leaf, vectors) and len(own_columns(leaf, d)) > 1 for leaf in kernel.leaves())
     axes = []
     for column, length, count in zip(grid.columns, grid.lengths, counts, strict=True):
         steps = torch.arange(count // 2 + 1 if even else count, dtype=F64)
@@ -252,7 +257,7 @@ def _length(
     points[:, column] = lags
     margin, periods, decays = 0.0, list[float](), False
     for term in terms(kernel):
-        decaying, lasting = _leaves_along(term, column, d)
+        decaying, lasting = leaves_along(term, column, d)
         if not decaying:
             periods += [_period(leaf, column, d) for leaf in lasting]
             continue
@@ -289,7 +294,7 @@ def correlation(kernel: Kernel, column: int, d: int, lag: float) -> float:
 def _period(leaf: Kernel, column: int, d: int) -> float:
     """Period of a leaf along a column."""
     assert isinstance(leaf, Periodic | Cosine)
-    columns = _own_columns(leaf, d)
+    columns = own_columns(leaf, d)
     values = leaf.period.value if isinstance(leaf, Periodic) else 1.0 / leaf.frequency.value.abs()
     return float(values.expand(len(columns))[columns.index(column)])
 

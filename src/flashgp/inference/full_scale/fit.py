@@ -9,7 +9,6 @@ all rows             the same with the sizes asked for, or twice the neighbours 
 
 import dataclasses
 import functools
-import time
 from contextlib import suppress
 
 import numpy
@@ -33,7 +32,14 @@ from flashgp.inference.full_scale.trial import Part, Trial
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fit import EngineFit, beside_a_constant, problem_of, refuse_exact_fit, report_answer
+from flashgp.inference.training.fit import (
+    EngineFit,
+    EngineLeft,
+    beside_a_constant,
+    problem_of,
+    refuse_exact_fit,
+    report_answer,
+)
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import Problem
@@ -51,23 +57,11 @@ MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
 NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective has none
 
 
-class PointsTaken(Exception):  # noqa: N818 - not an error
-    """Inducing points alone are expected to lose less within the time limit.
-
-    Fields: prior, with the parameters of the first rows; event, of the trial; history, and seconds, of the search.
-    """
-
-    def __init__(self, prior: Prior, event: Event, recorder: Recorder) -> None:
-        super().__init__(str(event))
-        self.prior, self.event, self.history = prior, event, recorder.history
-        self.seconds = time.perf_counter() - recorder.began
-
-
 class FullScaleFit(EngineFit[AnyFullScale]):
     """See `EngineFit`.
 
     Args: rival, inducing points alone, which are taken where the time limit leaves full scale too few rows, (M-245).
-        The search then ends with `PointsTaken`.
+        The search then ends with `EngineLeft`.
     """
 
     again = "gp.condition(x, y, approximation=...)"
@@ -131,7 +125,7 @@ class FullScaleFit(EngineFit[AnyFullScale]):
 
     def _settle(self, recorder: Recorder, theta: numpy.ndarray) -> None:
         """Leave the posterior its time at the pace of the first rows; where that is not enough for all rows, try full
-        scale on as many as it is enough for beside inducing points. Raises: PointsTaken."""
+        scale on as many as it is enough for beside inducing points. Raises: EngineLeft."""
         run, n, shares = self.options.run, self.problem.rows, self.options.settings.time
         posterior = self._posterior_seconds(recorder.slowdown(3))
         share = shares.posterior_share * max(0.0, run.deadline.left)
@@ -152,7 +146,7 @@ class FullScaleFit(EngineFit[AnyFullScale]):
         learned = ApproximateWork().learned_rows * inducing if by_sample(self.rival, run.deadline.limit) else n
         trial = Trial.of(self.problem, points, min(n, learned), part, run.seed)
         if trial is not None and trial.points_are_better:
-            raise PointsTaken(self.prior, trial.event, recorder)
+            raise EngineLeft(self.prior, trial.event, recorder)
         if trial is not None:
             recorder.note(trial.event)
 

@@ -101,6 +101,18 @@ class ExactPosterior:
     condition: Callable[[Prior, Data, ConditionSettings], Any]
 
 
+class EngineLeft(Exception):  # noqa: N818 - not an error
+    """Another engine is expected to be better from the parameters of the first rows on.
+
+    Fields: prior, with these; event, which says so; history, and seconds, of the search.
+    """
+
+    def __init__(self, prior: Prior, event: Event, recorder: Recorder) -> None:
+        super().__init__(str(event))
+        self.prior, self.event, self.history = prior, event, recorder.history
+        self.seconds = time.perf_counter() - recorder.began
+
+
 class EngineFit(ABC, Generic[S]):
     """A fit by one engine, planned.
 

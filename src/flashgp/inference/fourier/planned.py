@@ -1,0 +1,158 @@
+"""What a plan knows of Fourier series: whether a model has one, and the grid that it is expected to take.
+
+The lengthscales of a fit are not known before it: the rows are taken to range over some of them, (M-437).
+"""
+
+import copy
+import importlib.util
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flashgp.foundations.events import NoSeries
+from flashgp.inference.fourier.domain_basis import domain_of
+from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.spectrum import (
+    GridSettings,
+    NoGridError,
+    columns_of,
+    grid_of,
+    leaves_along,
+    obstacle,
+    own_columns,
+    prior_variance,
+)
+from flashgp.inference.fourier.system import SolveSettings
+from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.prior import Prior
+from flashgp.kernels.base import Kernel
+from flashgp.kernels.periodic import Periodic
+from flashgp.kernels.squared_exponential import Stationary
+from flashgp.means import Constant, Zero
+from flashgp.planner.fourier_price import GridSizes, Refusal
+
+F64 = torch.float64
+
+
+@dataclass(frozen=True)
+class ExpectedSettings:
+    """Fields: lengthscales in the range of the rows, and periods where nothing decays along a column; noise, over the
+    prior variance; grid; solves."""
+
+    lengthscales: float = 5.0
+    periods: float = 10.0
+    noise: float = 0.05
+    grid: GridSettings = field(default_factory=GridSettings)
+    solves: SolveSettings = field(default_factory=SolveSettings)
+
+
+def unfit(prior: Prior, d: int, ranks: int = 1) -> Refusal | None:
+    """Reason that a model of d columns has no Fourier series; None if it has."""
+    why = ""
+    if not prior.likelihood.has_sites:
+        why = f'by Fourier series needs Gaussian noise, got {prior.likelihood.name}; pass "full_scale"'
+    elif prior.separate:
+        why = (
+            "by Fourier series needs one noise for all outputs, got one for each; pass likelihood="
+            'Gaussian(shared=True), or "full_scale"'
+        )
+    elif prior.kernel.batch_shape:
+        why = "by Fourier series is of one model, got a batch; fit its members one by one"
+    if why:
+        return Refusal(NoSeries.MODEL, why)
+    if ranks > 1:
+        return Refusal(NoSeries.RANKS, 'by Fourier series is of one process, got a group; pass "sparse"')
+    return obstacle(prior.kernel, d)
+
+
+def unsearchable(prior: Prior, *, alike: bool = True) -> Refusal | None:
+    """Reason that a fit is none, since sums over the rows change while parameters move; None without one. Args: alike,
+    whether rows that were given have no noise variance of their own."""
+    if not (alike and prior.likelihood.rows_alike):
+        return Refusal(
+            NoSeries.MODEL,
+            "by Fourier series fits rows whose noise is alike, got known variances or weights of rows; "
+            'pass "full_scale", or fit on some rows and condition on all',
+        )
+    if not isinstance(prior.mean, Constant | Zero):
+        return Refusal(
+            NoSeries.MODEL,
+            f"by Fourier series fits a constant mean, got {type(prior.mean).__name__}; pass "
+            '"full_scale", or fit on some rows and condition on all',
+        )
+    return None
+
+
+def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool, named: bool) -> GridSizes | Refusal:
+    """Sizes of the grid that rows are expected to take, or the reason that there is none. Args: training, whether a fit
+    finds the parameters; named, whether the caller named series, who is then told what is wrong when it is."""
+    refusal = unfit(prior, rows.d, ranks)
+    if not named and refusal is None:
+        if importlib.util.find_spec("finufft") is None:
+            refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
+        elif training:
+            refusal = unsearchable(prior, alike=rows.alike)
+    try:
+        return refusal or sizes_of(expected_grid(prior, rows, training=training))
+    except NoGridError as reason:
+        return Refusal(NoSeries.FREQUENCIES, str(reason))
+
+
+@torch.no_grad()
+def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, settings: ExpectedSettings | None = None) -> Grid:
+    """The grid that rows are expected to take: conditioning knows lengthscales and noise, a fit finds them.
+
+    Raises: NoGridError. Cost: milliseconds.
+    """
+    settings, kernel, d = settings or ExpectedSettings(), copy.deepcopy(prior.kernel), rows.d
+    noise = settings.noise * prior_variance(kernel, d)
+    known = prior.likelihood.additive_noise(torch.device("cpu"))
+    if not training and known is not None and known.numel():
+        noise = float(known.double().mean())
+    if rows.extent is None:
+        ranges = [_range(kernel, column, d, settings) for column in range(d)]
+    else:
+        ranges = [max(one, torch.finfo(F64).tiny) for one in rows.extent]
+        if training:
+            _assume(kernel, ranges, settings.lengthscales)
+    high = torch.tensor(ranges, dtype=F64)
+    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, settings.solves.dense, search=training)
+
+
+def sizes_of(grid: Grid, solves: SolveSettings | None = None) -> GridSizes:
+    """Sizes of a grid, by which work is priced."""
+    solves = solves or SolveSettings()
+    domain = domain_of(grid, solves.dense)
+    coordinates = domain.size if domain is not None else grid.size if grid.size <= solves.dense else 0
+    return GridSizes(grid.d, grid.size, coordinates, solves.probes_of(grid.size))
+
+
+def _range(kernel: Kernel, column: int, d: int, settings: ExpectedSettings) -> float:
+    """So many of the longest lengthscale along a column, or of the longest period."""
+    if column not in columns_of(kernel, d):
+        return 1.0
+    leaves = [leaf for leaf in kernel.leaves() if isinstance(leaf, Stationary) and column in own_columns(leaf, d)]
+    scales = [float(_along(leaf.lengthscale.value, leaf, column, d)) for leaf in leaves]
+    if scales:
+        return settings.lengthscales * max(scales)
+    periods = [leaf.period.value for leaf in leaves_along(kernel, column, d)[1] if isinstance(leaf, Periodic)]
+    return settings.periods * max((float(one.max()) for one in periods), default=1.0)
+
+
+def _along(values: Tensor, leaf: Stationary, column: int, d: int) -> Tensor:
+    columns = own_columns(leaf, d)
+    return values.reshape(-1).expand(len(columns))[columns.index(column)]
+
+
+def _assume(kernel: Kernel, ranges: list[float], lengthscales: float) -> None:
+    """Lengthscales that a fit finds, where their bounds have room, are taken for a part of the range."""
+    for leaf in kernel.leaves():
+        if not (isinstance(leaf, Stationary) and leaf.lengthscale.trainable):
+            continue
+        own = torch.tensor([ranges[column] for column in own_columns(leaf, len(ranges))], dtype=F64) / lengthscales
+        now = leaf.lengthscale.value
+        value = own if now.numel() > 1 else own.log().mean().exp()
+        value = value.reshape(now.shape).to(now)
+        if leaf.lengthscale.domain.contains(value):
+            leaf.lengthscale.value = value
