@@ -1,6 +1,7 @@
 """Choice of inference and its sizes: plans of a prior, exact and approximate, ways out of a refusal, and "auto"."""
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,8 +45,8 @@ DEFAULTS, SERIES = SiteSettings(), SeriesSettings()
 SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
-# By name, of engines that plan by them: sizes of the grid of a prior and rows, for so many ranks, or why there is none.
-GRIDS: dict[str, Callable[..., GridSizes | Refusal]] = {}
+# Modules, by approximation, whose `expected_sizes` has those of a grid; loaded where a plan asks for them.
+GRIDS = {"fourier": "flashgp.inference.fourier.planned"}
 TOLD = (NoSeries.LIBRARY, NoSeries.FREQUENCIES)  # reasons that something can be done about
 WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
 
@@ -186,9 +187,14 @@ def approximate_plan(
     return chosen
 
 
+def _grid_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, **how: bool) -> GridSizes | Refusal:
+    of: Callable[..., GridSizes | Refusal] = importlib.import_module(GRIDS["fourier"]).expected_sizes
+    return of(prior, rows, settings.ranks, **how)
+
+
 def _series_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool) -> GridSizes:
     """Raises: DomainError."""
-    found = GRIDS["fourier"](prior, rows, settings.ranks, training=training, named=True)
+    found = _grid_sizes(prior, rows, settings, training=training, named=True)
     if isinstance(found, Refusal):
         raise DomainError(f"`approximation` {found.text}")
     return found
@@ -385,7 +391,7 @@ def _series(
     prior: Prior, rows: RowCounts, asked: Approximation, settings: PlanSettings, *, training: bool
 ) -> tuple[Plan | NoSeries, bool]:
     """The plan of Fourier series, and whether its weights have a factor; or the reason that there are none."""
-    found = GRIDS["fourier"](prior, rows, settings.ranks, training=training, named=False)
+    found = _grid_sizes(prior, rows, settings, training=training, named=False)
     if isinstance(found, Refusal):
         return found.reason, False
     if not rows.complete or rows.batch != 1 or not rows.n:

@@ -21,12 +21,13 @@ class Refusal(NamedTuple):
 @dataclass(frozen=True)
 class GridSizes:
     """Fields: columns that there are frequencies of; frequencies; coordinates, rows of the factor of the weights, 0
-    where there is none; probes of a log determinant without one."""
+    where there is none; probes of a log determinant without one; passes over the rows of an evaluation."""
 
     columns: int
     frequencies: int
     coordinates: int
     probes: int
+    passes: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class FourierPrice(ApproximatePrice):
 
     def step(self, rows: int) -> Cost:
         spectrum = 8.0 * self.padded / self.rates.block_pairs
-        return Cost.of(self.least_seconds + self.solve(self.problem.outputs + self.grid.probes) + spectrum)
+        more = self.grid.passes * self.sums()
+        return Cost.of(self.least_seconds + more + self.solve(self.problem.outputs + self.grid.probes) + spectrum)
 
     def layout(self, rows: int) -> Cost:
         return Cost.of(self.sums())

@@ -18,9 +18,10 @@ from flashgp.inference.fourier.spectrum import GridSettings
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
-from flashgp.inference.streamed.rows import survey_of
+from flashgp.inference.streamed.rows import move_row_variances_to_data, prior_of_sample, survey_of
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held
 
 F64 = torch.float64
@@ -34,24 +35,36 @@ def _rows(n: int, d: int, noise: float = 0.05, seed: int = 0) -> tuple[Tensor, T
     return x, y + noise**0.5 * torch.randn(n, generator=generator, dtype=F64)
 
 
-@pytest.mark.parametrize(("d", "dense"), [(1, True), (2, True), (2, False)])
-def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool) -> None:
-    """(M-436): with a factor to rounding; by probes those of their own value, up to what few of them leave."""
+EACH = 0.05 + torch.arange(300, dtype=F64) / 300
+
+
+@pytest.mark.parametrize(
+    ("d", "dense", "rows"),
+    [(1, True, {}), (2, True, {}), (1, False, {}), (1, True, {"row_variance": EACH}), (2, True, {"row_weight": EACH}),
+     (1, False, {"row_variance": EACH})],
+)  # fmt: skip
+def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool, rows: dict[str, Tensor]) -> None:
+    """(M-436), (M-443): with a factor to rounding; by probes those of their own value, up to what few of them leave."""
     x, y = _rows(300, d)
     lengthscale = torch.tensor([0.4, 0.6], dtype=F64)[:d]
-    gp = fgp.GP(1.3 * k.Matern(nu=2.5, lengthscale=lengthscale), fgp.means.Constant(0.2), fgp.likelihoods.Gaussian(0.1))
-    survey = survey_of(gp, Held(x, y), Approximation("fourier"), 0)
+    mean = fgp.means.Linear(torch.full((d,), 0.3, dtype=F64), 0.1) if rows else fgp.means.Constant(0.2)
+    given = fgp.GP(1.3 * k.Matern(nu=2.5, lengthscale=lengthscale), mean, fgp.likelihoods.Gaussian(0.1, **rows))
+    gp, source = move_row_variances_to_data(given, Held(x, y), ALONE)
+    survey = survey_of(gp, source, Approximation("fourier"), 0)
     solves = (
         SolveSettings()
         if dense
-        else SolveSettings(dense=10, block=120, share=2, probes=512, most_probes=512, probed_error=1e-6)
+        else SolveSettings(dense=10, block=20, share=2, probes=512, most_probes=512, probed_error=1e-6)
     )
     how = FourierSettings(grid=GridSettings(tail=(0.01,) * 3), solves=solves)
-    problem = Problem(gp, survey.x, survey.y, DirectSettings(TorchTiles()))
-    objective = FourierLogJoint(problem, survey, grid_for(gp, survey, how, search=True), how, 0)
+    problem = Problem(prior_of_sample(gp, survey), survey.x, survey.y, DirectSettings(TorchTiles()))
+    objective = FourierLogJoint(problem, gp, survey, grid_for(gp, survey, how, search=True), how, 0)
     assert (objective.estimate is None) == dense
     theta = objective.parameters.values()
-    found, slopes = objective(theta).gradient, []
+    first, slopes = objective(theta), []
+    if dense:
+        assert abs(first.value + float(given.log_marginal_likelihood(x, y).detach())) < 1.0
+    found = first.gradient
     for step in 1e-4 * numpy.eye(len(theta)):
         above, below = objective(theta + step).value, objective(theta - step).value
         assert above is not None
@@ -145,14 +158,15 @@ def test_a_solve_from_anywhere_errs_by_less_than_it_says(scale: float) -> None:
     assert abs(float(found.quadratic - exact.quadratic)) <= error**2 + 1e-4
 
 
-@pytest.mark.parametrize(
-    ("gp", "message"),
-    [
-        (fgp.GP(k.Matern(), mean=fgp.means.Linear(1)), "constant mean"),
-        (fgp.GP(k.Matern(), likelihood=fgp.likelihoods.Gaussian(0.1, row_variance=torch.ones(60))), "noise is alike"),
-    ],
-)
-def test_what_changes_sums_over_rows_is_refused(gp: fgp.GP, message: str) -> None:
-    x, y = _rows(60, 1)
-    with pytest.raises(fgp.DomainError, match=message):
-        fgp.fit(gp, x, y, approximation="fourier", progress=False)
+@pytest.mark.parametrize("name", ["row_variance", "row_weight"])
+def test_rows_of_their_own_noise_and_a_mean_that_moves_are_fitted(name: str) -> None:
+    """By passes, to where exact inference of all rows has no slope."""
+    x, y = _rows(2300, 1)
+    each = 0.02 + torch.rand(2300, generator=torch.Generator().manual_seed(2), dtype=F64)
+    likelihood = fgp.likelihoods.Gaussian(0.1, **{name: each})
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5), fgp.means.Linear(torch.zeros(1, dtype=F64)), likelihood)
+    fit = fgp.fit(gp, x, y + 20.0 * x[:, 0], approximation="fourier", progress=False, starts=1, priors="given")
+    exact = fit.gp.log_marginal_likelihood(x, y + 20.0 * x[:, 0])
+    slope = torch.autograd.grad(exact, list(fit.gp.parameters()))
+    assert max(float(one.abs().max()) for one in slope) < 5.0  # nats, of some 1,000 rows each
+    assert abs(float(exact.detach() - fit.posterior.log_marginal_likelihood())) < 1.0

@@ -29,7 +29,8 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.rows import (
     move_row_variances_to_data,
     move_row_variances_to_likelihood,
-    prior_of_rows,
+    noise_of_sample,
+    priors_of,
     survey_of,
 )
 from flashgp.planner.plan import Plan
@@ -61,7 +62,7 @@ def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: Con
 def grid_for(prior: Prior, survey: Survey, settings: FourierSettings, *, search: bool = False) -> Grid:
     """The grid at the parameters that a prior has. Raises: DomainError."""
     with torch.no_grad():
-        noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance
+        noise = noise_of_sample(prior, survey)
         try:
             return grid_of(
                 prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), float(noise.mean()),
@@ -100,8 +101,7 @@ def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
 
 def blocks_of(prior: Prior, survey: Survey, more: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise."""
-    for block in survey.blocks(PIECE):
-        of_rows = prior_of_rows(prior, block)
+    for of_rows, block in priors_of(prior, survey.blocks(PIECE)):
         sites = of_rows.sites(block.y)
         residual = prior.residual(block.x, sites.targets)
         check_residual(residual)
@@ -121,7 +121,7 @@ def condition_on(
     spectrum, tail = spectrum_of(prior, grid, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     sums = FourierSums.of(grid, blocks_of(prior, survey, tail), outputs)
-    least = float(prior_of_rows(prior, survey.sample).sites(survey.y).variance.min()) + tail
+    least = float(noise_of_sample(prior, survey).min()) + tail
     system = sums.system(spectrum, options.solves, settings.run.deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked)

@@ -24,7 +24,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import check_memory, condition_on, grid_for, refuse_unfit
 from flashgp.inference.fourier.grid import Grid, library
 from flashgp.inference.fourier.objective import FourierLogJoint
-from flashgp.inference.fourier.planned import sizes_of, unsearchable
+from flashgp.inference.fourier.planned import passes_of, sizes_of
 from flashgp.inference.fourier.state import FourierSettings, FourierState
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
@@ -81,13 +81,12 @@ class FourierFit(EngineFit[FourierState]):
             prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline
         )
         refuse_unfit(prior, self.survey.width, options.run.group.size)
-        if refusal := unsearchable(prior, alike=self.survey.sample.row_variance is None):
-            raise DomainError(f"`approximation` {refusal.text}")
         library()
         self.prior, self.how = prior.released(), FourierSettings()
         moments = self.survey.x_moments
         extent = tuple((moments.high - moments.low).tolist())
-        self.counts = RowCounts(self.survey.count, self.survey.width, extent=extent)
+        alike = self.survey.sample.row_variance is None
+        self.counts = RowCounts(self.survey.count, self.survey.width, alike=alike, extent=extent)
         target = chosen_device(options.run.device, self.survey.x)
         self.wanted = options.planning(device=target)
         self.plan: Plan = approximate_plan(
@@ -138,19 +137,20 @@ class FourierFit(EngineFit[FourierState]):
     def _price(self, grid: Grid) -> FourierPrice:
         problem, no_sizes = conditioning_problem(self.prior, self.counts, self.wanted), Sizes(0, 0, 0, 0)
         device = self.wanted.devices[0]
-        return FourierPrice(problem, self.wanted.rates, device, no_sizes, ApproximateWork(), sizes_of(grid))
+        sizes = sizes_of(grid, passes_of(self.prior, alike=self.counts.alike))
+        return FourierPrice(problem, self.wanted.rates, device, no_sizes, ApproximateWork(), sizes)
 
     def _grid(self, theta: numpy.ndarray) -> Grid:
         """The grid of a search at a vector. Raises: DomainError, MemoryBudgetError."""
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
-        grid = grid_for(self.problem.prior, self.survey, self.how, search=True)
+        grid = grid_for(self.prior, self.survey, self.how, search=True)
         check_memory(grid, self.options.run.memory, self.how)
         return grid
 
     def _objective(self, size: int, theta: numpy.ndarray) -> LogJoint:
         """Objective of all rows, on a grid chosen at a vector."""
         grid, run = self._grid(theta), self.options.run
-        return FourierLogJoint(self.problem, self.survey, grid, self.how, run.seed, self.searched)
+        return FourierLogJoint(self.problem, self.prior, self.survey, grid, self.how, run.seed, self.searched)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
         settings, deadline = self.options.conditioning(), self.options.run.deadline

@@ -6,21 +6,31 @@ With B of (M-432), b its solution, a = E* (K + S)^-1 r and G = diag(I - B^-1), f
     d L / d s   = (r' (K + S)^-1 r - sum c |a|^2) / (2 s) - (n - sum G) / (2 s)
     d L / d m   = a_0                                                               (a constant mean)
 
+Rows whose noise differs, or whose mean is not constant, take a pass for each evaluation: with d of each row what a
+parameter adds to its noise, eq. (M-443),
+
+    d L / d p   = (|r - E W b|^2 in d / s^2 - sum d / s + tr B^-1 W E* (d / s^2) E W) / 2
+
 The spectrum is an FFT of values of the covariance function, so that autograd carries dL/dc to its parameters. Without a
 factor G and log|B| are estimates, by vectors that stay while parameters move.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
+from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.fourier.domain_basis import factored
-from flashgp.inference.fourier.grid import PIECE, Grid
+from flashgp.inference.fourier.grid import PIECE, Grid, Toeplitz
+from flashgp.inference.fourier.planned import passes_of
 from flashgp.inference.fourier.spectrum import coefficients, differentiable_variance
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
+from flashgp.inference.prior import Prior
+from flashgp.inference.streamed.rows import priors_of
 from flashgp.inference.training.objective import Array, Estimate, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.sources.survey import Survey
@@ -32,23 +42,26 @@ ERROR = 1e-2  # of a solve in a search in the norm of B, for the root of the row
 class FourierLogJoint(LogJoint):
     """Minus the log joint of the rows of a survey on a grid, with its gradient.
 
-    Args: problem, of the sample of the rows, whose priors and parameters are taken; offset, taken off the targets.
+    Args: problem, of the sample of the rows, whose priors and parameters are taken; prior, of the rows, which shares
+        these.
     """
 
     keeps_covariance = False
 
     def __init__(
-        self, problem: Problem, survey: Survey, grid: Grid, settings: FourierSettings, seed: int,
+        self, problem: Problem, prior: Prior, survey: Survey, grid: Grid, settings: FourierSettings, seed: int,
         deadline: Deadline = NO_DEADLINE,
     ) -> None:  # fmt: skip
         super().__init__(problem)
         self._small = None
         self.grid, self.rows, self.settings, self._seed = grid, survey.count, settings, seed
-        self._deadline, self._width = deadline, survey.width
+        self._deadline, self._width, self._prior, self._survey = deadline, survey.width, prior, survey
         self._start: Tensor | None = None  # weights of the last evaluation, times W
         self._offset = survey.y_moments.mean.cpu()
+        self._unit: FourierSums | None = None
+        if passes_of(prior, alike=survey.sample.row_variance is None):
+            return
         one = torch.ones(1, dtype=F64)
-
         blocks = (
             (block.x, block.y.reshape(len(block.y), -1).double() - self._offset, one) for block in survey.blocks(PIECE)
         )
@@ -68,21 +81,37 @@ class FourierLogJoint(LogJoint):
         return Estimate(self.parameters.size / (2.0 * probes), StochasticSettings().negligible_gain * self.rows)
 
     def _by_autograd(self) -> tuple[float | None, Array]:
+        with torch.enable_grad():
+            spectrum = coefficients(self._prior.kernel, self.grid, self._width)
+            left = differentiable_variance(self._prior.kernel, self._width) - self.grid.total(spectrum)
+            left = left.clamp_min(0.0)
+        if self._unit is None:
+            return self._by_passes(spectrum, left)
         prior, outputs = self.problem.prior, len(self._offset)
         with torch.enable_grad():
-            spectrum = coefficients(prior.kernel, self.grid, self._width)
-            left = differentiable_variance(prior.kernel, self._width) - self.grid.total(spectrum)
-            noise = prior.sites(self.problem.y[:1]).variance.reshape(-1)[0] + left.clamp_min(0.0)
+            noise = prior.sites(self.problem.y[:1]).variance.reshape(-1)[0] + left
             mean = prior.mean_at(self.problem.x[:1])[0].expand(outputs)
         with torch.no_grad():
-            value, slopes = self._value(spectrum.detach(), float(noise), mean.detach().cpu())
+            sums = self._unit.scaled(float(noise), mean.detach().cpu() - self._offset)
+            weights, value, by_spectrum, shares, _ = self._solved(spectrum.detach(), sums)
+            explained = float(self.grid.total(spectrum * self._powers(weights)))
+            trace = self.rows - float(self.grid.total(shares))
+            by_noise = 0.5 * (float(weights.quadratic.sum()) - explained - outputs * trace) / float(noise)
+            zero: Any = (slice(None), *self.grid.orders[:-1], 0)
+            slopes = [by_spectrum, torch.tensor(by_noise, dtype=F64), weights.dual[zero].real]
         with torch.enable_grad():
             extra, gradient = self.pull((spectrum, noise, mean), slopes)
         return value + extra, gradient
 
-    def _value(self, spectrum: Tensor, noise: float, mean: Tensor) -> tuple[float, list[Tensor | None]]:
-        grid, outputs = self.grid, len(self._offset)
-        sums = self._unit.scaled(noise, mean - self._offset)
+    def _powers(self, weights: WeightPosterior) -> Tensor:
+        """|a_j|^2 of all outputs, (*shape)."""
+        dual = weights.dual
+        return (dual.real.square() + dual.imag.square()).sum(0)
+
+    def _solved(
+        self, spectrum: Tensor, sums: FourierSums, others: Sequence[FourierSums] = ()
+    ) -> tuple[WeightPosterior, float, Tensor, Tensor, list[float]]:
+        """The weights, the log likelihood, its slopes by the spectrum, and what `log_determinant` has."""
         system = sums.system(spectrum, self.settings.solves, self._deadline)
         start = self._start
         if start is not None and not system.dense:
@@ -90,18 +119,65 @@ class FourierLogJoint(LogJoint):
             start = torch.where(system.root > 0.0, start, 0.0)
         weights = WeightPosterior.of(sums, system, ERROR * self.rows**0.5, start)
         self._start = system.root * weights.solution.value
-        logs, shares = system.log_determinant(self._seed)
+        logs, shares, traces = system.log_determinant(
+            self._seed, [Toeplitz(self.grid, other.entries) for other in others]
+        )
         if not system.dense and self._deadline.passed():  # solves ended where they were
             raise TimeUp
-        dual = weights.dual
-        powers = (dual.real.square() + dual.imag.square()).sum(0)
         known = spectrum > torch.finfo(F64).tiny
         per = torch.where(known, shares / spectrum, system.toeplitz.diagonal)
-        by_spectrum = 0.5 * (powers - outputs * per) * grid.multiplicity
-        quadratic = float(weights.quadratic.sum())
-        explained = float(grid.total(spectrum * powers))
-        trace = self.rows - float(grid.total(shares))
-        by_noise = torch.tensor(0.5 * (quadratic - explained - outputs * trace) / noise, dtype=F64)
-        zero: Any = (slice(None), *grid.orders[:-1], 0)
-        by_mean = dual[zero].real
-        return weights.log_likelihood(logs), [by_spectrum, by_noise, by_mean]
+        by_spectrum = 0.5 * (self._powers(weights) - len(self._offset) * per) * self.grid.multiplicity
+        return weights, weights.log_likelihood(logs), by_spectrum, shares, traces
+
+    # -- rows that are not alike -----------------------------------------------------------------------------------
+    def _by_passes(self, spectrum: Tensor, left: Tensor) -> tuple[float, Array]:
+        """A pass for the sums, of noise and of what changes it, eq. (M-443), and one for the mean, if it moves."""
+        grid, outputs = self.grid, len(self._offset)
+        with torch.no_grad():
+            sums, *others = (FourierSums.none(grid, outputs) for _ in range(3))
+            totals, moving = [0.0, 0.0], None
+            for of_rows, x, residual, variance in self._blocks(float(left.detach())):
+                sums, noise = sums.added(x, residual, variance), of_rows.likelihood.linear_noise()
+                scale = torch.ones_like(variance)
+                if noise is not None and noise.parameter is not None:
+                    moving, scale = noise.parameter, scale if noise.scale is None else noise.scale.to(variance)
+                for k, share in enumerate((torch.ones_like(variance), scale)):
+                    others[k] = others[k].added(x, residual, variance.square() / share)
+                    totals[k] += float((share / variance).expand(len(x)).sum())
+            weights, value, by_spectrum, _, traces = self._solved(spectrum.detach(), sums, others)
+            mean = weights.system.root * weights.solution.value
+            slopes = [
+                0.5 * (float(self._left(other, mean)) - outputs * (total - trace))
+                for other, total, trace in zip(others, totals, traces, strict=True)
+            ]
+        with torch.enable_grad():
+            inputs, by = [spectrum, left], [by_spectrum, torch.tensor(slopes[0], dtype=F64)]
+            if moving is not None:
+                inputs, by = [*inputs, moving.value], [*by, torch.tensor(slopes[1], dtype=F64)]
+            extra, gradient = self.pull(inputs, by)
+        moves = any(one.requires_grad for one in self._prior.mean.parameters())
+        return value + extra, gradient + self._by_mean(mean, float(left.detach())) if moves else gradient
+
+    def _left(self, sums: FourierSums, mean: Tensor) -> Tensor:
+        """|r - E u|^2 in the precisions of sums, of all outputs. Args: mean, u, (p, *shape)."""
+        product = Toeplitz(self.grid, sums.entries)(mean)
+        return (sums.squares + self.grid.dot(mean, product - 2.0 * sums.projected)).sum()
+
+    def _blocks(self, left: float) -> Iterator[tuple[Prior, Tensor, Tensor, Tensor]]:
+        """The prior of some rows, their x, residual and variance, one block after the other."""
+        for of_rows, block in priors_of(self._prior, self._survey.blocks(PIECE)):
+            sites = of_rows.sites(block.y)
+            yield of_rows, block.x, self._prior.residual(block.x, sites.targets), sites.variance.double() + left
+
+    def _by_mean(self, mean: Tensor, left: float) -> Array:
+        """Slopes by parameters of the prior mean, from a = (r - E u) / s. Args: mean, u, (p, *shape)."""
+        found: Array | None = None
+        for _, x, residual, variance in self._blocks(left):
+            with torch.no_grad():
+                dual = (residual - self.grid.forward(x, mean).mT) / variance.unsqueeze(-1)
+            with torch.enable_grad():
+                at = self._prior.mean_at(x)
+                part = self.parameters.flat(vector_jacobian([(at, dual)], self.parameters.tensors))
+            found = part if found is None else found + part
+        assert found is not None
+        return found

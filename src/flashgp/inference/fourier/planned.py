@@ -66,35 +66,22 @@ def unfit(prior: Prior, d: int, ranks: int = 1) -> Refusal | None:
     return obstacle(prior.kernel, d)
 
 
-def unsearchable(prior: Prior, *, alike: bool = True) -> Refusal | None:
-    """Reason that a fit is none, since sums over the rows change while parameters move; None without one. Args: alike,
-    whether rows that were given have no noise variance of their own."""
-    if not (alike and prior.likelihood.rows_alike):
-        return Refusal(
-            NoSeries.MODEL,
-            "by Fourier series fits rows whose noise is alike, got known variances or weights of rows; "
-            'pass "full_scale", or fit on some rows and condition on all',
-        )
-    if not isinstance(prior.mean, Constant | Zero):
-        return Refusal(
-            NoSeries.MODEL,
-            f"by Fourier series fits a constant mean, got {type(prior.mean).__name__}; pass "
-            '"full_scale", or fit on some rows and condition on all',
-        )
-    return None
+def passes_of(prior: Prior, *, alike: bool = True) -> int:
+    """Passes over the rows that an evaluation of a fit takes: none where rows have one noise and a constant mean, so
+    that sums over them hardly change. Args: alike, whether rows that were given have no variance of their own."""
+    moves = not isinstance(prior.mean, Constant | Zero)
+    return 3 + moves if moves or not (alike and prior.likelihood.rows_alike) else 0
 
 
 def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool, named: bool) -> GridSizes | Refusal:
     """Sizes of the grid that rows are expected to take, or the reason that there is none. Args: training, whether a fit
     finds the parameters; named, whether the caller named series, who is then told what is wrong when it is."""
     refusal = unfit(prior, rows.d, ranks)
-    if not named and refusal is None:
-        if importlib.util.find_spec("finufft") is None:
-            refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
-        elif training:
-            refusal = unsearchable(prior, alike=rows.alike)
+    if not named and refusal is None and importlib.util.find_spec("finufft") is None:
+        refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
     try:
-        return refusal or sizes_of(expected_grid(prior, rows, training=training))
+        passes = passes_of(prior, alike=rows.alike)
+        return refusal or sizes_of(expected_grid(prior, rows, training=training), passes)
     except NoGridError as reason:
         return Refusal(NoSeries.FREQUENCIES, str(reason))
 
@@ -120,12 +107,12 @@ def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, settings: Ex
     return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, settings.solves.dense, search=training)
 
 
-def sizes_of(grid: Grid, solves: SolveSettings | None = None) -> GridSizes:
-    """Sizes of a grid, by which work is priced."""
-    solves = solves or SolveSettings()
+def sizes_of(grid: Grid, passes: int = 0) -> GridSizes:
+    """Sizes of a grid, by which work is priced. Args: passes, of an evaluation."""
+    solves = SolveSettings()
     domain = domain_of(grid, solves.dense)
     coordinates = domain.size if domain is not None else grid.size if grid.size <= solves.dense else 0
-    return GridSizes(grid.d, grid.size, coordinates, solves.probes_of(grid.size))
+    return GridSizes(grid.d, grid.size, coordinates, solves.probes_of(grid.size), passes)
 
 
 def _range(kernel: Kernel, column: int, d: int, settings: ExpectedSettings) -> float:

@@ -8,6 +8,7 @@ determinant is then estimated by Lanczos quadrature of some solves, from vectors
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -182,13 +183,18 @@ class WeightSystem:
             iteration += 1
 
     # -- the log determinant ---------------------------------------------------------------------------------------
-    def log_determinant(self, seed: int) -> tuple[float, Tensor]:
-        """log|B|, and (B^-1 (B - I))_jj = c_j d log|B| / d c_j, of the grid's shape; estimated where there is no
-        factor, (M-433)."""
+    def log_determinant(self, seed: int, others: Sequence[Toeplitz] = ()) -> tuple[float, Tensor, list[float]]:
+        """log|B|, (B^-1 (B - I))_jj = c_j d log|B| / d c_j, of the grid's shape, and tr(B^-1 W T W) of other T;
+        estimated where there is no factor, (M-433)."""
         grid, settings = self.grid, self.settings
         logs = 2.0 * float(self.factor.diagonal().log().sum())
         if self.dense:
-            return logs, self.basis.powers(torch.eye(self.basis.size, dtype=F64) - self._block_inverse)
+            inverse, traces = self._block_inverse, list[float]()
+            for other in others:
+                matrix = self.basis.matrix(other, self.root)
+                matrix.diagonal().sub_(1.0)
+                traces.append(float((inverse * matrix).sum()))
+            return logs, self.basis.powers(torch.eye(self.basis.size, dtype=F64) - inverse), traces
         generator = torch.Generator().manual_seed(seed + PROBED_SEED)
         signs = grid.signs(settings.probes_of(grid.size), generator)
         z = self.diagonal.sqrt() * signs
@@ -202,7 +208,8 @@ class WeightSystem:
             logs += grid.size * float(_quadrature(*found.tridiagonal).mean())
         v = found.value
         products = torch.conj(v) * (self(u) - u) + torch.conj(u) * (z - v)
-        return logs, 0.5 * products.real.mean(0)
+        traces = [float(grid.dot(v, self.root * other(self.root * u)).mean()) for other in others]
+        return logs, 0.5 * products.real.mean(0), traces
 
     def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,)."""

@@ -31,6 +31,23 @@ def prior_of_rows(prior: Prior, rows: Block) -> Prior:
     return prior.with_likelihood(prior.likelihood.with_rows(rows.row_variance))
 
 
+def priors_of(prior: Prior, blocks: Iterable[Block], first: int = 0) -> Iterator[tuple[Prior, Block]]:
+    """Blocks of rows, one after the other, each with the prior of its rows. Args: first, the number of their first row,
+    for likelihoods that know rows one by one."""
+    for block in blocks:
+        of_rows = prior_of_rows(prior, block)
+        if not prior.likelihood.rows_alike and block.row_variance is None:
+            index = torch.arange(first, first + len(block.x), device=block.x.device)
+            of_rows = prior.with_likelihood(prior.likelihood.rows(index))
+        first += len(block.x)
+        yield of_rows, block
+
+
+def noise_of_sample(prior: Prior, survey: Survey) -> Tensor:
+    """Noise variances of the sample of the rows that a prior is of, (1,) or (b,)."""
+    return prior_of_rows(prior_of_sample(prior, survey), survey.sample).sites(survey.y).variance
+
+
 def prior_of_sample(prior: Prior, survey: Survey) -> Prior:
     """The prior of the sample of the rows that a prior is of, where it knows them one by one: parameters are shared."""
     if prior.likelihood.rows_alike:
@@ -56,12 +73,7 @@ def inputs_of(
     Args: first, the number of their first row, for likelihoods that know rows one by one; values, q(u) that sites are
         made from where they need iteration.
     """
-    for block in blocks:
-        rows = block.to(device)
-        of_rows = prior_of_rows(prior, rows)
-        if not prior.likelihood.rows_alike and rows.row_variance is None:
-            index = torch.arange(first, first + len(rows.x), device=device)
-            of_rows = prior.with_likelihood(prior.likelihood.rows(index))
+    for of_rows, rows in priors_of(prior, (block.to(device) for block in blocks), first):
         first += len(rows.x)
         features, likelihood, known = prior.kernel.rows(rows.x), of_rows.likelihood, None
         if likelihood.has_sites:
