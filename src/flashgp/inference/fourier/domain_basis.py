@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.inference.fourier.grid import ACCURACY, C128, Grid, Toeplitz, fast_length, transform
+from flashgp.inference.fourier.grid import C128, Grid, Toeplitz, fast_length
 
 F64 = torch.float64
 LEAST = 1e-11  # of a vector's energy that lies where rows are
@@ -86,16 +86,6 @@ class Domain:
             found = torch.tensordot(found, rows.to(C128), dims=([1], [1]))
         return found
 
-    def at(self, x: Tensor) -> Tensor:
-        """i^-p V* of the waves of points (n, columns), (n, size): products over the axes."""
-        grid, found = self.grid, torch.ones(len(x), 1, dtype=C128)
-        for column, centre, length, vectors in zip(grid.columns, grid.centre, grid.lengths, self.vectors, strict=True):
-            angles = (x[:, column].double() - centre).mul(2.0 * math.pi / length).contiguous().numpy(force=True)
-            values = transform("2", [angles], vectors.mT.to(C128).contiguous().numpy(), (), ACCURACY)
-            along = torch.from_numpy(values).conj().mT
-            found = (found.unsqueeze(2) * along.unsqueeze(1)).flatten(1) if grid.d > 1 else along
-        return (found * torch.conj(self.turns)).real
-
     # -- quadratic forms: contractions of one axis after the other --------------------------------------------------
     def form(self, half: Tensor, times: int) -> Tensor:
         """V* A V, real, (size, size): of a diagonal A for `times` 0, of A_jk = a_(j - k) for 2, `half` (*shape)."""
@@ -122,6 +112,16 @@ class Domain:
             image = torch.fft.ifft(torch.fft.fft(some, n=size, dim=0) * symbol, dim=0)
             parts.append(vectors.to(C128).mT @ image[2 * m : 4 * m + 1])
         return self._turned(torch.cat(parts, 1))
+
+    def lags(self, matrix: Tensor) -> Tensor:
+        """sum of (V M V*)_jk over j - k = l of a real symmetric M, for l up to twice the orders, as a half, (M-448): of
+        more than one axis."""
+        d = self.grid.d
+        found = matrix * (self.turns.unsqueeze(1) * torch.conj(self.turns))
+        found = found.reshape(*self.sizes, *self.sizes).permute([axis for k in range(d) for axis in (k, d + k)])
+        for vectors in self.vectors:
+            found = torch.tensordot(found, _pairs(vectors, 2).to(C128), dims=([0, 1], [0, 1]))
+        return self.grid.half(found)
 
     def _turned(self, form: Tensor) -> Tensor:
         found = (form.to(C128) * torch.conj(self.turns).unsqueeze(1) * self.turns).real

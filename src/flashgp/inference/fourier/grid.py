@@ -9,7 +9,7 @@ m_d + 1), and count as vectors of as many real numbers as there are frequencies,
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +77,11 @@ class Grid:
 
     def _hermitian(self, full: Tensor) -> Tensor:
         return 0.5 * (full + torch.conj(full.flip([*range(-self.d, 0)])))
+
+    @property
+    def doubled(self) -> "Grid":
+        """The grid of twice the orders, of products of functions on this one."""
+        return replace(self, orders=tuple(2 * m for m in self.orders))
 
     def half(self, full: Tensor) -> Tensor:
         """The half that is held, of an array over all frequencies, (*batch, 2 m_1 + 1, ...)."""
@@ -201,6 +206,18 @@ class Toeplitz:
         for inside, outside in self._places(1):
             found[inside] = product[outside]
         return found
+
+    def values(self, vectors: Tensor) -> Tensor:
+        """Functions with these coefficients, (k, *shape), on a lattice of the padded shape."""
+        return self._to_space(vectors, 1)
+
+    def coefficients(self, values: Tensor) -> Tensor:
+        """Of a function on that lattice, (*padded), up to twice the orders, as a half."""
+        found = torch.fft.rfftn(values, norm="forward")
+        half = found.new_empty(*(4 * m + 1 for m in self.grid.orders[:-1]), 2 * self.grid.orders[-1] + 1)
+        for inside, outside in self._places(2):
+            half[inside] = found[outside]
+        return half
 
     def at(self, index: Tensor) -> Tensor:
         """t_j at frequencies (..., d) up to twice the orders."""

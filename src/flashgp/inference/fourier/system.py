@@ -144,10 +144,18 @@ class WeightSystem:
         return torch.cholesky_inverse(self.factor)
 
     @cached_property
-    def _of_points(self) -> Tensor:
-        """L^-1 J* W phi of the coordinates of waves phi in the domain, (size, size)."""
-        assert isinstance(self.basis, DomainBasis)
-        return self.basis.whitened(self.factor)
+    def variance_coefficients(self) -> Tensor:
+        """Coefficients of phi(x)* B^-1 phi(x) as a function, where there is a factor, of twice the orders, (M-448)."""
+        grid, basis = self.grid, self.basis
+        if isinstance(basis, DomainBasis) and grid.d > 1:
+            of_points = basis.whitened(self.factor)
+            return basis.domain.lags(of_points.mT @ of_points)
+        size, total = basis.size, torch.zeros(self.toeplitz.padded, dtype=F64)
+        columns = torch.linalg.solve_triangular(self.factor, torch.eye(size, dtype=F64), upper=False)
+        for some in columns.split(max(1, self.settings.batch_numbers // total.numel())):
+            functions = basis.put(some.new_empty(len(some), *grid.shape, dtype=C128), some)
+            total += self.toeplitz.values(self.root * functions).square().sum(0)
+        return self.toeplitz.coefficients(total)
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """P^-1 of (k, *shape)."""
@@ -212,14 +220,14 @@ class WeightSystem:
         return logs, 0.5 * products.real.mean(0), traces
 
     def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
-        """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,)."""
+        """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,); with a factor
+        one transform of all points, (M-448)."""
+        if self.dense and part is None:
+            found = self.grid.doubled.forward(x, self.variance_coefficients.unsqueeze(0))[0]
+            return found.clamp_min(0.0)
         parts, basis, root = [x.new_zeros(0, dtype=F64)], self.basis, self.root if part is None else part * self.root
-        domain = basis.domain if isinstance(basis, DomainBasis) and part is None else None
-        width = domain.size if domain is not None else self.spectrum.numel()
+        width = self.spectrum.numel()
         for some in x.split(max(1, self.settings.batch_numbers // width // (8 if self.dense else 1))):
-            if domain is not None:
-                parts.append((domain.at(some) @ self._of_points.mT).square().sum(1))
-                continue
             phi = root * self.grid.waves(some)
             if self.dense:
                 inside = basis.coordinates(phi)
