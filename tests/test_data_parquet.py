@@ -188,7 +188,8 @@ def test_a_column_of_known_noise_variances(tmp_path: Path) -> None:
     assert found.predict(x).mean == pytest.approx(wanted.predict(x).mean, rel=1e-10)
     assert found.bound.lower == pytest.approx(wanted.bound.lower, rel=1e-10)
     scaled = fgp.data.standardised([(x, 5.0 * y, 25.0 * v)])
-    assert next(scaled.batches())[3] == pytest.approx(v / y.var(correction=0), rel=1e-12)
+    (variance,) = next(scaled.batches())[3].values()
+    assert variance == pytest.approx(v / y.var(correction=0), rel=1e-12)
     with pytest.raises(DomainError, match="different columns"):
         fgp.data.parquet(tmp_path / "part-*.parquet", target="y", row_variance="y")
     with pytest.raises(DomainError, match="'w'"):
@@ -206,11 +207,13 @@ def test_weights_are_a_column_for_likelihoods_that_find_sites(tmp_path: Path) ->
     found, wanted = gp.condition(rows, inducing=x), gp.condition([(x, y, weight)], inducing=x)
     torch.testing.assert_close(found.predict(x).mean, wanted.predict(x).mean)
     (_, _, _, kept), *_ = fgp.data.standardised(rows).batches()
-    numpy.testing.assert_array_equal(kept, weight)  # a weight has no unit
+    numpy.testing.assert_array_equal(kept["row_weight"], weight)  # a weight has no unit
     with pytest.raises(DomainError, match="`row_weight` is not what rows of this likelihood may bring"):
         fgp.GP(gp.kernel).condition(rows, inducing=2)
-    with pytest.raises(DomainError, match="`row_weight` must be None beside `row_variance`"):
-        fgp.data.parquet(path, target="y", row_weight="w", row_variance="a")
+    with pytest.raises(DomainError, match="`exposure` is not what rows of this likelihood may bring"):
+        gp.condition(fgp.data.parquet(path, target="y", exposure="w"), inducing=2)
+    with pytest.raises(DomainError, match="`exposure` must be the name of one column"):
+        fgp.data.parquet(path, target="y", exposure=weight)
 
 
 def test_columns_that_change_after_the_first_look_are_found(tmp_path: Path) -> None:

@@ -77,6 +77,35 @@ def conditioned(group: Any, counts: tuple[int, ...]) -> list[float]:
     return out
 
 
+def with_numbers(group: Any, counts: tuple[int, ...]) -> list[float]:
+    """Differences from one process where each rank's rows have weights and exposures of their own, held or read."""
+    shares = Shares(counts)
+    own = shares.slice(dist.get_rank(group))
+    x, y = table(shares.total)
+    likelihoods = fgp.likelihoods
+    hours, weight, counted = 1.0 + x[:, 1], 1.0 + 4.0 * x[:, 0], (3.0 * y).exp().floor()
+    kernel, x_test = model().kernel, x[:9] + 0.01
+
+    def weighted(rows: slice, group: Any) -> Any:
+        gp = fgp.GP(kernel, likelihood=likelihoods.Gaussian(0.02, row_weight=weight[rows]))
+        return gp.condition(x[rows], y[rows], approximation="sparse", inducing=12, group=group)
+
+    def counting(rows: slice, group: Any) -> Any:
+        gp = fgp.GP(kernel, likelihood=likelihoods.Poisson(hours[rows], weight[rows]))
+        return gp.condition(x[rows], counted[rows], approximation="sparse", inducing=12, group=group)
+
+    def read(rows: slice, group: Any) -> Any:
+        numbers = {"exposure": hours[rows], "row_weight": weight[rows]}
+        batches = [(x[rows], counted[rows], numbers)] * bool(len(x[rows]))
+        return fgp.GP(kernel, likelihood=likelihoods.Poisson()).condition(batches, inducing=12, group=group)
+
+    out = []
+    for of in (weighted, counting, read):
+        found, wanted = of(own, group).predict(x_test), of(slice(None), None).predict(x_test)
+        out.append(apart([wanted.mean, wanted.variance], [found.mean, found.variance]))
+    return out
+
+
 def fitted(group: Any, counts: tuple[int, ...], settings: dict[str, Any]) -> tuple[float, float, list[str]]:
     """Difference of parameters and of answers from one process's fit, and the events."""
     shares = Shares(counts)

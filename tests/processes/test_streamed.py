@@ -30,6 +30,12 @@ def test_conditioning_equals_one_process(ranks: Ranks, counts: tuple[int, ...]) 
         assert found[4] < 1e2 * torch.finfo(torch.float32).eps
 
 
+def test_numbers_of_rows_are_those_of_one_process(ranks: Ranks) -> None:
+    """Weights in one unit, (M-251)."""
+    for found in ranks.run(streamed_jobs.with_numbers, 2, (70, 31)):
+        assert max(found) < TOLERANCE
+
+
 @pytest.mark.parametrize(("counts", "settings"), [((101, 97, 3), {"priors": "given"}), ((151, 0, 5, 24), {})])
 def test_a_fit_is_that_of_one_process(ranks: Ranks, counts: tuple[int, ...], settings: dict[str, Any]) -> None:
     told = ranks.run(streamed_jobs.fitted, len(counts), counts, settings)

@@ -150,7 +150,6 @@ def test_batches_that_do_not_fit_are_refused_by_their_place() -> None:
         ([(x, y, y.abs(), y)], DomainError, "batches .x, y."),
         ([(x, y, y.abs()), (x, y)], DomainError, "row_variance of batch 1"),
         ([(x, y), (x, y, y.abs())], DomainError, "row_variance of batch 1"),
-        ([(x, y, -y.abs())], DomainError, "row_variance of batch 0"),
         ([(x, y, y[:-1].abs())], ShapeError, "row_variance of batch 0"),
         ([], ShapeError, "at least one row"),
         ([(x[:0], y[:0])], ShapeError, "at least one row"),

@@ -5,7 +5,7 @@ where a number belongs are errors that name file and column.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -27,6 +27,7 @@ def parquet(
     row_variance: str | None = None,
     row_weight: str | None = None,
     batch_rows: int = BATCH_ROWS,
+    **of_rows: str,
 ) -> "ParquetRows":
     """Rows of Parquet files for `fgp.fit(gp, rows)` and `gp.condition(rows)`, which read them in passes.
 
@@ -42,6 +43,7 @@ def parquet(
         row_weight: in its place, for likelihoods whose sites are found by iteration: a column of weights, which
             multiply log p of their rows.
         batch_rows: rows in memory at once, as they are stored.
+        of_rows: columns of other numbers of rows by the likelihood's name for them: `exposure`, `trials`.
 
     Raises:
         BackendUnavailableError: without pyarrow; install flashgp[table].
@@ -57,10 +59,9 @@ def parquet(
         >>> rows.columns, rows.count
         (('a',), 6)
     """
-    if row_variance is not None and row_weight is not None:
-        raise DomainError(f"`row_weight` must be None beside `row_variance`, got {row_weight!r}; leave one of them out")
-    beside = ("row_variance", row_variance) if row_weight is None else ("row_weight", row_weight)
-    return ParquetRows(paths, target, columns, beside, batch_rows)
+    named = {"row_variance": row_variance, "row_weight": row_weight}
+    numbers = {name: column for name, column in named.items() if column is not None} | of_rows
+    return ParquetRows(paths, target, columns, numbers, batch_rows)
 
 
 class ParquetRows(RowSource):
@@ -70,7 +71,7 @@ class ParquetRows(RowSource):
         paths: of the files.
         columns: of x.
         targets: columns of y.
-        known: the column of what rows bring beside, or None.
+        numbers: columns of numbers of rows, by the name of each.
         count: of rows, as the files say.
     """
 
@@ -79,17 +80,17 @@ class ParquetRows(RowSource):
         paths: Paths,
         target: str | Sequence[str],
         columns: Sequence[str] | None,
-        beside: tuple[str, str | None],
+        numbers: Mapping[str, str],
         batch_rows: int,
     ) -> None:
         self.paths = tuple(found_files(paths))
         self.batch_rows = check_count(batch_rows, "batch_rows", 1)
         self._several = not isinstance(target, str)
         self.targets = _names(target, "target")
-        name, self.known = beside
-        if not (self.known is None or isinstance(self.known, str)):
-            raise DomainError(f"`{name}` must be the name of one column, got {self.known!r}; pass a name or None")
-        self.beside = None if self.known is None else name
+        self.numbers = dict(numbers)
+        for name, column in self.numbers.items():
+            if not isinstance(column, str):
+                raise DomainError(f"`{name}` must be the name of one column, got {column!r}; pass a name or None")
         pyarrow = require_pyarrow(self.paths[0])
         wanted = None if columns is None else _names(columns, "columns")
         count, first = 0, None
@@ -120,7 +121,7 @@ class ParquetRows(RowSource):
     @property
     def _beside(self) -> tuple[str, ...]:
         """The columns that are not of x."""
-        return self.targets if self.known is None else (*self.targets, self.known)
+        return (*self.targets, *self.numbers.values())
 
     def batches(self) -> Iterator[Batch]:
         return self._read(None)
@@ -139,9 +140,9 @@ class ParquetRows(RowSource):
                 table = numpy.empty((batch.num_rows, len(names)))
                 for at, name in enumerate(names):
                     table[:, at] = self._numbers(pyarrow, batch, name, path, row)
-                x, y = table[:, :width], table[:, width : width + targets]
-                known = None if self.known is None else table[:, -1]
-                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0], known
+                x, y, beside = numpy.split(table, [width, width + targets], axis=1)
+                numbers = dict(zip(self.numbers, beside.T, strict=True))
+                yield f"{path}, row {row:,} on", x, y if self._several else y[:, 0], numbers
                 row += batch.num_rows
 
     def __repr__(self) -> str:
@@ -201,7 +202,7 @@ def _check_first(columns: tuple[str, ...], beside: tuple[str, ...], path: str) -
     both = [name for name in columns if name in beside]
     if both or len(set(beside)) < len(beside):
         raise DomainError(
-            "`columns`, `target`, `row_variance` and `row_weight` must be different columns, got "
+            "`columns`, `target` and numbers of rows must be different columns, got "
             f"{_listed(both or beside)} twice; leave one out"
         )
     if not columns:

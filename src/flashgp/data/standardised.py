@@ -6,7 +6,7 @@ from typing import Any
 from flashgp.foundations.checks import as_float_tensor
 from flashgp.processes.group import Group
 from flashgp.sources.group_survey import surveyed_over
-from flashgp.sources.source import Batch, RowSource, source_of
+from flashgp.sources.source import UNNAMED, Batch, RowSource, source_of
 from flashgp.targets import Number
 from flashgp.units import Scaling, check_scales
 
@@ -21,7 +21,7 @@ class StandardisedRows(RowSource):
     """
 
     def __init__(self, rows: RowSource, scaling: Scaling) -> None:
-        self.rows, self.scaling, self.columns, self.beside = rows, scaling, rows.columns, rows.beside
+        self.rows, self.scaling, self.columns = rows, scaling, rows.columns
 
     @property
     def length(self) -> int | None:
@@ -37,12 +37,15 @@ class StandardisedRows(RowSource):
         return self._scaled(self.rows.shuffled(seed))
 
     def _scaled(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for place, x, y, variance in batches:
+        for place, x, y, numbers in batches:
             x, y = (as_float_tensor(values, f"{name} of {place}").double() for name, values in (("x", x), ("y", y)))
-            if variance is not None and self.beside != "row_weight":
-                _, scale = self.scaling.target.sizes
-                variance = as_float_tensor(variance, f"row_variance of {place}").double() / scale**2
-            yield place, self.scaling.x(x), self.scaling.y(y), variance
+            _, scale = self.scaling.target.sizes
+            variances = {
+                name: as_float_tensor(numbers[name], f"row_variance of {place}").double() / scale**2
+                for name in (UNNAMED, "row_variance")
+                if name in numbers
+            }
+            yield place, self.scaling.x(x), self.scaling.y(y), {**numbers, **variances}
 
     def __repr__(self) -> str:
         return f"{self.rows!r}, in standard units"
@@ -57,7 +60,7 @@ def standardised(rows: Any, *, group: Any = None) -> StandardisedRows:
 
     Args:
         rows: as `fgp.fit` takes them; the third of a batch is divided by the variance of y, as a noise variance is,
-            unless the source says that it is a weight, as `fgp.data.parquet(row_weight=)`.
+            unless it has another name, as of `fgp.data.parquet(row_weight=)`.
         group: as `fgp.fit` takes it; mean and deviation are of all ranks' rows.
 
     Raises:

@@ -126,4 +126,4 @@ class EncodedRows(RowSource):
         for part in parts:
             data = self.encoding.apply(part, need_target=True)
             assert data.y is not None
-            yield f"{part.path}, row {part.first_row:,} on", data.x, data.y, None
+            yield f"{part.path}, row {part.first_row:,} on", data.x, data.y, {}

@@ -45,20 +45,19 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
     "sparse": (
         ("count",), ("left", "logs", "noise_logs", "scale", "squares"),
         {"inducing": "real m d", "gram": "double m m", "projected": "double m p", "sample_x": "double s d",
-         "sample_y": "double s t", "sample_row_variance?": "double s", "x?": "real count d", "y?": "real count t"},
+         "sample_y": "double s t", "x?": "real count d", "y?": "real count t"},
     ),
     "sparse_outputs": (
         ("count",), ("scale",),
         {"inducing": "real m d", "gram": "double p m m", "projected": "double p m 1", "sums": "double 4 p",
-         "sample_x": "double s d", "sample_y": "double s t", "sample_row_variance?": "double s", "x?": "real count d",
-         "y?": "real count t"},
+         "sample_x": "double s d", "sample_y": "double s t", "x?": "real count d", "y?": "real count t"},
     ),
     "fourier": (
         ("count",), ("logs", "tail"),
         {"sample_x": "double s d", "sample_y": "double s t", "columns": "whole q", "orders": "whole q",
          "box": "double 3 q", "corners": "double 2 d", "entries": "double e 2", "projected": "double p f 2",
          "weights": "double p f 2", "errors": "double p", "squares": "double p", "drawn?": "double k f 2",
-         "sample_row_variance?": "double s", "x?": "real count d", "y?": "real count t"},
+         "x?": "real count d", "y?": "real count t"},
     ),
 }  # fmt: skip
 _DTYPES = {"real": (torch.float32, torch.float64), "double": (torch.float64,), "whole": (torch.int64,)}
@@ -84,6 +83,9 @@ def read_state(
     numbers = {name: json_number(fields[name], f"{FIELD}.{name}") for name in of_numbers}
     if not all(math.isfinite(number) for number in numbers.values()):
         raise refused(FIELD, "finite sums", str(numbers))
+    likelihood = gp.likelihood.underlying
+    numbers_of_rows = {*likelihood.of_read, *likelihood.row_tensors} if "sample_x" in tensors_of_kind else set()
+    tensors_of_kind = tensors_of_kind | {f"sample_{name}?": "double s" for name in sorted(numbers_of_rows)}
     wanted = {name.rstrip("?"): shape for name, shape in tensors_of_kind.items()}
     tensors = {
         name: container.tensor(name) for name in wanted if f"{name}?" not in tensors_of_kind or name in container
@@ -171,11 +173,10 @@ def _sparse(
     gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
     how: tuple[Report, Run, UpdateState], target: torch.device,
 ) -> BaseState:  # fmt: skip
-    count, variance, known = (
-        counts["count"],
-        tensors.get("sample_row_variance"),
-        getattr(gp.likelihood, "row_variance", None),
-    )
+    count, known = counts["count"], gp.likelihood.row_tensors
+    prefix = "sample_"
+    of_sample = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix)}
+    numbers_of_sample = {name: tensors[key] for name, key in of_sample.items() if name not in ("x", "y")}
     own = tensors.get("sums")
     if own is None:
         own = torch.tensor([numbers[name] for name in ("squares", "logs", "noise_logs", "left")], dtype=torch.float64)
@@ -185,20 +186,21 @@ def _sparse(
         raise refused("sample_x", f"one row at least, and at most {count}", len(tensors["sample_x"]))
     if not torch.equal(tensors["gram"], tensors["gram"].mT):
         raise refused("gram", "a symmetric matrix", "another")
-    if variance is not None and bool((variance < 0).any()):
-        raise refused("sample_row_variance", "0 or more", "less")
+    for name, each in numbers_of_sample.items():
+        if bool((each < 0).any()):
+            raise refused(f"sample_{name}", "0 or more", "less")
     if ("x" in tensors) != ("y" in tensors):
         raise refused("x", "there with y, or neither", "one of them")
-    if not gp.likelihood.rows_alike and ("x" not in tensors or (known is not None and known.shape != (count,))):
+    if known and ("x" not in tensors or any(each.shape[:1] != (count,) for each in known.values())):
         raise refused("likelihood", f"numbers for each of {count} rows that are held, or none", "others")
-    if known is None and variance is not None and "x" in tensors:
-        raise refused("sample_row_variance", "there where the rows have variances", "another sample")
+    if "x" in tensors and (wrong := sorted(numbers_of_sample.keys() - known.keys())):
+        raise refused(f"sample_{wrong[0]}", "there where the rows have such numbers", "another sample")
     check_rows(gp, tensors["inducing"])
     at = {name: tensor.to(target) for name, tensor in tensors.items()}
     sums = BoundSums.of(count, at["gram"], at["projected"], own.to(target), numbers["scale"])
     for one in sums.each:
         _check_positive(one.gram)
-    sample = Block(at["sample_x"], at["sample_y"], at.get("sample_row_variance"))
+    sample = Block(at["sample_x"], at["sample_y"], {name: at[of_sample[name]] for name in sorted(numbers_of_sample)})
     with refusing("inducing"):
         table = (at["x"], at["y"]) if "x" in at else None
         state = streamed.restore(gp.to(target), at["inducing"], sums, sample, table, how)

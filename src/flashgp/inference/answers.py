@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from flashgp.foundations.checks import check_count, check_points, promotions
+from flashgp.foundations.checks import check_count, promotions
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.quantities import readable_seconds
 from flashgp.inference.base_state import BaseState
-from flashgp.inference.data import Data, held
 from flashgp.inference.exact.evidence import log_evidence
 from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.fourier import predictor as fourier
@@ -25,9 +24,8 @@ from flashgp.inference.full_scale.output_states import FullScaleOutputs
 from flashgp.inference.full_scale.state import FullScaleState
 from flashgp.inference.online import update as online
 from flashgp.inference.online.fantasies import fantasize, fantasize_mixture
-from flashgp.inference.online.new_sites import refuse_numbers, with_sites_to_come
+from flashgp.inference.online.new_sites import with_sites_to_come
 from flashgp.inference.online.refine import refined
-from flashgp.inference.online.update import checked_rows
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.components import component, components
 from flashgp.inference.predict.exact_predictor import Waiting
@@ -44,9 +42,10 @@ from flashgp.inference.streamed import append as streamed_append
 from flashgp.inference.streamed import predictor as streamed
 from flashgp.inference.streamed.bracket import bracket
 from flashgp.inference.streamed.left_out import leave_out
+from flashgp.inference.streamed.rows import named
 from flashgp.inference.streamed.state import Bound, StreamedState
-from flashgp.sources.source import source_of
-from flashgp.sources.survey import Block, row_variances
+from flashgp.sources.source import Held, source_of
+from flashgp.sources.survey import Block, checked, joined
 
 Answers = Mapping[str, Callable[..., Any]]
 
@@ -99,21 +98,16 @@ def _replaced(state: Any, indices: Any, x: Any, y: Any, *known: Any, **numbers: 
     return _with_rows(update, online.append)(state, x, y, *known, **numbers)
 
 
-def _joined(state: StreamedState, x: Any, y: Any, *known: Any, **numbers: Any) -> StreamedState:
+def _joined(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any, **numbers: Any) -> StreamedState:
     """Rows one after the other where sites need iteration: each is found from what the rows before it say."""
-    refuse_numbers(state.prior.likelihood, numbers)
-    if state.prior.likelihood.has_sites:
-        return streamed_append.append(state, x, y, *known)
-    if y is None:
-        for _, points, targets, weights in source_of(x).batches():
-            state = _joined(state, points, targets, known[0], weights if known[1] is None else known[1])
-        return state
-    x, y = checked_rows(state.prior, x, y, state.like)
-    names = ("row_variance", "row_weight")
-    each = [v if v is None else row_variances(v, name, x) for v, name in zip(known, names, strict=True)]
-    for start in range(max(1, len(x))):
-        one = slice(start, start + 1)
-        state = streamed_append.append(state, x[one], y[one], *(v if v is None else v[one] for v in each))
+    numbers |= {"row_variance": row_variance, "row_weight": row_weight}
+    given = {name: each for name, each in numbers.items() if each is not None}
+    source, prior = streamed_append.new_rows(state, x, y, given), state.prior
+    if prior.likelihood.has_sites:
+        return streamed_append.append(state, source)
+    for _, block in checked(source, prior.outputs, state.inducing.shape[-1]):
+        for i in range(len(block.x)):
+            state = streamed_append.append(state, Held(*block.part(i, i + 1)))
     return state
 
 
@@ -183,20 +177,19 @@ def _seconds_as_conditioning(state: BaseState, rows: int) -> float:
 # -- inducing points alone ---------------------------------------------------------------------------------------------
 def _held_left_out(state: StreamedState) -> LeaveOneOut:
     rows = state.of_rows("leave_one_out")
-    return leave_out(state, Block(rows.x.double(), rows.y.double(), rows.row_variance))
+    return leave_out(state, Block(rows.x.double(), rows.y.double(), rows.numbers))
 
 
-def _given_left_out(state: StreamedState, x: Any, y: Any, row_variance: Any) -> LeaveOneOut:
-    rows = held(Data.of(state.prior, x, y))
-    check_points(rows.x, "x", like=state.inducing)
-    known = None if row_variance is None else row_variances(row_variance, "row_variance", rows.x)
-    block = Block(rows.x.double(), rows.y.double(), known)
-    streamed_append.check_alike(state, block)
-    return leave_out(state, block)
+def _given_left_out(state: StreamedState, x: Any, y: Any, **numbers: Any) -> LeaveOneOut:
+    source = streamed_append.new_rows(state, x, y, numbers)
+    blocks = [block for _, block in checked(source, state.prior.outputs, state.inducing.shape[-1])]
+    for block in blocks:
+        streamed_append.check_alike(state, block)
+    return leave_out(state, joined(blocks))
 
 
 def _bracket(state: StreamedState, rows: Any) -> Bound:
-    return bracket(state, state.of_rows("bracket") if rows is None else source_of(rows))
+    return bracket(state, state.of_rows("bracket") if rows is None else named(source_of(rows), state.prior))
 
 
 _ALL: Answers = {

@@ -217,27 +217,12 @@ def _too_large(plan: Plan, other: Plan, *, training: bool) -> MemoryBudgetError:
     )
 
 
-def obstacle(prior: Prior, kind: str, *, batch: bool, ranks: int = 1) -> str:
-    """Reason that a model has no approximation of a kind, and what to do; empty if it has one.
-
-    Args: batch, whether it is of several tables or models; ranks, over which its rows are spread.
-    """
+def refuse_batch(*, batch: bool) -> None:
+    """DomainError for several tables or models, which have no approximation."""
     if batch:
-        return "is of one table and one model, got a batch; fit its members one by one, or leave it out"
-    likelihood = prior.likelihood
-    if kind == "sparse" and ranks > 1 and not likelihood.rows_alike and likelihood.known_variances is None:
-        return (
-            "by inducing points alone over ranks needs a likelihood that treats all rows alike but for known "
-            'variances, got row_weight or others of single rows; leave them out, or pass approximation="full_scale" '
-            "with neighbours"
+        raise DomainError(
+            "`approximation` is of one table and one model, got a batch; fit its members one by one, or leave it out"
         )
-    return ""
-
-
-def refuse_unfit(prior: Prior, kind: str, *, batch: bool, ranks: int = 1) -> None:
-    """DomainError for models that the approximation is not made for."""
-    if why := obstacle(prior, kind, batch=batch, ranks=ranks):
-        raise DomainError(f"`approximation` {why}")
 
 
 # -- what would do instead -------------------------------------------------------------------------------------------
@@ -262,13 +247,12 @@ def _fitting(
     plans: list[Plan] = []
     refusals: list[MemoryBudgetError] = []
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
-    kinds = () if method_of(prior.likelihood).exact else kinds
+    kinds = () if batch or not rows.n or method_of(prior.likelihood).exact else kinds
     for one in kinds:
-        if rows.n and not obstacle(prior, one.kind, batch=batch, ranks=settings.ranks):
-            try:
-                plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
-            except MemoryBudgetError as error:
-                refusals.append(error)
+        try:
+            plans.append(approximate_plan(prior, rows, one, settings, time_limit, training=training))
+        except MemoryBudgetError as error:
+            refusals.append(error)
     return plans, refusals
 
 

@@ -180,8 +180,8 @@ def fit(
         gp: the model; `initial="given"` starts at its values.
         x: rows, (*batch, n, d), n at least 1. Or rows that are read in passes, not held: `fgp.data.parquet(...)`, or
             what gives batches (x, y), or (x, y, row_variance), or (x, y, row_weight) where sites are found by
-            iteration, again and again, such as a list or a DataLoader. Passes may differ in order but not in rows; a
-            random sample of them is held.
+            iteration, or (x, y, {"exposure": hours, ...}), again and again, such as a list or a DataLoader. Passes may
+            differ in order but not in rows; a random sample of them is held.
         y: targets, (*batch, n) or (*batch, n, outputs); left out where rows are read.
         starts: runs from different initial values, on at most 400 rows, from where the best goes on to more and more
             rows. With more than one, a last run starts from the best with its long lengthscales reset, which finds

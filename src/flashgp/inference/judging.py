@@ -5,7 +5,7 @@ A verdict never raises: where it cannot be had, it says why. Its cost is that of
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from flashgp.inference.judgement.verdict import VERDICT, How, Verdict, VerdictSe
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.streamed.left_out import leave_out
+from flashgp.inference.streamed.state import StreamedState
 from flashgp.likelihoods import PredictiveDistribution
 from flashgp.likelihoods.gaussian import Normal
 from flashgp.sources.survey import hashes
@@ -211,8 +213,8 @@ def _left_out(state: BaseState) -> tuple[LeaveOneOut, Tensor, Tensor, How] | str
     if refusal(state, "leave_one_out") is None:
         return answer(state, "leave_one_out"), state.x, state.y, How.LEFT_OUT
     if refusal(state, "leave_out") is None:
-        x, y, row_variance = state.sample  # type: ignore[attr-defined]
-        return answer(state, "leave_out", x, y, row_variance), x, y, How.SAMPLE
+        sample = state.sample  # type: ignore[attr-defined]
+        return leave_out(cast(StreamedState, state), sample), sample.x, sample.y, How.SAMPLE
     return f"{refusal(state, 'leave_one_out')}; or hold rows out, posterior.judge(x, y)."
 
 

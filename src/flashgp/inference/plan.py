@@ -24,7 +24,7 @@ from flashgp.inference.choice import (
     offered,
     offers_of,
     priced_with_sites,
-    refuse_unfit,
+    refuse_batch,
     searched_plan,
 )
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
@@ -234,7 +234,7 @@ def _approximately(
         late = cut_short(prior, settings) and full_scale_is_late(plan, event, time_limit)
         return replace(plan, notes=(*plan.notes, TRIED)) if late else plan
     batch = rows.batch * prior.kernel.batch_shape.numel() > 1
-    refuse_unfit(prior, asked.kind, batch=batch, ranks=settings.ranks)
+    refuse_batch(batch=batch)
     return approximate_plan(prior, rows, asked, settings, time_limit)
 
 

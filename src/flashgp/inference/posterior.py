@@ -517,7 +517,7 @@ class Posterior:
         """
         return self._ask("leave_one_out")
 
-    def leave_out(self, x: Any, y: Any, *, row_variance: Any = None) -> LeaveOneOut:
+    def leave_out(self, x: Any, y: Any, **of_rows: Any) -> LeaveOneOut:
         """Predictions of training rows given once more, each from all the others by inducing points, eq. (M-167).
 
         For rows that were read: of some of them. What was no training row gets an answer that means nothing.
@@ -525,14 +525,14 @@ class Posterior:
         Args:
             x: (k, d).
             y: (k,) or (k, outputs).
-            row_variance: (k,), where the rows have known ones, or weights where sites are found by iteration.
+            of_rows: (k,) each, numbers that the rows have, by name, as `append`.
 
         Raises:
             ShapeError: for rows that do not fit.
             DomainError: for values that are not finite, or a posterior without such an answer.
         Cost: k m evaluations and 3 k m^2 flops.
         """
-        return self._ask("leave_out", x, y, row_variance)
+        return self._ask("leave_out", x, y, **of_rows)
 
     def judge(self, x: Any = None, y: Any = None, **of_rows: Any) -> Verdict:
         """The verdict on the predictions of rows that were held out, or, without any, of its own by leave-one-out.

@@ -256,26 +256,35 @@ class Likelihood(NamedValues, ABC):
         return None
 
     @property
-    def known_variances(self) -> Tensor | None:
-        """Known noise variances of the training rows, where it knows nothing else of single ones; None where not."""
-        return None
+    def row_tensors(self) -> dict[str, Tensor]:
+        """All that it knows of single training rows, (n, ...) each, by the names that `with_rows` has for them."""
+        return {}
 
-    of_read: ClassVar[str] = "row_variance"  # what rows that are read may bring
-
-    def with_rows(self, known: Any = None) -> "Likelihood":
-        """The likelihood for other rows, with what these bring or with nothing; parameters are shared.
-
-        Args:
-            known: noise variances, or weights where sites are found by iteration.
+    def with_rows(self, **numbers: Any) -> "Likelihood":
+        """The likelihood for other rows, with what is known of them; parameters are shared.
 
         Raises:
-            DomainError: where it takes none.
+            DomainError: for numbers that it does not take.
         """
-        if known is not None:
-            raise DomainError(
-                f"`{self.of_read}` is of other likelihoods, got rows that have one beside {self.name}; leave it out"
-            )
+        if numbers:
+            self.read(numbers, "")
         return self
+
+    @property
+    def of_read(self) -> tuple[str, ...]:
+        """Names of numbers that rows which are read may bring, first the one that may come without a name."""
+        return ()
+
+    def read(self, numbers: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Numbers of rows that are read, by name. Raises: DomainError for some that it does not take."""
+        may = self.of_read
+        named = {name or (*may, "row_variance")[0]: value for name, value in numbers.items()}
+        if unknown := sorted(named.keys() - {*may}):
+            raise DomainError(
+                f"`{unknown[0]}` is not what rows of this likelihood may bring, got some of {place or 'the rows'} for "
+                f"{self.name}; leave it out, or give {' and '.join(may) or 'x and y alone'}"
+            )
+        return named
 
     @property
     def numbers_of_rows(self) -> tuple[str, ...]:

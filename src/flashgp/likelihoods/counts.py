@@ -13,6 +13,7 @@ from flashgp.foundations.checks import check_count
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import POSITIVE, Parameter, as_parameter
 from flashgp.foundations.usual_names import usual_names_refused
+from flashgp.likelihoods.base import Likelihood
 from flashgp.likelihoods.logistic import expected_log_sigmoid, log_expected_sigmoid, variances_of_sigmoid
 from flashgp.likelihoods.non_gaussian import NonGaussian, random_numbers, special
 from flashgp.likelihoods.quadrature import Analytic
@@ -163,18 +164,19 @@ class Binomial(NonGaussian):
             super().__init__(row_weight, trials=trials)
             self._check_whole()
 
-    def with_numbers(self, **numbers: Any) -> Self:
+    def with_rows(self, **numbers: Any) -> Self:
         known = self
-        if "trials" in numbers and isinstance(self.trials, int):  # of new observations, in place of that of all
+        if "trials" in numbers and isinstance(self.trials, int):  # of other rows, in place of that of all
             known = copy.copy(self)
             known.of_rows = type(self).of_rows
-        found = super(Binomial, known).with_numbers(**numbers)
-        if numbers:
+        found = super(Binomial, known).with_rows(**numbers)
+        if "trials" in numbers:
             found._check_whole()
         return found
 
     def of_new_rows(self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]) -> Self:
-        self.refuse_unknown({name: value for name, value in numbers.items() if value is not None})
+        if isinstance(self.trials, int):  # of all rows
+            Likelihood.with_numbers(self, **{name: value for name, value in numbers.items() if value is not None})
         return super().of_new_rows(n, more, row_variance, row_weight, numbers)
 
     def _check_whole(self) -> None:

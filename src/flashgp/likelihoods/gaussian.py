@@ -6,7 +6,7 @@ Of several outputs each has a noise variance of its own, unless they are told to
 import copy
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy
@@ -275,19 +275,29 @@ class Gaussian(Likelihood):
         return longer
 
     @property
-    def known_variances(self) -> Tensor | None:
-        return self.row_variance if self.row_weight is None and self.counts is None else None
+    def row_tensors(self) -> dict[str, Tensor]:
+        both = {"row_variance": self.row_variance, "row_weight": self.row_weight}
+        return {name: rows for name, rows in both.items() if rows is not None}
 
-    def with_rows(self, row_variance: Any = None, row_weight: Any = None) -> "Gaussian":
-        """An ordinary likelihood with the same parameters and unit of weights, for other rows.
+    @property
+    def of_read(self) -> tuple[str, ...]:
+        return ("row_variance",)
+
+    def read(self, numbers: Mapping[str, Any], place: str) -> dict[str, Any]:
+        found = super().read(numbers, place)
+        return {name: _per_row(value, f"{name} of {place}" if place else name, 0.0) for name, value in found.items()}
+
+    def with_rows(self, row_variance: Any = None, row_weight: Any = None, **replicates: Tensor) -> "Gaussian":
+        """A likelihood with the same parameters and unit of weights, for other rows.
 
         Args:
             row_variance: of these rows; None for none.
             row_weight: as they stand: of geometric mean 1, or relative to the unit.
+            replicates: as of `ReplicatedGaussian`; without any it is an ordinary one.
         """
         likelihood = Gaussian(self.noise_variance, row_variance, outputs=self.outputs, shared=self.shared)
         likelihood.row_weight, likelihood.weight_unit = row_weight, self.weight_unit
-        return likelihood
+        return ReplicatedGaussian(likelihood, **replicates) if replicates else likelihood
 
     def sites(self, y: Float[Tensor, "..."], outputs: int | None) -> Sites:
         """The observations themselves, with the noise variance of each row."""
@@ -423,6 +433,10 @@ class ReplicatedGaussian(Gaussian):
     @property
     def counts(self) -> Float64[Tensor, "n"]:
         return 1.0 + self.excess
+
+    @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        return super().row_tensors | {"excess": self.excess, "offset": self.offset, "scatter": self.scatter}
 
     def output(self, index: int, *, live: bool = True) -> "ReplicatedGaussian":
         one = super().output(index, live=live)

@@ -60,25 +60,34 @@ class RowNumbers(Likelihood):
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
         return self._with_each(function)
 
-    of_read = "row_weight"
+    @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.of_rows if getattr(self, name) is not None}
 
-    def with_rows(self, known: Any = None) -> Self:
+    @property
+    def of_read(self) -> tuple[str, ...]:
+        return type(self).of_rows
+
+    def read(self, numbers: Mapping[str, Any], place: str) -> dict[str, Any]:
+        found = super().read(numbers, place)
+        of = f" of {place}" if place else ""
+        return {name: _numbers(value, name + of, name == "row_weight") for name, value in found.items()}
+
+    def with_rows(self, **numbers: Any) -> Self:
         found = self._with_each(lambda values: None)
-        found.row_weight = None if known is None else _numbers(known, "row_weight", True)
+        for name, value in numbers.items():
+            setattr(found, name, _numbers(value, name, name == "row_weight"))
         return found
 
     def with_numbers(self, **numbers: Any) -> Self:
         self.refuse_unknown(numbers)
-        found = self.with_rows()
-        for name, value in numbers.items():
-            setattr(found, name, _numbers(value, name, False))
-        return found
+        return self.with_rows(**numbers)
 
     def refuse_unknown(self, numbers: Mapping[str, Any]) -> None:
         """Raises: DomainError for a number that its rows do not have."""
-        unknown = sorted(numbers.keys() - set(self.of_rows[1:]))
+        unknown = sorted(numbers.keys() - {*self.of_read[1:]})
         if unknown:
-            known = ", ".join(self.of_rows[1:]) or "none"
+            known = ", ".join(self.of_read[1:]) or "none"
             raise DomainError(f"`{unknown[0]}` is no number of rows of {self.name}, which has {known}; leave it out")
 
     def of_new_rows(self, n: int, more: int, row_variance: Any, row_weight: Any, numbers: Mapping[str, Any]) -> Self:
@@ -86,8 +95,8 @@ class RowNumbers(Likelihood):
             Likelihood.extended(self, n, more, row_variance)
         given = {name: value for name, value in numbers.items() if value is not None}
         new = self.with_numbers(**given)
-        if row_weight is not None:
-            new.row_weight = _numbers(row_weight, "row_weight", True)
+        if row_weight is not None or self.row_weight is not None:
+            new.row_weight = _numbers(torch.ones(more) if row_weight is None else row_weight, "row_weight", True)
         for name in self.of_rows:
             rows, before = getattr(new, name), getattr(self, name) is not None
             if rows is not None and len(rows) != more:

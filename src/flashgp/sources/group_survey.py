@@ -59,7 +59,8 @@ def surveyed_over(
     if not known:
         places = places + found.starts[group.rank]
     rows = rows or [torch.empty(0, *shape, dtype=F64, device=like.device) for shape in like.shapes(outputs)]
-    kept = _gathered(group, keys, places, rows, sample)
+    columns, places = _gathered(group, keys, places, rows, sample)
+    kept = Block(columns[0], columns[1], dict(zip(like.numbers, columns[2:], strict=True)))
     totals = [0 if own is None else own.checksum, int(own is not None and own.cut)]
     high, low, cut = (_of_each(group, part) for part in (totals[0] // HALF, totals[0] % HALF, totals[1]))
     checksum = reduce(combined, (a * HALF + b for a, b in zip(high, low, strict=True)))
@@ -68,36 +69,42 @@ def surveyed_over(
         for name, width in (("x_moments", like.width), ("y_moments", outputs or 1))
     )
     return GroupSurvey(
-        source, outputs, found.total, like.width, like.dtype, like.device, checksum, x_moments, y_moments, *kept,
-        any(cut), group, own,
+        source, outputs, found.total, like.width, like.dtype, like.device, checksum, x_moments, y_moments, kept,
+        places, any(cut), group, own,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Like:
-    """Layout of rows on the ranks that have some. Fields: width; dtype and device of x; known, whether variances
-    come with them."""
+    """Layout of rows on the ranks that have some. Fields: width; dtype and device of x; numbers, the shapes of each
+    row's by name."""
 
     width: int
     dtype: torch.dtype
     device: torch.device
-    known: bool
+    numbers: dict[str, list[int]]
 
     def shapes(self, outputs: int | None) -> list[tuple[int, ...]]:
         """Shapes of x, y and variances, but for the rows."""
-        return [(self.width,), () if outputs is None else (outputs,), *([()] if self.known else [])]
+        return [(self.width,), () if outputs is None else (outputs,), *map(tuple, self.numbers.values())]
 
 
 def _like(group: Group, own: Survey | None) -> _Like:
-    names = ("columns", "dtype", "device", "row_variance")
+    names = ("columns", "dtype", "device", "numbers")
     told = None
     if own is not None:
-        told = [own.width, str(own.dtype), own.device.type, own.sample.row_variance is not None]
+        told = [
+            own.width,
+            str(own.dtype),
+            own.device.type,
+            {name: list(each.shape[1:]) for name, each in own.sample.numbers.items()},
+        ]
     every = [json.loads(text) for text in group.gather_bytes(json.dumps(told).encode())]
     usual = next(one for one in every if one is not None)
     group.compare(**dict(zip(names, told or usual, strict=True)))
-    width, dtype, device, known = usual
-    return _Like(width, getattr(torch, dtype.split(".")[1]), torch.device(device) if own is None else own.device, known)
+    width, dtype, device, numbers = usual
+    device = torch.device(device) if own is None else own.device
+    return _Like(width, getattr(torch, dtype.split(".")[1]), device, numbers)
 
 
 def _of_each(group: Group, number: int) -> list[int]:
@@ -106,14 +113,14 @@ def _of_each(group: Group, number: int) -> list[int]:
     return numbers
 
 
-def _gathered(group: Group, keys: Tensor, places: Tensor, rows: list[Tensor], size: int) -> tuple[Block, Tensor]:
+def _gathered(group: Group, keys: Tensor, places: Tensor, rows: list[Tensor], size: int) -> tuple[list[Tensor], Tensor]:
     """The rows with the smallest keys on all ranks, in the order of their places, and these."""
     shares = Shares(tuple(_of_each(group, len(keys))))
     keys, places = group.gather_rows(keys, shares), group.gather_rows(places, shares)
     rows = [group.gather_rows(column, shares) for column in rows]
     kept = keys.topk(min(size, len(keys)), largest=False).indices
     kept = kept[places[kept].argsort()]
-    return Block(*(column[kept.to(column.device)] for column in rows)), places[kept]
+    return [column[kept.to(column.device)] for column in rows], places[kept]
 
 
 def _moments(group: Group, found: Shares, own: Moments | None, width: int, device: torch.device) -> Moments:

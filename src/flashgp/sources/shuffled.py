@@ -70,4 +70,4 @@ def buffer_rows(size: int, numbers: int) -> int:
 def _mixed(parts: list[Block], draws: numpy.random.Generator) -> Block:
     whole = joined(parts)
     order = torch.from_numpy(draws.permutation(len(whole.x))).to(whole.x.device)
-    return Block(*(t[order] for t in whole.tensors))
+    return whole.of(t[order] for t in whole.tensors)

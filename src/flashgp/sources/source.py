@@ -1,7 +1,8 @@
 """Rows that are read in passes instead of held: what a source offers, and which objects are one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,19 +11,20 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.processes.group import Group
 
-Batch = tuple[str, Any, Any, Any]  # place, x, y, row_variance
+Numbers = Mapping[str, Any]  # of rows beside x and y, by name
+Batch = tuple[str, Any, Any, Numbers]  # place, x, y, numbers of its rows
+UNNAMED = ""  # a number whose name the likelihood knows
+NONE: Mapping[str, Tensor] = MappingProxyType({})
 SHUFFLED_ROWS = 2**16  # of rows that are held, copied at once
 
 
 class RowSource(ABC):
     """A table whose rows (x, y) can be read again and again, a batch at a time.
 
-    Fields: columns, names of the columns of x, None where they have none; beside, what the last part of a batch is,
-        "row_variance" or "row_weight", None where that is not known.
+    Fields: columns, names of the columns of x, None where they have none.
     """
 
     columns: tuple[str, ...] | None = None
-    beside: str | None = None
 
     @property
     def length(self) -> int | None:
@@ -36,7 +38,7 @@ class RowSource(ABC):
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
         """One pass: for each batch its place in words, for errors, x of shape (n, d), y of (n,) or (n, outputs), and
-        known noise variances, or weights, of its rows, (n,), or None."""
+        numbers of its rows by name, (n,) each."""
 
     def shuffled(self, seed: int) -> Iterator[Batch]:
         """A pass in an order that the seed decides, as far as the source can jump; one that cannot keeps its own."""
@@ -49,7 +51,8 @@ class RowSource(ABC):
 class Batches(RowSource):
     """An object that can be iterated over again and again: a list of batches (x, y), a torch DataLoader; or of batches
     (x, y, row_variance), with known noise variances of the rows beside the one that is fitted; or of batches
-    (x, y, row_weight) for likelihoods whose sites are found by iteration.
+    (x, y, row_weight) for likelihoods whose sites are found by iteration. Numbers of other names are a mapping,
+    (x, y, {"exposure": hours}).
 
     Raises: DomainError for what is read only once, such as a generator, and for what is no iterable of batches.
     """
@@ -76,42 +79,40 @@ class Batches(RowSource):
                     f"`rows` must have batches (x, y), or (x, y, row_variance or row_weight), got "
                     f"{type(batch).__name__}{size} as {place}; put the columns of x into one tensor"
                 )
-            yield place, batch[0], batch[1], batch[2] if len(batch) == 3 else None
+            numbers = batch[2] if len(batch) == 3 and batch[2] is not None else {}
+            yield place, batch[0], batch[1], numbers if isinstance(numbers, Mapping) else {UNNAMED: numbers}
 
 
 class Held(RowSource):
-    """Rows that are held, x (n, d), y (n,) or (n, outputs) and row_variance (n,) or None, as one batch."""
+    """Rows that are held, x (n, d), y (n,) or (n, outputs) and numbers (n, ...) by name, as one batch."""
 
-    def __init__(self, x: Tensor, y: Tensor, row_variance: Tensor | None = None) -> None:
-        self.x, self.y, self.row_variance = x, y, row_variance
+    def __init__(self, x: Tensor, y: Tensor, numbers: Mapping[str, Tensor] = NONE) -> None:
+        self.x, self.y, self.numbers = x, y, numbers
 
     @property
     def length(self) -> int:
         return len(self.x)
 
     def batches(self) -> Iterator[Batch]:
-        yield "", self.x, self.y, self.row_variance
+        yield "", self.x, self.y, self.numbers
 
     def shuffled(self, seed: int) -> Iterator[Batch]:
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)).to(self.x.device)
         for index in order.split(SHUFFLED_ROWS):
-            yield "", self.x[index], self.y[index], None if self.row_variance is None else self.row_variance[index]
+            yield "", self.x[index], self.y[index], {name: each[index] for name, each in self.numbers.items()}
 
 
 class Encoded(RowSource):
-    """Rows whose targets are encoded as they are read.
+    """Rows whose targets are encoded, and numbers named, as they are read.
 
-    Args: encode, a function of targets and their name; beside, what their likelihood takes.
-    Raises: DomainError for rows that bring another.
+    Args: encode, a function of targets and their name; named, one of numbers by name and their place, which may refuse
+        them.
     """
 
-    def __init__(self, rows: RowSource, encode: Callable[[Any, str], Any], beside: str) -> None:
-        if rows.beside not in (None, beside):
-            raise DomainError(
-                f"`{rows.beside}` is not what rows of this likelihood may bring, got a source with it; give {beside}, "
-                "or leave it out"
-            )
-        self._rows, self._encode, self.columns, self.beside = rows, encode, rows.columns, beside
+    def __init__(
+        self, rows: RowSource, encode: Callable[[Any, str], Any], named: Callable[[Numbers, str], Numbers]
+    ) -> None:
+        self._rows, self._encode, self._named, self.columns = rows, encode, named, rows.columns
 
     @property
     def length(self) -> int | None:
@@ -124,8 +125,8 @@ class Encoded(RowSource):
         return self._encoded(self._rows.shuffled(seed))
 
     def _encoded(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        for place, x, y, row_variance in batches:
-            yield place, x, self._encode(y, f"y of {place}"), row_variance
+        for place, x, y, numbers in batches:
+            yield place, x, self._encode(y, f"y of {place}"), self._named(numbers, place)
 
 
 def source_of(rows: Any) -> RowSource:

@@ -6,7 +6,7 @@ blocks of a size of their own, however the rows are cut into batches, and compar
 the order may change, the rows may not.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +19,7 @@ from flashgp.foundations.checks import as_float_tensor, check_finite, check_poin
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.processes.group import ALONE, Group
-from flashgp.sources.source import Held, RowSource
+from flashgp.sources.source import NONE, Held, RowSource
 
 CONSTANT_ROUNDINGS = 1e3  # of the mean, below which a spread is none
 
@@ -151,23 +151,27 @@ F64 = torch.float64
 
 
 class Block(NamedTuple):
-    """Some rows, float64: x (b, d), y (b,) or (b, outputs), row_variance (b,), known variances, or weights where sites
-    are found by iteration, or None where rows have none."""
+    """Some rows, float64: x (b, d), y (b,) or (b, outputs), numbers that a likelihood knows of each by name, (b, ...),
+    such as row_variance, row_weight or exposure."""
 
     x: Tensor
     y: Tensor
-    row_variance: Tensor | None = None
+    numbers: Mapping[str, Tensor] = NONE
 
     def part(self, start: int, end: int | None) -> "Block":
-        known = None if self.row_variance is None else self.row_variance[start:end]
-        return Block(self.x[start:end], self.y[start:end], known)
+        return self.of(t[start:end] for t in self.tensors)
 
     def to(self, device: torch.device) -> "Block":
-        return Block(*(t.to(device) for t in self.tensors))
+        return self.of(t.to(device) for t in self.tensors)
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [t for t in self if t is not None]
+        return [self.x, self.y, *self.numbers.values()]
+
+    def of(self, tensors: Iterable[Tensor]) -> "Block":
+        """Other rows with numbers of the same names. Args: tensors, as its own."""
+        x, y, *rest = tensors
+        return Block(x, y, dict(zip(self.numbers, rest, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,23 +283,25 @@ def surveyed(
 
 def read_once(source: RowSource, outputs: int | None, sampler: Sampler, deadline: Deadline) -> Survey | None:
     """Read rows once with a sampler of one's own; None of no rows. Raises: ShapeError, DomainError."""
-    count, total, width, dtype, device = 0, 0, None, F64, torch.device("cpu")
+    count, total, width, dtype, device = 0, 0, 0, F64, torch.device("cpu")
     moments: tuple[Moments, Moments] | None = None
+    like: Block | None = None
     cut = False
     for first, block in checked(source, outputs, None):
         if moments is not None and deadline.passed():
             cut = True
             break
         x, y = block.x, block.y
-        if width is None:
+        if like is None:
             width, dtype, device = x.shape[-1], first, x.device
         count, total = count + len(x), combined(total, _checksum(block))
         here = Moments.of(x), Moments.of(y.reshape(len(y), -1))
         moments = here if moments is None else (moments[0].joined(here[0]), moments[1].joined(here[1]))
         sampler.add(*block.tensors)
-    if moments is None or width is None:
+        like = block
+    if moments is None or like is None:
         return None
-    sample = Block(*sampler.rows)
+    sample = like.of(sampler.rows)
     return Survey(source, outputs, count, width, dtype, device, total, *moments, sample, sampler.places, cut)
 
 
@@ -307,10 +313,9 @@ def checked(
     Args: seed, of the order, as far as the source can jump; None for its own.
     """
     device: torch.device | None = None
-    known: bool | None = None
-    for place, x, y, row_variance in source.batches() if seed is None else source.shuffled(seed):
-        names = ("x", "y", source.beside or "row_variance")
-        x_name, y_name, variance_name = (f"{name} of {place}" if place else name for name in names)
+    known: set[str] | None = None
+    for place, x, y, numbers in source.batches() if seed is None else source.shuffled(seed):
+        x_name, y_name = (f"{name} of {place}" if place else name for name in ("x", "y"))
         x = check_points(x, x_name).detach()
         if x.dim() != 2:
             raise ShapeError(f"`{x_name}` must have shape (n, d), got {tuple(x.shape)}; pass one table of rows")
@@ -325,35 +330,38 @@ def checked(
             )
         if x.device != device:
             raise DomainError(f"`{x_name}` must be on {device} like the batches before, got {x.device}; move it")
-        known = row_variance is not None if known is None else known
-        if known != (row_variance is not None):
-            got, before = ("some", "none") if row_variance is not None else ("none", "some")
+        known = set(numbers) if known is None else known
+        if known != numbers.keys():
+            name = min(known ^ numbers.keys())
+            got, before = ("some", "none") if name in numbers else ("none", "some")
             raise DomainError(
-                f"`{variance_name}` must be given with every batch or with none, got {got} after {before}; pass "
-                f"{'ones' if source.beside == 'row_weight' else 'zeros'} for none"
+                f"`{_of(place, name)}` must be given with every batch or with none, got {got} after {before}; pass "
+                f"{'zeros' if name == 'row_variance' else 'ones'} for none"
             )
-        variance = None if row_variance is None else row_variances(row_variance, variance_name, x)
+        of_rows = {name: row_numbers(numbers[name], _of(place, name), x) for name in sorted(known)}
         if len(x):
             # Whose buffers may be used again.
-            yield x.dtype, Block(x.to(F64, copy=True), y.to(F64, copy=True), variance)
+            yield x.dtype, Block(x.to(F64, copy=True), y.to(F64, copy=True), of_rows)
 
 
-def row_variances(values: Any, name: str, x: Tensor) -> Tensor:
-    """Known noise variances, or weights, of rows, (n,), a copy. Raises: ShapeError, DomainError."""
-    variance = as_float_tensor(values, name).detach()
-    if variance.shape != x.shape[:1]:
-        raise ShapeError(f"`{name}` must have shape ({len(x)},) like the rows, got {tuple(variance.shape)}")
-    check_finite(variance, name)
-    if bool((variance < 0).any()):
-        raise DomainError(f"`{name}` must be 0 or more, got {variance.min().item():g}; correct it")
-    return variance.to(x.device, F64, copy=True)
+def _of(place: str, name: str) -> str:
+    return f"{name or 'row_variance'} of {place}" if place else name
+
+
+def row_numbers(values: Any, name: str, x: Tensor) -> Tensor:
+    """Numbers of rows, (n, ...), a copy. Raises: ShapeError, DomainError."""
+    numbers = as_float_tensor(values, name).detach()
+    if numbers.shape[:1] != x.shape[:1]:
+        raise ShapeError(f"`{name}` must have shape ({len(x)},) like the rows, got {tuple(numbers.shape)}")
+    check_finite(numbers, name)
+    return numbers.to(x.device, F64, copy=True)
 
 
 def joined(parts: list[Block]) -> Block:
     """Blocks one after the other."""
     if len(parts) == 1:
         return parts[0]
-    return Block(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
+    return parts[0].of(map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
 
 def _checksum(block: Block) -> int:

@@ -18,7 +18,7 @@ from flashgp.inference.fourier.spectrum import GridSettings
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
-from flashgp.inference.streamed.rows import move_row_variances_to_data, prior_of_sample, survey_of
+from flashgp.inference.streamed.rows import numbers_to_rows, prior_of_rows, survey_of
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.group import ALONE
@@ -49,7 +49,7 @@ def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool, rows: dict[s
     lengthscale = torch.tensor([0.4, 0.6], dtype=F64)[:d]
     mean = fgp.means.Linear(torch.full((d,), 0.3, dtype=F64), 0.1) if rows else fgp.means.Constant(0.2)
     given = fgp.GP(1.3 * k.Matern(nu=2.5, lengthscale=lengthscale), mean, fgp.likelihoods.Gaussian(0.1, **rows))
-    gp, source = move_row_variances_to_data(given, Held(x, y), ALONE)
+    gp, source = numbers_to_rows(given, Held(x, y), ALONE)
     survey = survey_of(gp, source, Approximation("fourier"), 0)
     solves = (
         SolveSettings()
@@ -57,7 +57,7 @@ def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool, rows: dict[s
         else SolveSettings(dense=10, block=20, share=2, probes=512, most_probes=512, probed_error=1e-6)
     )
     how = FourierSettings(grid=GridSettings(tail=(0.01,) * 3), solves=solves)
-    problem = Problem(prior_of_sample(gp, survey), survey.x, survey.y, DirectSettings(TorchTiles()))
+    problem = Problem(prior_of_rows(gp, survey.sample), survey.x, survey.y, DirectSettings(TorchTiles()))
     objective = FourierLogJoint(problem, gp, survey, grid_for(gp, survey, how, search=True), how, 0)
     assert (objective.estimate is None) == dense
     theta = objective.parameters.values()

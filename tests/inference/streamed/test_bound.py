@@ -11,7 +11,7 @@ import flashgp as fgp
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.streamed.bracket import bracket
 from flashgp.inference.streamed.objective import StreamedLogJoint
-from flashgp.inference.streamed.rows import prior_of_rows
+from flashgp.inference.streamed.rows import named, prior_of_rows
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.sources.source import Batches, Held
@@ -28,9 +28,9 @@ def objective(
 ) -> StreamedLogJoint:
     """Of rows that come in batches of these sizes, or in one."""
     columns = (x, y) if variance is None else (x, y, variance)
-    source = Held(x, y, variance)
+    source = Held(x, y, {} if variance is None else {"row_variance": variance})
     if sizes:
-        source = Batches(list(zip(*(column.split(list(sizes)) for column in columns), strict=True)))
+        source = named(Batches(list(zip(*(column.split(list(sizes)) for column in columns), strict=True))), gp)
     survey = surveyed(source, gp.outputs, 50, seed=0)
     prior = prior_of_rows(gp.released(), survey.sample)
     problem = Problem(prior, survey.x, survey.y, DirectSettings(TorchTiles()))

@@ -70,7 +70,7 @@ def indefinite(gram: torch.Tensor) -> torch.Tensor:
         ("sample_y", lambda s: {"sample": s.sample._replace(y=s.sample.y[:-1])}),
         ("x", lambda s: {"held": Held(s.held.x.to(torch.int64), s.held.y)}),
         ("y", lambda s: {"held": Held(s.held.x, s.held.y.half())}),
-        ("sample_row_variance", lambda s: {"sample": s.sample._replace(row_variance=-s.sample.y.abs())}),
+        ("sample_row_variance", lambda s: {"sample": s.sample._replace(numbers={"row_variance": -s.sample.y.abs()})}),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, where: str, change: Callable[[Any], Any]) -> None:

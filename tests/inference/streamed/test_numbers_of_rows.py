@@ -1,6 +1,7 @@
 """Inducing points of rows with exposures or weights: of all rows exact, and weights are repeated rows, (M-273)."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ from torch import Tensor
 import flashgp as fgp
 from flashgp import likelihoods as L
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import refuse_unfit
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import Fit
 from flashgp.inference.run import Run
@@ -148,16 +148,17 @@ def test_more_rows_than_the_sample_has() -> None:
 
 def test_passes_begin_where_the_sample_with_its_own_numbers_ends() -> None:
     x, y, _ = counts(1000)
-    prior, points, settings = model(L.Poisson(exposure=hours_of(x))), x[:6], SiteSettings()
+    prior, points, settings = model(L.Poisson()), x[:6], SiteSettings()
+    rows = Held(x, y, {"exposure": hours_of(x)})
     with torch.no_grad():
         bound = StreamedBound(prior, prior.kernel.rows(points), len(x), Workspace())
 
         def sums_at(values: InducingValues) -> Any:
-            return bound.sums(inputs_of(prior, [Block(x, y)], x.device, values=values))
+            return bound.sums(inputs_of(prior, [Block(x, y, rows.numbers)], x.device, values=values))
 
         start = InducingValues.of_prior(bound.basis, bound.floor)
         end = settled_pass(prior.likelihood, start, sums_at, -math.inf, 1e-6, settings, ALONE).before
-        begun = first_values(bound, surveyed(Held(x, y), None, 300, 0), points, settings, NO_DEADLINE)
+        begun = first_values(bound, surveyed(rows, None, 300, 0), points, settings, NO_DEADLINE)
     assert begun.divergence(end) < 0.01 * start.divergence(end)
 
 
@@ -171,16 +172,67 @@ def test_a_part_of_the_rows_has_its_own_numbers() -> None:
     assert torch.equal(state.prior.likelihood.exposure, hours_of(state.x))
 
 
-def test_numbers_of_rows_that_are_read_or_over_ranks_are_refused() -> None:
+def test_numbers_of_a_likelihood_are_of_rows_that_are_held() -> None:
     x, y, weight = counts(30)
-    gp = model(L.Poisson(exposure=hours_of(x)))
-    for call in (
-        lambda: fgp.fit(gp, [(x, y)], inducing=5),
-        lambda: refuse_unfit(gp, "sparse", batch=False, ranks=2),
-        lambda: fgp.fit(model(L.Gaussian(0.1, row_weight=weight)), [(x, y)], inducing=5),
-    ):
+    for likelihood in (L.Poisson(exposure=hours_of(x)), L.Gaussian(0.1, row_weight=weight)):
         with pytest.raises(DomainError, match="treats all rows alike"):
-            call()
+            fgp.fit(model(likelihood), [(x, y)], inducing=5)
+    with pytest.raises(ShapeError, match="`exposure` must have one entry per training row"):
+        model(L.Poisson(exposure=hours_of(x)[1:])).condition(x, y, approximation="sparse", inducing=5)
+
+
+READ = {
+    "exposure": (L.Poisson(), lambda hours: L.Poisson(exposure=hours), hours_of),
+    "trials": (L.Binomial(), lambda trials: L.Binomial(trials), lambda x: 3.0 + (20.0 * x[:, 1]).floor()),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_rows_that_are_read_bring_numbers_of_theirs(name: str) -> None:
+    """As those of rows that are held: fits, rows that join, what is predicted, left out and judged."""
+    alone, of, numbers_of = READ[name]
+    x, y, _ = counts(60)
+    numbers = numbers_of(x)
+    y = torch.minimum(y, numbers.floor())
+    rows = [(x[part], y[part], {name: numbers[part]}) for part in torch.arange(60).split(25)]
+    options: dict[str, Any] = {"priors": "given", "starts": 1, "max_iterations": 3, "inducing": x[:20]}
+    read = fgp.fit(model(alone), rows, **options)
+    held = fgp.fit(model(of(numbers)), x, y, approximation="sparse", **options)
+    assert evidence(read.posterior) == pytest.approx(evidence(held.posterior), abs=1e-4)
+    assert read.gp.likelihood.rows_alike
+    at, more = x[:3] + 0.01, {name: numbers[5:8]}
+    longer, other = (one.append(x[5:8], y[5:8], **more) for one in (read.posterior, held.posterior))
+    again = read.posterior.append([(x[5:8], y[5:8], more)])
+    for one in (longer, again):
+        torch.testing.assert_close(one.predict(at).mean, other.predict(at).mean, rtol=0.0, atol=1e-4)
+    assert getattr(other.gp.likelihood, name)[60:].tolist() == more[name].tolist()
+    one, two = (post.predict(at).given(**more) for post in (read.posterior, held.posterior))
+    torch.testing.assert_close(one.observation_mean, two.observation_mean, rtol=1e-4, atol=0.0)
+    left = held.posterior.leave_one_out().log_prob
+    torch.testing.assert_close(read.posterior.leave_out(x, y, **{name: numbers}).log_prob, left, rtol=0, atol=1e-4)
+    verdicts = [post.judge() for post in (read.posterior, held.posterior)]
+    assert verdicts[0].explained == verdicts[1].explained
+    for wrong in ({}, {name: -numbers}, {"hours": numbers}):
+        with pytest.raises(DomainError, match=f"`({name}|hours)"):
+            read.posterior.append([(x, y, wrong)])
+
+
+def test_files_keep_numbers_of_the_sample(tmp_path: Path) -> None:
+    x, y, weight = counts(60)
+    hours = hours_of(x)
+    posts = [
+        model(L.Poisson()).condition([(x, y, {"exposure": hours, "row_weight": weight})], inducing=9),
+        model(L.Poisson(hours, weight)).condition(x, y, approximation="sparse", inducing=9),
+        model(L.Gaussian(0.1, hours, weight)).condition(x, y, approximation="sparse", inducing=9),
+    ]
+    for post in posts:
+        fgp.save(post, tmp_path / "m.safetensors")
+        again = fgp.load(tmp_path / "m.safetensors")
+        assert again.state.sample.numbers.keys() == post.state.sample.numbers.keys()
+        for name, numbers in post.state.sample.numbers.items():
+            assert torch.equal(again.state.sample.numbers[name], numbers)
+        assert torch.equal(again.predict(x).mean, post.predict(x).mean)
+    torch.testing.assert_close(posts[0].predict(x).mean, posts[1].predict(x).mean)
 
 
 @pytest.mark.parametrize("known", [None, 0.05])
@@ -196,7 +248,7 @@ def test_weights_of_a_noise_divide_it(known: float | None) -> None:
     torch.testing.assert_close(found.predict(x).mean, wanted.predict(x).mean, rtol=1e-10, atol=1e-10)
     assert evidence(found) == pytest.approx(evidence(wanted), rel=1e-10)
     problem = Problem(gp, x, y, DirectSettings(TorchTiles()))
-    of = StreamedLogJoint(problem, surveyed(Held(x, y), None, 40, 0), x[:9])
+    of = StreamedLogJoint(problem, surveyed(Held(x, y, gp.likelihood.row_tensors), None, 40, 0), x[:9])
     theta = of.parameters.values()
     slopes = differences(of, theta)
     assert abs(of(theta).gradient - slopes).max() <= 1e-6 * (1.0 + abs(slopes).max())

@@ -77,6 +77,8 @@ def test_what_rows_that_are_read_cannot_have_is_refused() -> None:
         read(model(), x, y, neighbours=5)
     with pytest.raises(DomainError, match="alike"):
         read(fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, row_variance=torch.ones(30))), x, y)
+    with pytest.raises(DomainError, match="`row_variance of batch 0` must be 0 or more"):
+        model().condition([(x, y, -y.abs())], inducing=2)
     weighted = fgp.GP(model().kernel, likelihood=lik.Gaussian(0.1, row_weight=torch.ones(30)))
     with pytest.raises(DomainError, match="row_weight"):
         read(weighted, x, y)

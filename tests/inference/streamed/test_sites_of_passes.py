@@ -191,7 +191,7 @@ def test_weights_of_rows_that_are_read_are_refused_where_they_say_nothing() -> N
         ([(x, y, zeros)], model(Poisson()), "`row_weight` must be positive somewhere, got 40 zeros"),
         ([(x, y, -weight)], model(Poisson()), "`row_weight of batch 0` must be 0 or more"),
         ([(x, y, weight), (x, y)], model(Poisson()), "`row_weight of batch 1` must be given .* pass ones for none"),
-        ([(x, y)], model(Poisson(row_weight=weight)), r"weights with the rows, as \(x, y, row_weight\)"),
+        ([(x, y)], model(Poisson(row_weight=weight)), r"give them with the rows, as \(x, y, row_weight\)"),
     ):
         with pytest.raises(DomainError, match=message):
             gp.condition(rows, inducing=5)

@@ -14,9 +14,9 @@ from flashgp.inference.fourier.predictor import FourierPredictor
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.fourier.sums import WeightPosterior
 from flashgp.inference.online.update import checked_rows
-from flashgp.inference.streamed.rows import move_row_variances_to_likelihood
-from flashgp.sources.source import Encoded, Held, RowSource, source_of
-from flashgp.sources.survey import Block, checked, row_variances
+from flashgp.inference.streamed.rows import named, numbers_to_likelihood
+from flashgp.sources.source import Held, source_of
+from flashgp.sources.survey import Block, checked, joined
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)
@@ -31,18 +31,17 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         raise DomainError(
             "`row_weight` is not known of rows that join Fourier series, got one; leave it out, or give row_variance"
         )
-    source: RowSource
     if y is None:
-        source = Encoded(source_of(x), prior.likelihood.encoded, prior.likelihood.of_read)
+        source = named(source_of(x), prior)
     else:
         new = checked_rows(prior, x, y, state.like)
-        known = None if row_variance is None else row_variances(row_variance, "row_variance", new[0])
-        source = Held(new[0].clone(), new[1].clone(), known)
+        given = {} if row_variance is None else {"row_variance": row_variance}
+        source = Held(new[0].clone(), new[1].clone(), prior.likelihood.read(given, ""))
     sums, sample = state.weights.sums, state.sample
-    knows = sample.row_variance is not None
+    knows = bool(sample.numbers)
     blocks = []
     for _, block in checked(source, prior.outputs, state.sample.x.shape[-1]):
-        if knows != (block.row_variance is not None) and len(block.x):
+        if block.numbers.keys() != sample.numbers.keys() and len(block.x):
             raise DomainError(
                 f"`row_variance` must be given with new rows as with those before, got {'none' if knows else 'some'}; "
                 "give zeros for none"
@@ -56,8 +55,12 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         return state
     system = replace(state.weights.system, toeplitz=replace(state.weights.system.toeplitz, entries=sums.entries))
     weights = WeightPosterior.of(sums, system, goal_of(sums, state.run), state.weights.solution.value)
-    held = None if state.held is None or y is None else joined(state.held, blocks)
-    prior = prior if held is None else move_row_variances_to_likelihood(prior, held)
+    held = None
+    if state.held is not None and y is not None:
+        before = Block(state.held.x, state.held.y, state.held.numbers)
+        held = Held(*joined([before, *blocks]))
+        held.x, held.y = held.x.to(before.x), held.y.to(before.y)
+    prior = prior if held is None else numbers_to_likelihood(prior, held)
     online = state.online.counted(sums.count - state.count, 0)
     events = [event for event in state.report.events if event.stage != UPDATE]
     spread = (state.noise_of_rows + state.tail) / sums.count
@@ -69,12 +72,3 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None,
         sample=sample if held is not None else state.sample,
     )  # fmt: skip
-
-
-def joined(held: Held, blocks: list[Block]) -> Held:
-    """The rows with those of the blocks behind them."""
-    parts = [Block(held.x, held.y, held.row_variance), *blocks]
-    x, y = (torch.cat([getattr(part, name).to(getattr(held, name)) for part in parts]) for name in ("x", "y"))
-    variances = [part.row_variance for part in parts if part.row_variance is not None]
-    known = None if held.row_variance is None else torch.cat(variances)
-    return Held(x, y, known)

@@ -27,10 +27,9 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.rows import (
-    move_row_variances_to_data,
-    move_row_variances_to_likelihood,
-    noise_of_sample,
-    priors_of,
+    numbers_to_likelihood,
+    numbers_to_rows,
+    prior_of_rows,
     survey_of,
 )
 from flashgp.planner.plan import Plan
@@ -52,7 +51,7 @@ def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
 def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> FourierState:
     """The state of a prior given rows. Raises: as `GP.condition`."""
     settings.of_approximation()
-    prior, rows = move_row_variances_to_data(prior, rows, settings.run.group)
+    prior, rows = numbers_to_rows(prior, rows, settings.run.group)
     survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline)
     refuse_unfit(prior, survey.width, settings.run.group.size)
     library()
@@ -62,7 +61,7 @@ def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: Con
 def grid_for(prior: Prior, survey: Survey, settings: FourierSettings, *, search: bool = False) -> Grid:
     """The grid at the parameters that a prior has. Raises: DomainError."""
     with torch.no_grad():
-        noise = noise_of_sample(prior, survey)
+        noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance
         try:
             return grid_of(
                 prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), float(noise.mean()),
@@ -101,8 +100,8 @@ def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
 
 def blocks_of(prior: Prior, survey: Survey, more: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise."""
-    for of_rows, block in priors_of(prior, survey.blocks(PIECE)):
-        sites = of_rows.sites(block.y)
+    for block in survey.blocks(PIECE):
+        sites = prior_of_rows(prior, block).sites(block.y)
         residual = prior.residual(block.x, sites.targets)
         check_residual(residual)
         yield block.x, residual, sites.variance.detach().double() + more
@@ -121,7 +120,7 @@ def condition_on(
     spectrum, tail = spectrum_of(prior, grid, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     sums = FourierSums.of(grid, blocks_of(prior, survey, tail), outputs)
-    least = float(noise_of_sample(prior, survey).min()) + tail
+    least = float(prior_of_rows(prior, survey.sample).sites(survey.y).variance.min()) + tail
     system = sums.system(spectrum, options.solves, settings.run.deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked)
@@ -149,7 +148,7 @@ def condition_on(
     report.events += [EVENT] if settings.run.deterministic else []
     kept = replace(settings.run.kept, group=ALONE)
     if held is not None:
-        prior = move_row_variances_to_likelihood(prior, held)
+        prior = numbers_to_likelihood(prior, held)
     state = FourierState(
         prior,
         replace(weights, system=system.kept),

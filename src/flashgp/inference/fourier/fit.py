@@ -29,9 +29,9 @@ from flashgp.inference.fourier.state import FourierSettings, FourierState
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.rows import (
-    move_row_variances_to_data,
-    move_row_variances_to_likelihood,
-    prior_of_sample,
+    numbers_to_likelihood,
+    numbers_to_rows,
+    prior_of_rows,
     survey_of,
 )
 from flashgp.inference.training.checkpoint import EvaluationLog
@@ -76,7 +76,7 @@ class FourierFit(EngineFit[FourierState]):
         self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
         self._settled = False
         refuse_exact_fit(options)
-        prior, self.rows = move_row_variances_to_data(prior, rows, options.run.group)
+        prior, self.rows = numbers_to_rows(prior, rows, options.run.group)
         self.survey = survey_of(
             prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline
         )
@@ -85,7 +85,7 @@ class FourierFit(EngineFit[FourierState]):
         self.prior, self.how = prior.released(), FourierSettings()
         moments = self.survey.x_moments
         extent = tuple((moments.high - moments.low).tolist())
-        alike = self.survey.sample.row_variance is None
+        alike = not self.survey.sample.numbers
         self.counts = RowCounts(self.survey.count, self.survey.width, alike=alike, extent=extent)
         target = chosen_device(options.run.device, self.survey.x)
         self.wanted = options.planning(device=target)
@@ -95,7 +95,7 @@ class FourierFit(EngineFit[FourierState]):
         direct = DirectSettings(
             TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.run.deadline)
         )
-        of_sample = prior_of_sample(self.prior, self.survey)
+        of_sample = prior_of_rows(self.prior, self.survey.sample)
         sampled = Data(of_sample, self.survey.x, self.survey.y)
         self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
         self.mark = (asked.kind, self.survey.count, self.survey.checksum)
@@ -107,7 +107,7 @@ class FourierFit(EngineFit[FourierState]):
 
     @property
     def result(self) -> Prior:
-        return move_row_variances_to_likelihood(self.prior, self.rows)
+        return numbers_to_likelihood(self.prior, self.rows)
 
     def expect(self, recorder: Recorder) -> None:
         recorder.expect(self.price.exact_seconds, 3)

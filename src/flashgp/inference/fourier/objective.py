@@ -30,7 +30,7 @@ from flashgp.inference.fourier.spectrum import coefficients, differentiable_vari
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
-from flashgp.inference.streamed.rows import priors_of
+from flashgp.inference.streamed.rows import prior_of_rows
 from flashgp.inference.training.objective import Array, Estimate, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.sources.survey import Survey
@@ -59,7 +59,7 @@ class FourierLogJoint(LogJoint):
         self._start: Tensor | None = None  # weights of the last evaluation, times W
         self._offset = survey.y_moments.mean.cpu()
         self._unit: FourierSums | None = None
-        if passes_of(prior, alike=survey.sample.row_variance is None):
+        if passes_of(prior, alike=not survey.sample.numbers):
             return
         one = torch.ones(1, dtype=F64)
         blocks = (
@@ -165,7 +165,8 @@ class FourierLogJoint(LogJoint):
 
     def _blocks(self, left: float) -> Iterator[tuple[Prior, Tensor, Tensor, Tensor]]:
         """The prior of some rows, their x, residual and variance, one block after the other."""
-        for of_rows, block in priors_of(self._prior, self._survey.blocks(PIECE)):
+        for block in self._survey.blocks(PIECE):
+            of_rows = prior_of_rows(self._prior, block)
             sites = of_rows.sites(block.y)
             yield of_rows, block.x, self._prior.residual(block.x, sites.targets), sites.variance.double() + left
 

@@ -167,12 +167,12 @@ class FourierState(StateOfPasses):
     def prior_of(self, rows: Block) -> Prior:
         """The prior of some rows, whose known variances come with them."""
         likelihood = self.prior.likelihood
-        alone = self.prior if likelihood.rows_alike else self.prior.with_likelihood(likelihood.with_rows())
-        return alone if rows.row_variance is None else alone.with_likelihood(likelihood.with_rows(rows.row_variance))
+        alike = likelihood.rows_alike and not rows.numbers
+        return self.prior if alike else self.prior.with_likelihood(likelihood.with_rows(**rows.numbers))
 
     def variance_of(self, rows: Held) -> Tensor:
         """Noise and tail of rows, (n,)."""
-        block = Block(rows.x, rows.y, rows.row_variance)
+        block = Block(rows.x, rows.y, rows.numbers)
         noise = self.prior_of(block).sites(rows.y).variance.detach()
         return (noise.double() + self.tail).expand(len(rows.x))
 
@@ -249,8 +249,7 @@ class FourierState(StateOfPasses):
             "weights": _flat(self.weights.solution.value), "errors": self.weights.solution.error,
             "squares": sums.squares, "sample_x": sample.x, "sample_y": sample.y,
         }  # fmt: skip
-        if sample.row_variance is not None:
-            found["sample_row_variance"] = sample.row_variance
+        found |= {f"sample_{name}": each for name, each in sample.numbers.items()}
         if self.drawn is not None:
             found["drawn"] = _flat(self.drawn)
         return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
@@ -282,10 +281,9 @@ def restore(
 
     doubled = *(4 * m + 1 for m in orders[:-1]), 2 * orders[-1] + 1
     entries = torch.view_as_complex(tensors["entries"].contiguous()).reshape(doubled)
-    count, sample = (
-        int(numbers["count"]),
-        Block(tensors["sample_x"], tensors["sample_y"], tensors.get("sample_row_variance")),
-    )
+    count, names = int(numbers["count"]), ("row_variance", "row_weight")
+    known = {name: tensors[f"sample_{name}"] for name in names if f"sample_{name}" in tensors}
+    sample = Block(tensors["sample_x"], tensors["sample_y"], known)
     sums = FourierSums(grid, count, entries, vectors("projected"), tensors["squares"], numbers["logs"])
     spectrum, _ = spectrum_of(prior, grid, sample.x.shape[-1])
     system = sums.system(spectrum, settings.solves)
@@ -293,8 +291,7 @@ def restore(
     weights = WeightPosterior(sums, system, Solution(vectors("weights"), tensors["errors"], report.iterations or 0))
     held, dtype = None, F64
     if "x" in tensors:
-        known = None if sample.row_variance is None else prior.likelihood.known_variances
-        held, dtype = Held(tensors["x"], tensors["y"], known), tensors["x"].dtype
+        held, dtype = Held(tensors["x"], tensors["y"], prior.likelihood.row_tensors), tensors["x"].dtype
     low, high = tensors["corners"]
     drawn = vectors("drawn") if "drawn" in tensors else None
     return FourierState(

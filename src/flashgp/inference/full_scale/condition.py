@@ -15,7 +15,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, refuse_unfit
+from flashgp.inference.choice import approximate_plan, refuse_batch
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_extent, check_residual, check_rows
@@ -67,7 +67,7 @@ def condition(asked: Approximation, prior: Prior, data: Data, settings: Conditio
         moved = x.numel() * x.element_size()
         events.append(Event(EventKind.MOVED, bytes=moved, source=str(x.device), target=str(target)))
     x, y = (contiguous_copy(t.detach().to(target)).clone() for t in (x, y))
-    refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
+    refuse_batch(batch=prior.is_batch(x, y))
     group = None if data.group is None else data.group.to(target)
     prior = prior.held()
     replicates, rows_prior, points, targets = None, prior, x, y

@@ -20,7 +20,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, first_rows_price, refuse_unfit
+from flashgp.inference.choice import approximate_plan, first_rows_price, refuse_batch
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
@@ -75,7 +75,7 @@ class FullScaleFit(EngineFit[AnyFullScale]):
             raise ShapeError(
                 f"`x` must have at least one row to fit, got shape {tuple(data.x.shape)}; condition on no rows instead"
             )
-        refuse_unfit(prior, "full_scale", batch=data.is_batch)
+        refuse_batch(batch=data.is_batch)
         target = chosen_device(options.run.device, data.x)
         self.counts, self.wanted = data.counts, options.planning(device=target)
         self.plan: Plan = self._planned(prior, asked)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -16,44 +16,39 @@ from flashgp.inference.base_state import UPDATE
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.objective import block_rows
-from flashgp.inference.streamed.rows import inputs_of, move_row_variances_to_likelihood, noise_of, sample_rows
+from flashgp.inference.streamed.rows import inputs_of, named, noise_of, numbers_to_likelihood, sample_rows
 from flashgp.inference.streamed.state import StreamedState
-from flashgp.sources.source import Encoded, Held, RowSource, source_of
-from flashgp.sources.survey import Block, checked, row_variances
+from flashgp.sources.source import Held, RowSource, source_of
+from flashgp.sources.survey import Block, checked, joined
+
+
+def new_rows(state: StreamedState, x: Any, y: Any, numbers: Mapping[str, Any]) -> RowSource:
+    """Rows that join, or that are left out, with numbers of each by name. Raises: DomainError, ShapeError."""
+    prior, likelihood = state.prior, state.prior.likelihood
+    if y is None:
+        if numbers:
+            name = next(iter(numbers))
+            raise DomainError(
+                f"`{name}` must come in the batches of rows that are read, got it beside them; leave it out"
+            )
+        return named(source_of(x), prior)
+    if state.held is None:
+        numbers = likelihood.read(numbers, "")
+        prior = prior.with_likelihood(likelihood.with_rows(**numbers))
+    x, y = checked_rows(prior, x, y, state.like)
+    if state.held is not None:
+        others = {name: each for name, each in numbers.items() if name not in ("row_variance", "row_weight")}
+        known = numbers.get("row_variance"), numbers.get("row_weight")
+        numbers = likelihood.of_new_rows(state.count, len(x), *known, others).row_tensors
+    return Held(x.clone(), y.clone(), numbers)
 
 
 @entered(lambda state, *_: state.run.deterministic)
 @torch.no_grad()
-def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> StreamedState:
-    """See `Posterior.append`."""
+def append(state: StreamedState, source: RowSource) -> StreamedState:
+    """See `Posterior.append`. Args: source, of `new_rows`."""
     began = time.perf_counter()
-    known_there = state.knows_rows
-    if known_there and y is None:
-        raise DomainError(
-            "`y` must be given beside x for a likelihood that knows rows one by one, got rows that are read; pass x, y"
-        )
-    likelihood = state.prior.likelihood
-    given, other = (row_variance, row_weight) if likelihood.has_sites else (row_weight, row_variance)
-    if not known_there and (other is not None or (given is not None and y is None)):
-        name = "row_variance" if row_weight is None else "row_weight"
-        raise DomainError(
-            f"`{name}` is not known of rows that join inducing points this way, got one; leave it out, or give batches "
-            f"(x, y, {likelihood.of_read})"
-        )
-    source: RowSource
-    if y is None:
-        source = Encoded(source_of(x), likelihood.encoded, likelihood.of_read)
-    else:
-        rows = [t.clone() for t in checked_rows(state.prior, x, y, state.like)]
-        known = None
-        if given is not None and not known_there:
-            known = row_variances(given, likelihood.of_read, rows[0])
-        source = Held(rows[0], rows[1], known)
     sample, prior = _Sample(state), state.prior_of_rows
-    if known_there:
-        assert isinstance(source, Held)
-        more = prior.likelihood.extended(state.count, len(source.x), row_variance, row_weight)
-        prior = prior.with_likelihood(more)
     function = dataclasses.replace(state.function, workspace=Workspace())
 
     def blocks() -> Iterator[Block]:
@@ -70,7 +65,7 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
     assert sums is not None
     if sums is before:
         return state
-    if sample.rows.row_variance is None and not known_there and noise_of(prior, sample.rows).numel() == 1:
+    if not sample.rows.numbers and noise_of(prior, sample.rows).numel() == 1:
         noise = float(noise_of(prior, sample.rows))
         sums = sums.with_more_noise(max(noise, noise_floor(function, sums.count)) / max(noise, state.floor))
     assert sums.inner is not None  # which may fail
@@ -85,19 +80,19 @@ def append(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight: 
         events=[*(event for event in report.events if event.stage != UPDATE), online.event],
     )  # fmt: skip
     if held is not None:
-        prior = move_row_variances_to_likelihood(prior, held)
+        prior = numbers_to_likelihood(prior, held)
     return dataclasses.replace(
         state, prior=prior, sums=sums, sample=sample.rows, report=report, online=online, held=held
     )
 
 
 def check_alike(state: StreamedState, block: Block) -> None:
-    """Raises: DomainError for rows with variances or weights where those before have none, and the other way round."""
-    if (block.row_variance is None) != (state.sample.row_variance is None):
-        got, before = ("none", "known ones") if block.row_variance is None else ("some", "none")
+    """Raises: DomainError for rows with numbers of which those before have none, and the other way round."""
+    for name in sorted(block.numbers.keys() ^ state.sample.numbers.keys()):
+        got, before = ("some", "none") if name in block.numbers else ("none", "known ones")
         raise DomainError(
-            f"`{state.prior.likelihood.of_read}` must be given for all rows or for none, got {got} where the rows "
-            f"before have {before}; condition again, or give what they have"
+            f"`{name}` must be given for all rows or for none, got {got} where the rows before have {before}; "
+            "condition again, or give what they have"
         )
 
 
@@ -105,10 +100,8 @@ def _joined(held: Held | None, more: RowSource) -> Held | None:
     """The rows of both, where both are held."""
     if held is None or not isinstance(more, Held):
         return None
-    known = None
-    if held.row_variance is not None and more.row_variance is not None:
-        known = torch.cat([held.row_variance, more.row_variance])
-    return Held(torch.cat([held.x, more.x]), torch.cat([held.y, more.y.to(held.y.dtype)]), known)
+    numbers = {name: torch.cat([each, more.numbers[name].to(each)]) for name, each in held.numbers.items()}
+    return Held(torch.cat([held.x, more.x.to(held.x)]), torch.cat([held.y, more.y.to(held.y)]), numbers)
 
 
 class _Sample:
@@ -131,7 +124,7 @@ class _Sample:
         size = min(self._size, held + room)
         if room:
             first = more.part(0, room)
-            self.rows = Block(*map(torch.cat, zip(self.rows.tensors, first.tensors, strict=True)))
+            self.rows = joined([self.rows, first])
             self._seen += len(first.x)
             more = more.part(room, None)
         count = len(more.x)
@@ -141,6 +134,6 @@ class _Sample:
         self._seen += count
         if (taken := places < size).any():
             last = dict(zip(places[taken].tolist(), taken.nonzero()[0].tolist(), strict=True))
-            self.rows = Block(*(t.clone() for t in self.rows.tensors))
+            self.rows = self.rows.of(t.clone() for t in self.rows.tensors)
             for column, new in zip(self.rows.tensors, more.tensors, strict=True):
                 column[list(last)] = new[list(last.values())]

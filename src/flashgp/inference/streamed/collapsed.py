@@ -17,7 +17,7 @@ from flashgp.foundations.errors import DerivativeError, DomainError, ShapeError,
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.parameters import check_numbers
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.choice import refuse_unfit
+from flashgp.inference.choice import refuse_batch
 from flashgp.inference.extent import check_residual, check_rows
 from flashgp.inference.full_scale.layout import pivot_points
 from flashgp.inference.gathered import compare_models, tensor_mark
@@ -78,7 +78,7 @@ def evaluated(
     x = check_points(x, "x")
     y = check_targets(y, "y", x, prior.outputs)
     prior.likelihood.check_targets(y)
-    refuse_unfit(prior, "full_scale", batch=prior.is_batch(x, y))
+    refuse_batch(batch=prior.is_batch(x, y))
     if group.size == 1 and not len(x):
         raise ShapeError("`x` must have at least one row, got none; leave out empty batches")
     inducing = _checked_points(inducing, x)

@@ -29,10 +29,9 @@ from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of, first_values
 from flashgp.inference.streamed.rows import (
     inputs_of,
-    move_row_variances_to_data,
-    move_row_variances_to_likelihood,
     noise_of,
-    prior_of_sample,
+    numbers_to_likelihood,
+    numbers_to_rows,
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
@@ -51,7 +50,7 @@ def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: Con
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
     group = settings.run.group
-    prior, rows = move_row_variances_to_data(prior, shard(rows, group), group)
+    prior, rows = numbers_to_rows(prior, shard(rows, group), group)
     survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline, group=group)
     return condition_on(prior, survey, asked, settings)
 
@@ -73,7 +72,7 @@ def condition_on(
             return _state(prior, survey, asked, settings, points, sums)
     sample, limit = survey.of_sample, settings.run.deadline.limit
     few, late = at_most(asked, sample.count), with_run(settings, deadline=NO_DEADLINE)
-    state = _state(prior_of_sample(prior, survey), sample, few, late, points, None)
+    state = _state(prior, sample, few, late, points, None)
     event = Event(EventKind.POSTERIOR_OF_PART, rows=sample.count, of=survey.count, limit=limit)
     if survey.cut:
         event = Event(EventKind.READ_IN_PART, rows=sample.count, read=survey.count, limit=limit)
@@ -115,7 +114,7 @@ def _state(
     x = survey.x.to(device)
     points = asked.points_like(x) if points is None else points
     if points is None:
-        noise = noise_of(prior_of_sample(prior, survey), survey.sample).to(device)
+        noise = noise_of(prior, survey.sample).to(device)
         points = pivot_points(prior, x, noise, inducing, settings.run.seed)
         points = of_first(points, group)
     points = points.to(survey.dtype)  # which is what a state holds
@@ -148,7 +147,7 @@ def _state(
         events=events, plan=plan,
     )  # fmt: skip
     held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
-    prior = prior if held is None else move_row_variances_to_likelihood(prior, held)
+    prior = prior if held is None else numbers_to_likelihood(prior, held)
     # Answers come later, of few points: they have no deadline, and wait for no compile.
     function = replace(bound.basis, workspace=Workspace(), pairs=CpuTiles())
     return StreamedState(

@@ -21,7 +21,7 @@ from flashgp.foundations.events import Event, EventKind, SampleReason, StopReaso
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, first_rows_price, refuse_unfit
+from flashgp.inference.choice import approximate_plan, first_rows_price
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
@@ -37,11 +37,10 @@ from flashgp.inference.streamed.learning import learned_values
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import (
-    move_row_variances_to_data,
-    move_row_variances_to_likelihood,
     noise_of,
+    numbers_to_likelihood,
+    numbers_to_rows,
     prior_of_rows,
-    prior_of_sample,
     survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
@@ -86,8 +85,7 @@ class StreamedFit(EngineFit[Any]):
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.searchers, self.interrupts = options, ALONE, []
         refuse_exact_fit(options)
-        refuse_unfit(prior, "sparse", batch=False, ranks=group.size)
-        prior, self.rows = move_row_variances_to_data(prior, shard(rows, group), group)
+        prior, self.rows = numbers_to_rows(prior, shard(rows, group), group)
         clock = options.run.deadline.clock
         began = clock()
         self.whole = whole = survey_of(
@@ -97,7 +95,8 @@ class StreamedFit(EngineFit[Any]):
         self.survey = survey = whole.of_sample if whole.cut else whole
         asked = at_most(asked, survey.count) if whole.cut else asked
         self.prior, target = prior.released(), chosen_device(options.run.device, survey.x)
-        self.counts = RowCounts(survey.count, survey.width, alike=survey.sample.row_variance is None)
+        alike = not (survey.sample.numbers and prior.likelihood.has_sites)
+        self.counts = RowCounts(survey.count, survey.width, alike=alike)
         read, limit = not isinstance(self.rows, Held), options.run.deadline.limit
         self.wanted = options.planning(memory=agreed_memory(options.run.memory, target, group), device=target)
         self.plan: Plan = planned_over(
@@ -106,24 +105,21 @@ class StreamedFit(EngineFit[Any]):
         self.asked = asked.resolved(self.plan.sizes)
         workspace = Workspace(deadline=options.run.deadline)
         direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
-        of_sample = prior_of_rows(prior_of_sample(self.prior, whole), survey.sample)
+        of_sample = prior_of_rows(self.prior, survey.sample)
         sampled = Data(of_sample, survey.x, survey.y)
         self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
-        known = None if self.prior.likelihood.rows_alike else self.prior.likelihood  # of all rows
-        self.mark = (
-            asked.kind, self.plan.inducing, self.asked.points_like(survey.x), survey.count, survey.checksum, known
-        )  # fmt: skip
+        points = self.asked.points_like(survey.x)
+        self.mark = asked.kind, self.plan.inducing, points, survey.count, survey.checksum
         self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.weighted: Event | None = None
 
     @property
     def result(self) -> Prior:
-        return move_row_variances_to_likelihood(self.prior, self.rows)
+        return numbers_to_likelihood(self.prior, self.rows)
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
-        likelihood = self.prior.likelihood
-        one_noise = not likelihood.has_sites or (likelihood.rows_alike and not self.prior.separate)  # as a minibatch
+        one_noise = not self.prior.likelihood.has_sites or not (self.prior.separate or self.survey.sample.numbers)
         if not self.whole.cut and self.options.run.group.size == 1 and one_noise:
             self.weighted = sample_chosen(self.plan, self.survey, self.options, self.reading, log)
         if self.weighted is None:
@@ -241,8 +237,6 @@ def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: floa
     """
     deadline, least = options.run.deadline, options.settings.sample.min_evaluations
     seconds, reason = max(plan.fit_step_seconds, 2.0 * reading), None
-    if survey.sample.row_variance is not None:  # a minibatch has one noise variance
-        return None
     if log.has(str(SearchRun(Stage.WEIGHTED, len(survey.x)))):
         reason = SampleReason.CHECKPOINT
     elif any(log.has(str(SearchRun(Stage.APPROXIMATE, number))) for number in (0, 1)):

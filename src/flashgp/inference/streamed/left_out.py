@@ -14,7 +14,7 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, block
 from flashgp.inference.streamed.objective import block_rows
-from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.streamed.rows import inputs_of, prior_of_rows
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.sources.survey import Block
 
@@ -33,7 +33,7 @@ def leave_out(state: StreamedState, rows: Block) -> LeaveOneOut:
     blocks = [rows.part(start, start + size) for start in range(0, count, size)]
     inputs = list(inputs_of(state.prior_of_rows, blocks, state.inducing.device, values=state.values))
     parts = [_block(state, one, found) for one, found in zip(blocks, inputs, strict=True)]
-    outputs, likelihood = state.prior.outputs, state.prior.likelihood
+    outputs, likelihood = state.prior.outputs, prior_of_rows(state.prior_of_rows, rows).likelihood
     found = [torch.cat(columns) for columns in zip(*parts, strict=True)]
     if not likelihood.underlying.has_sites:
         noise = torch.cat([part.noise.expand(len(part.residual), *part.noise.shape[1:]) for part in inputs])

@@ -28,7 +28,7 @@ from flashgp.foundations.normal import LOG_2PI
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import refuse_exact
-from flashgp.inference.choice import refuse_unfit
+from flashgp.inference.choice import refuse_batch
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound, add_symmetric, block, summed
@@ -195,7 +195,7 @@ def condition_on_values(prior: Prior, q: InducingValues, settings: ConditionSett
             f"`q` must be of as many outputs as the GP, {prior.outputs or 1}, got {q.means.projected.shape[1]}; "
             "condition the GP that it was made with"
         )
-    refuse_unfit(prior, "full_scale", batch=prior.kernel.batch_shape.numel() > 1)
+    refuse_batch(batch=prior.kernel.batch_shape.numel() > 1)
     if not prior.likelihood.rows_alike:
         raise DomainError(
             f"`likelihood` must have one noise variance for all rows that q has seen, got {prior.likelihood.name} with "
@@ -219,7 +219,8 @@ def _sample_of(inputs: Inputs, group: Group) -> Block:
     """Some of the rows, the same on every rank."""
     own = [t.detach()[: -(-SAMPLE_ROWS // group.size)].to(F64, copy=True) for t in (inputs.x, inputs.y)]
     shares = group.shares(len(own[0]))
-    return Block(*(group.gather_rows(t, shares) for t in own))
+    x, y = (group.gather_rows(t, shares) for t in own)
+    return Block(x, y)
 
 
 def _check(q: Any, inputs: Inputs, count: int) -> None:

@@ -15,7 +15,7 @@ from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.prior import Prior
 from flashgp.inference.sites import SiteSettings, from_prior
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound, shape_of
-from flashgp.inference.streamed.rows import inputs_of, prior_of_sample
+from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluation_of_first
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
@@ -62,7 +62,7 @@ def first_values(
     Cost: some ten passes over the sample.
     """
     prior, start = bound.prior, InducingValues.of_prior(bound.basis, bound.floor, shape_of(bound.prior))
-    sample, of_sample = survey.of_sample, prior_of_sample(prior, survey)
+    sample = survey.of_sample
     if survey.count < settings.sample_ratio * sample.count:
         return start
     few = StreamedBound(
@@ -71,7 +71,7 @@ def first_values(
 
     def sums_at(values: InducingValues) -> BoundSums:
         blocks = blocks_of(sample, prior, len(points), deadline)
-        return few.sums(inputs_of(of_sample, blocks, points.device, values=values))
+        return few.sums(inputs_of(prior, blocks, points.device, values=values))
 
     found = start.sums
     with contextlib.suppress(ConvergenceError, NotPositiveDefiniteError, TimeUp):

@@ -1,4 +1,4 @@
-"""Rows of a source as inputs of a bound: residual, features, and noise variances with those known of single rows."""
+"""Rows of a source as inputs of a bound: residual, features, and sites, with what is known of single rows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import refuse_unfit
+from flashgp.inference.choice import refuse_batch
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
 from flashgp.inference.prior import Prior
 from flashgp.inference.site_methods import Variational
@@ -25,34 +25,13 @@ SAMPLE_ROWS = 2000  # at least, of those that are kept
 
 
 def prior_of_rows(prior: Prior, rows: Block) -> Prior:
-    """The prior of some rows: parameters are shared. Raises: DomainError where no row can have a known variance."""
-    if rows.row_variance is None:
-        return prior
-    return prior.with_likelihood(prior.likelihood.with_rows(rows.row_variance))
+    """The prior of some rows: parameters are shared. Raises: DomainError for numbers that it does not take."""
+    return prior.with_likelihood(prior.likelihood.with_rows(**rows.numbers)) if rows.numbers else prior
 
 
-def priors_of(prior: Prior, blocks: Iterable[Block], first: int = 0) -> Iterator[tuple[Prior, Block]]:
-    """Blocks of rows, one after the other, each with the prior of its rows. Args: first, the number of their first row,
-    for likelihoods that know rows one by one."""
-    for block in blocks:
-        of_rows = prior_of_rows(prior, block)
-        if not prior.likelihood.rows_alike and block.row_variance is None:
-            index = torch.arange(first, first + len(block.x), device=block.x.device)
-            of_rows = prior.with_likelihood(prior.likelihood.rows(index))
-        first += len(block.x)
-        yield of_rows, block
-
-
-def noise_of_sample(prior: Prior, survey: Survey) -> Tensor:
-    """Noise variances of the sample of the rows that a prior is of, (1,) or (b,)."""
-    return prior_of_rows(prior_of_sample(prior, survey), survey.sample).sites(survey.y).variance
-
-
-def prior_of_sample(prior: Prior, survey: Survey) -> Prior:
-    """The prior of the sample of the rows that a prior is of, where it knows them one by one: parameters are shared."""
-    if prior.likelihood.rows_alike:
-        return prior
-    return prior.with_likelihood(prior.likelihood.rows(survey.places))
+def named(rows: RowSource, prior: Prior) -> RowSource:
+    """Rows as a likelihood takes them: targets encoded, numbers by name."""
+    return rows if isinstance(rows, Held) else Encoded(rows, prior.likelihood.encoded, prior.likelihood.read)
 
 
 def noise_of(prior: Prior, rows: Block) -> Tensor:
@@ -70,10 +49,12 @@ def inputs_of(
 ) -> Iterator[BlockInputs]:
     """Sites and features of blocks of rows, one after the other.
 
-    Args: first, the number of their first row, for likelihoods that know rows one by one; values, q(u) that sites are
-        made from where they need iteration.
+    Args: first, the number of their first row, for errors; values, q(u) that sites are made from where they need
+        iteration.
     """
-    for of_rows, rows in priors_of(prior, (block.to(device) for block in blocks), first):
+    for block in blocks:
+        rows = block.to(device)
+        of_rows = prior_of_rows(prior, rows)
         first += len(rows.x)
         features, likelihood, known = prior.kernel.rows(rows.x), of_rows.likelihood, None
         if likelihood.has_sites:
@@ -87,36 +68,43 @@ def inputs_of(
         yield BlockInputs(prior.residual(rows.x, sites.targets), features, sites.variance, sites.log_scale, known)
 
 
-def move_row_variances_to_data(prior: Prior, source: RowSource, group: Group) -> tuple[Prior, RowSource]:
-    """Known variances of rows that are held go from the likelihood to the rows. What else a likelihood knows of single
-    rows stays there: passes take them one after the other, and the sample by their numbers.
+def numbers_to_rows(prior: Prior, source: RowSource, group: Group) -> tuple[Prior, RowSource]:
+    """What a likelihood knows of single rows goes to the rows, which are held. Over ranks each has its own, in the unit
+    of all of them.
 
-    Raises: DomainError for that where rows are read or spread over ranks.
+    Raises: DomainError for rows that are read, ShapeError for another number of rows.
     """
     likelihood = prior.likelihood
+    if isinstance(source, Held) and group.size > 1:
+        group.compare(numbers=sorted(likelihood.row_tensors))
+        shares = group.shares(len(source.x))
+        own = torch.arange(shares.total)[shares.slice(group.rank)]
+        likelihood = likelihood.by_rows(lambda each: group.gather_rows(each, shares)).rows(own)
     if likelihood.rows_alike:
         return prior, source
-    known = likelihood.known_variances
-    if known is None or known.dim() != 1 or not isinstance(source, Held):
-        if isinstance(source, Held) and group.size == 1:
-            return prior, source
-        what = "known variances" if likelihood.has_sites else "weights"
-        where, way = "where rows are read", f"give {what} with the rows, as (x, y, {likelihood.of_read})"
-        if isinstance(source, Held):
-            where, way = "over ranks", 'pass approximation="full_scale" with neighbours'
+    if not isinstance(source, Held):
         raise DomainError(
-            f"`likelihood` must be one that treats all rows alike {where}, got row_weight or others of single rows; "
-            f"leave them out, or {way}"
+            "`likelihood` must be one that treats all rows alike where rows are read, got row_weight or others of "
+            f"single rows; give them with the rows, as (x, y, {(*likelihood.of_read, 'row_variance')[0]})"
         )
-    prior.sites(source.y)  # refuses another number of rows
-    return prior.with_likelihood(likelihood.with_rows()), Held(source.x, source.y, known)
+    numbers = dict(sorted(likelihood.row_tensors.items()))
+    if not numbers:
+        raise DomainError(
+            "`likelihood` must give what it knows of single rows as row_tensors by inducing points, got "
+            f"{likelihood.name} without them; write that property, and with_rows"
+        )
+    for name, each in numbers.items():
+        if each.shape[:1] != source.x.shape[:1]:
+            raise ShapeError(
+                f"`{name}` must have one entry per training row ({len(source.x)}), got shape {tuple(each.shape)}; pass "
+                "it for the rows you condition on"
+            )
+    return prior.with_likelihood(likelihood.with_rows()), Held(source.x, source.y, numbers)
 
 
-def move_row_variances_to_likelihood(prior: Prior, source: RowSource) -> Prior:
-    """The inverse of `move_row_variances_to_data`: the prior with the variances of the held rows."""
-    if not isinstance(source, Held) or source.row_variance is None:
-        return prior
-    return prior.with_likelihood(prior.likelihood.with_rows(source.row_variance))
+def numbers_to_likelihood(prior: Prior, source: RowSource) -> Prior:
+    """The inverse of `numbers_to_rows`: the prior with the numbers of the rows that are held."""
+    return prior_of_rows(prior, Block(source.x, source.y, source.numbers)) if isinstance(source, Held) else prior
 
 
 def survey_of(
@@ -129,23 +117,22 @@ def survey_of(
     group: Group = ALONE,
 ) -> Survey:
     """The first pass, with as many rows kept as inducing points are chosen among. Raises: DomainError, ShapeError."""
-    likelihood = prior.likelihood
-    source = source if isinstance(source, Held) else Encoded(source, likelihood.encoded, likelihood.of_read)
-    refuse_unfit(prior, "sparse", batch=False)
-    survey = surveyed_over(group, source, prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline)
-    refuse_unfit(prior, "sparse", batch=prior.is_batch(survey.x, survey.y))
-    known = survey.sample.row_variance
-    if known is not None and not likelihood.has_sites and not bool((known > 0.0).any()):
+    survey = surveyed_over(
+        group, named(source, prior), prior.outputs, sample_rows(asked.most_inducing, least), seed, deadline
+    )
+    refuse_batch(batch=prior.is_batch(survey.x, survey.y))
+    of_sample = prior_of_rows(prior, survey.sample).likelihood
+    weight = of_sample.weight_of(survey.y)
+    if weight is not None and not bool((weight > 0.0).any()):
         raise DomainError(
-            f"`row_weight` must be positive somewhere, got {len(known):,} zeros in a random sample; leave it out"
+            f"`row_weight` must be positive somewhere, got {len(weight):,} zeros in a random sample; leave it out"
         )
-    prior_of_rows(prior, survey.sample)  # which may be refused
     try:
-        prior_of_sample(prior, survey).likelihood.check_targets(survey.y)
+        of_sample.check_targets(survey.y)
     except DomainError:  # of a row of the sample: by its number among all
         first = 0
-        for _, block in checked(source, prior.outputs, survey.width):
-            likelihood.rows(torch.arange(first, first + len(block.y))).check_targets(block.y, first)
+        for _, block in checked(survey.source, prior.outputs, survey.width):
+            prior_of_rows(prior, block).likelihood.check_targets(block.y, first)
             first += len(block.x)
         raise
     return survey

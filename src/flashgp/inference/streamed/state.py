@@ -23,9 +23,6 @@ from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
 OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")  # what is of rows that are held
-ALIKE = {  # what needs rows that are told apart by their variances alone, and what to do elsewhere
-    "importance": "condition exactly", "noise": "take post.gp.likelihood", "leave_out": "take post.leave_one_out()",
-}  # fmt: skip
 OBSERVED = {  # what is of sites that are observations, and what to do elsewhere
     **dict.fromkeys(("bound", "bracket", "lost"), "take post.log_marginal_likelihood(), the lower bound"),
     **dict.fromkeys(("noise", "residual"), "take post.gp.likelihood"), "importance": "condition exactly",
@@ -148,7 +145,10 @@ class StreamedState(StateOfPasses):
             return ()
 
         def column(rows: Any, j: int) -> Any:
-            return None if rows is None else type(rows)(rows.x, rows.y[:, j].contiguous(), rows.row_variance)
+            if rows is None:
+                return None
+            numbers = {name: each if each.dim() == 1 else each[:, j] for name, each in rows.numbers.items()}
+            return type(rows)(rows.x, rows.y[:, j].contiguous(), numbers)
 
         return tuple(
             replace(
@@ -168,11 +168,6 @@ class StreamedState(StateOfPasses):
     def obstacle(self, question: str) -> str | None:
         if question in OF_ROWS and self.held is None:
             return self.not_held(question)
-        if question in ALIKE and self.knows_rows:
-            return (
-                f"`{question}` of inducing points needs a likelihood that treats all rows alike but for known "
-                f"variances, got {self.prior.likelihood.name} with numbers of single rows; {ALIKE[question]}"
-            )
         if question in OBSERVED and not self.prior.likelihood.has_sites:
             return (
                 f"`{question}` of inducing points needs sites that are observations, got those of "
@@ -193,7 +188,7 @@ class StreamedState(StateOfPasses):
         if (reason := self.obstacle("noise")) is not None:
             raise DomainError(reason)
         held = self.held
-        rows = Block(*self.sample[:2]) if held is None else Block(held.x, held.y, held.row_variance)
+        rows = Block(*self.sample[:2]) if held is None else Block(held.x, held.y, held.numbers)
         return noise_of(self.prior_of_rows, rows).clamp_min(self.floor).to(self.inducing.device)
 
     @property
@@ -218,8 +213,7 @@ class StreamedState(StateOfPasses):
         }  # fmt: skip
         if self.parts:
             found["sums"] = sums.numbers
-        if sample.row_variance is not None:
-            found["sample_row_variance"] = sample.row_variance
+        found |= {f"sample_{name}": each for name, each in sample.numbers.items()}
         return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
 
     def numbers(self) -> dict[str, Any]:
@@ -234,14 +228,9 @@ class StreamedState(StateOfPasses):
     @property
     def prior_of_rows(self) -> Prior:
         """The prior without what its likelihood knows of single rows, which come with their own."""
-        if self.sample.row_variance is None:
+        if not self.sample.numbers:
             return self.prior
         return self.prior.with_likelihood(self.prior.likelihood.with_rows())
-
-    @property
-    def knows_rows(self) -> bool:
-        """True if the likelihood has numbers of single rows that do not come with them."""
-        return not self.prior_of_rows.likelihood.rows_alike
 
     @property
     def rows_learned(self) -> tuple[Tensor, Tensor] | None:
@@ -250,7 +239,7 @@ class StreamedState(StateOfPasses):
 
     @property
     def training_table(self) -> Any:
-        """The kept sample of the rows, with their prior. Raises: DomainError if the likelihood is of single rows."""
+        """The kept sample of the rows, with their prior. Raises: DomainError if it is refused."""
         if (reason := self.obstacle("importance")) is not None:
             raise DomainError(reason)
         return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.run)
@@ -304,5 +293,7 @@ def restore(
     _ = sums.inner  # which may fail
     held, (report, run, online) = None, how
     if table is not None:
-        held = Held(*table, None if sample.row_variance is None else prior.likelihood.known_variances)
+        held = Held(*table, dict(sorted(prior.likelihood.row_tensors.items())))
+        if len(sample.numbers) < len(held.numbers):  # of files that have them of the held rows alone
+            sample = Block(held.x.double(), held.y.double(), held.numbers).part(0, len(sample.x))
     return StreamedState(prior, inducing, function, sums, sample, report, run, held, online=online)
