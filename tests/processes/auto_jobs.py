@@ -98,7 +98,6 @@ def refusals(process_group: Any) -> dict[str, str]:
             torch.stack([x, x]), torch.stack([y, y]), approximation="auto", group=process_group
         ),
         "differentiable": lambda: condition(differentiable=True),
-        "exact posterior": lambda: fit(exact_posterior=True),
     }
     out = {}
     for name, ask in asked.items():

@@ -1,5 +1,6 @@
 """What ranks do in tests of sites that passes over rows make, against one process with all rows."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,22 @@ def shared(group: Any, counts: tuple[int, ...], kind: str) -> tuple[float, float
         apart(answers(alone), answers(ours)), apart(answers(one.posterior), answers(other.posterior)),
         apart(values[:1], values[1:]),
     )  # fmt: skip
+
+
+def exact_posterior(group: Any, counts: tuple[int, ...], kind: str) -> tuple[float, float, list[str]]:
+    """Differences from one process of a fit whose posterior is exact, and of its parameters; and its events."""
+    x, y, _ = table(sum(counts))
+    own, weight = Shares(counts).slice(dist.get_rank(group)), 1.0 + torch.arange(sum(counts)) % 3
+    how: dict[str, Any] = {"approximation": kind, "inducing": 9, "exact_posterior": True}
+    settings = replace(FEW, sites=SiteSettings(searched_seconds=0.0))
+    how = {} if kind == "many" else how
+    fit = how | {"settings": settings, "starts": 1, "progress": False, "max_iterations": 6, "priors": "given"}
+    one = fgp.fit(model(Poisson(row_weight=weight)), x, y, **fit)
+    other = fgp.fit(model(Poisson(row_weight=weight[own])), x[own], y[own], group=group, **fit)
+    values = [torch.stack([p.detach().sum() for p in found.gp.parameters()]) for found in (one, other)]
+    assert len(other.gp.likelihood.row_weight) == len(x[own])
+    kinds = [event.kind.name for event in other.report.events]
+    return apart(answers(one.posterior), answers(other.posterior)), apart(values[:1], values[1:]), kinds
 
 
 def sampled(group: Any, counts: tuple[int, ...]) -> float:

@@ -20,3 +20,15 @@ def test_sampled_variances_over_ranks_are_those_of_one_process(ranks: Ranks) -> 
     one, other = ranks.run(sites_jobs.sampled, 2, (61, 40))
     assert one == other
     assert one < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("sparse", (61, 40)), ("many", (101, 0))])
+def test_an_exact_posterior_is_that_of_one_process(ranks: Ranks, kind: str, counts: tuple[int, ...]) -> None:
+    """(M-451): of parameters by an approximation that is asked for, or where a factor in each step takes too long."""
+    one, other = ranks.run(sites_jobs.exact_posterior, 2, counts, kind)
+    assert one == other
+    posterior, parameters, kinds = one
+    assert posterior < 1e-4
+    assert parameters < 1e-4
+    assert {"EXACT_POSTERIOR", "SHARED", "SITES"} <= {*kinds}
+    assert ("SEARCHED_BY_FULL_SCALE" in kinds) == (kind == "many")

@@ -88,8 +88,8 @@ def searched_plan(
     few = prior.likelihood.spread_by_leaving_out  # rows are searched
     searched = few or plan.fit_seconds - plan.seconds <= sites.searched_seconds
     quick = plan.route in FACTORED and plan.fits(training=True) and searched
-    alone = settings.ranks == 1 and settings.route is None and settings.dtype is None and not settings.factored
-    if prior.likelihood.has_sites or quick or not (alone and prior.kernel.has_features):
+    free = settings.route is None and settings.dtype is None and not settings.factored
+    if prior.likelihood.has_sites or quick or not (free and prior.kernel.has_features):
         return plan
     kinds = (Approximation("full_scale"),)
     for search in _fitting(prior, rows, kinds, settings, None, training=True)[0]:  # one, where it fits

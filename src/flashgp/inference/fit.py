@@ -22,6 +22,7 @@ from flashgp.inference.approximation import (
     approximation_of,
     approximation_of_read,
 )
+from flashgp.inference.base_state import BaseState
 from flashgp.inference.choice import (
     Decision,
     conditioning_plan,
@@ -35,15 +36,19 @@ from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.fourier.fit import FourierFit
 from flashgp.inference.full_scale.fit import FullScaleFit
+from flashgp.inference.gathered import agreed_memory, agreed_plan
 from flashgp.inference.gp import GP
 from flashgp.inference.judgement.verdict import Verdict, unjudged
 from flashgp.inference.judging import UNASKED, Told, judged_unasked, verdict_of
-from flashgp.inference.over_ranks import check_alike, choose_inference
+from flashgp.inference.over_ranks import check_alike, choose_inference, counts_over, gathered_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.posterior_by_sites import condition_exactly, refuse_beside_sites
+from flashgp.inference.prior import Prior
 from flashgp.inference.progress_bar import shown_progress
-from flashgp.inference.run import Run
+from flashgp.inference.run import Run, with_run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.site_methods import method_of
 from flashgp.inference.streamed.fit import StreamedFit
 from flashgp.inference.training.exact_fit import fit_exact
@@ -242,8 +247,8 @@ def fit(
             as for inducing points, and without a time_limit twice as many where these add much, eq. (M-209).
         exact_posterior: an approximation gives the parameters alone, in time linear in the rows, and the posterior is
             the exact one, as `gp.condition(x, y)` gives it: certified, or as far as the time limit lets it come. For
-            rows that are held, of which there are too many for exact gradients; of one process. Sites that are found
-            by iteration are those of the exact posterior too.
+            rows that are held, of which there are too many for exact gradients. Sites that are found by iteration are
+            those of the exact posterior too.
         method: by which the sites of a likelihood are found, as `Likelihood.by_method` says; None as it says itself.
             "variational" is a lower bound on log p(y), "ep", of `Bernoulli`, moments. "laplace" takes slope and
             curvature at the mode, eq. (M-350), by exact inference, for comparison with others' results: the report
@@ -305,14 +310,12 @@ def fit(
                 )
             return fit_as(gp, source_of(x), options, approximation_of_read(approximation, inducing, neighbours))
         asked = approximation_of(approximation, inducing, neighbours)
-        if ranks.size > 1 and exact_posterior:
-            raise DomainError(
-                f"`exact_posterior` is for one process, got it beside a group of {ranks.size} ranks; condition again: "
-                "fit.gp.condition(x, y, group=group)"
-            )
         data = Data.of(gp, x, y)
         odd = _odd_data(data) if ranks.size == 1 else []
-        exact = _exact_posterior(gp, data, options) if exact_posterior and asked is not None else None
+        exact = None
+        if exact_posterior and asked is not None:
+            rows, wanted = _counted(gp, data, options, asked)
+            exact = _exact_posterior(gp, data, options, priced_with_sites(gp, conditioning_plan(gp, rows, wanted)))
         found = fit_as(gp, data, options, asked, exact=exact)
         found.report.events[:0] = odd
         return found
@@ -359,7 +362,7 @@ def fit_as(
         exact = _searched_by_full_scale(gp, rows, options)
         if exact is not None:
             asked = Approximation("full_scale")
-            event = Event(EventKind.SEARCHED_BY_FULL_SCALE, likelihood=gp.likelihood.name, rows=rows.count)
+            event = Event(EventKind.SEARCHED_BY_FULL_SCALE, likelihood=gp.likelihood.name, rows=exact.data.count)
     columns, tried = None, list[Event]()
     passes = held(rows) if isinstance(rows, Data) and asked is not None and asked.by_passes else rows
     refuse_beside_sites(gp, passes, approximate=asked is not None)
@@ -436,13 +439,16 @@ def _history(left: EngineLeft, later: list[HistoryEntry]) -> list[HistoryEntry]:
 
 def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPosterior | None:
     """The posterior of an exact fit whose parameters are those of full scale, see `searched_plan`; None for others."""
-    if gp.likelihood.has_sites or options.run.group.size > 1 or not data.count:
-        return None
     if options.plan is not None or options.jitter is not None or options.solver is not None:
         return None
-    wanted = replace(_wanted(options), device=chosen_device(options.run.device, data.x))
-    plan = searched_plan(gp, data.counts, wanted, conditioning_plan(gp, data.counts, wanted), options.settings.sites)
-    return ExactPosterior(data, plan, condition_exactly) if plan.training == "full_scale" else None
+    group = options.run.group
+    check_alike(group, gp, None, options.alike)
+    if gp.likelihood.has_sites or group.sum(torch.tensor(data.count)) == 0:
+        return None
+    rows, wanted = _counted(gp, data, options, None)
+    plan = searched_plan(gp, rows, wanted, conditioning_plan(gp, rows, wanted), options.settings.sites)
+    plan = agreed_plan(plan, group)
+    return _exact_posterior(gp, data, options, plan) if plan.training == "full_scale" else None
 
 
 def _wanted(options: FitOptions) -> PlanSettings:
@@ -450,9 +456,29 @@ def _wanted(options: FitOptions) -> PlanSettings:
     return options.planning(dtype=options.run.dtype, ranks=1)
 
 
-def _exact_posterior(gp: GP, data: Data, options: FitOptions) -> ExactPosterior:
-    """Raises: MemoryBudgetError."""
-    rows, device = data.counts, chosen_device(options.run.device, data.x)
+def _counted(gp: GP, data: Data, options: FitOptions, asked: Approximation | None) -> tuple[RowCounts, PlanSettings]:
+    """The rows of all ranks, and what a plan of exact inference on them has to keep to."""
+    group, device = options.run.group, chosen_device(options.run.device, data.x)
+    if group.size > 1:
+        check_alike(group, gp, asked, options.alike)
+    rows = data.counts if group.size == 1 else counts_over(group, gp, data)
+    memory = agreed_memory(options.run.memory, device, group)
     factored = rows.batch * gp.kernel.batch_shape.numel() > 1
-    plan = conditioning_plan(gp, rows, replace(_wanted(options), device=device, factored=factored))
-    return ExactPosterior(data, priced_with_sites(gp, plan), condition_exactly)
+    return rows, replace(_wanted(options), memory=memory, device=device, factored=factored, ranks=group.size)
+
+
+def _exact_posterior(gp: GP, data: Data, options: FitOptions, plan: Plan) -> ExactPosterior:
+    """The posterior of all rows by exact inference, by a plan; of those of all ranks on every rank."""
+    group = options.run.group
+    if group.size == 1:
+        return ExactPosterior(data, plan, condition_exactly)
+    whole, data, _, options = gathered_for(gp, data, group, options, options.alike)
+
+    def condition(prior: Prior, data: Data, settings: ConditionSettings) -> BaseState:
+        numbers, run = whole.likelihood.row_tensors, options.run
+        if numbers:
+            prior = prior.with_likelihood(prior.likelihood.with_rows(**numbers))
+        settings = with_run(settings, memory=run.memory, deadline=run.deadline)
+        return condition_exactly(prior, data, settings)
+
+    return ExactPosterior(data, agreed_plan(plan, group), condition)

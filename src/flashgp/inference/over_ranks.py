@@ -40,7 +40,7 @@ def gathered_for(
     return table.prior, joined, table.shares, with_run(asked, memory=memory, deadline=deadline)
 
 
-def check_alike(group: Group, prior: Prior, asked: Approximation, alike: Mapping[str, object]) -> None:
+def check_alike(group: Group, prior: Prior, asked: Approximation | None, alike: Mapping[str, object]) -> None:
     """Raises: RankMismatchError, on every rank, where ranks were given other models, points or settings."""
     if group.size > 1:
         compare_models(prior, group, **asked_alike(asked), **alike)

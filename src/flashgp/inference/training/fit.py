@@ -242,8 +242,8 @@ def fitted_by(
 ) -> Fitted[Any]:
     """`flashgp.fit` by an engine, of one process or of all ranks of a group.
 
-    Args: asked, more, what the engine takes beside, such as an `Approximation`; exact, for the exact posterior, of one
-        process. Raises: as `flashgp.fit`, the same error on every rank.
+    Args: asked, more, what the engine takes beside, such as an `Approximation`; exact, for the exact posterior.
+        Raises: as `flashgp.fit`, the same error on every rank.
     """
     began = time.perf_counter()
     with options.run.group.together() as group:
@@ -257,7 +257,7 @@ def fitted_by(
         else:
             compare_models(prior, group, **alike)
         with local_rows_on_interrupt(shares, group):
-            fitted = _fitted(engine(prior, rows, options, *asked, **more), began)
+            fitted = _fitted(engine(prior, rows, options, *asked, **more), began, exact)
         agreed_report(fitted.state.report, group)
         for report in (fitted.report, fitted.state.report):
             report.events.append(shared_event(group, before, shares, report.plan.shared, fitting=True))
