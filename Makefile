@@ -19,7 +19,7 @@ install := $(python) -m pip install --quiet --disable-pip-version-check -c const
 torch_source := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 package := $(install) --no-build-isolation --editable
 
-.PHONY: demo stream-demo control-demo test hunt lint types format bench uci claims gpu-check tables clean
+.PHONY: demo stream-demo control-demo test hunt lint types format bench uci claims gpu-check site tables clean
 
 demo: $(VENV)/.demo
 	mkdir -p demo
@@ -75,6 +75,10 @@ hunt: $(VENV)/.dev
 gpu-check:
 	PYTHONPATH=src $(PYTHON) benchmark/gpu_check.py
 
+# The documentation site, offline: build/site/index.html.
+site: $(VENV)/.docs
+	$(python) -m sphinx -W --keep-going -q -b html docs build/site
+
 tables: $(VENV)/.dev
 	$(python) benchmark/tables.py $(documents)
 
@@ -97,6 +101,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(package) '.[all,dev]'
 	$(python) -c 'import triton' 2>/dev/null || $(install) --no-deps triton==3.9.0 || echo 'Triton cannot be had here: its tests skip'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(package) '.[docs]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.torch pyproject.toml

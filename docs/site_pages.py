@@ -1,0 +1,116 @@
+"""Pages that the site makes of the library itself: gallery sources, the reference, samples of covariance functions."""
+
+import ast
+import inspect
+import re
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+import flashgp as fgp
+from flashgp.kernels import REGISTRY
+
+MODULES = ("kernels", "likelihoods", "means", "data", "plots", "linalg", "processes", "operators", "bench")
+NOT_RUN = {"several_processes"}  # needs torchrun
+
+
+def _fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def gallery_sources(tasks: Path, folder: Path) -> None:
+    """Copies of the tasks whose docstring has a title, as sphinx-gallery reads it."""
+    _fresh(folder)
+    (folder / "README.txt").write_text("Gallery\n=======\n\nTasks, each in a short file that runs as it stands.\n")
+    for path in sorted(tasks.glob("*.py")):
+        text = path.read_text()
+        told = ast.get_docstring(ast.parse(text)) or path.stem
+        code = text.split('"""', 2)[2]
+        title, _, rest = told.partition(":")
+        told = f"{title.strip().rstrip('.')}\n{'=' * 100}\n\n{rest.strip()}"
+        (folder / path.name).write_text(f'"""\n{told}\n"""\n{code}')
+
+
+def reference_pages(folder: Path) -> None:
+    """One page for the names of `flashgp`, and one for each of its public modules."""
+    _fresh(folder)
+    names = [name for name in fgp.__all__ if not isinstance(getattr(fgp, name), ModuleType)]
+    pages = {"flashgp": ("flashgp", names)}
+    for name in MODULES:
+        module = getattr(fgp, name)
+        own = [one for one in module.__all__ if one != "REGISTRY" and not isinstance(getattr(module, one), ModuleType)]
+        pages[name] = (f"flashgp.{name}", own)
+    for page, (module, names) in pages.items():
+        (folder / f"{page}.rst").write_text(_reference(module, names))
+    listed = "\n".join(f"   {page}" for page in pages)
+    (folder / "index.rst").write_text(f"Reference\n=========\n\n.. toctree::\n   :maxdepth: 2\n\n{listed}\n")
+
+
+def _reference(module: str, names: list[str]) -> str:
+    lines = [module, "=" * len(module), "", f".. currentmodule:: {module}", ""]
+    holder: Any = fgp if module == "flashgp" else getattr(fgp, module.partition(".")[2])
+    for name in sorted(names, key=str.lower):
+        thing = getattr(holder, name)
+        lines += [name, "-" * len(name), ""]
+        if inspect.isclass(thing):
+            lines += [f".. autoclass:: {name}", "   :members:", "   :exclude-members: forward", ""]
+        elif callable(thing):
+            lines += [f".. autofunction:: {name}", ""]
+        else:
+            lines += [f".. autodata:: {name}", ""]
+    return "\n".join(lines)
+
+
+def kernel_pages(folder: Path) -> None:
+    """Each covariance function with three functions drawn from it."""
+    _fresh(folder)
+    about = (
+        "Three functions drawn from each, of one column. They add, multiply and scale: `2.0 * k`, `k1 + k2`, "
+        "`k1 * k2`; `active_dims=` chooses columns; a lengthscale for each column is ARD. Which one when: [choose a "
+        "covariance function](../../tour/choosing.md)."
+    )
+    lines = ["# Covariance functions", "", about, ""]
+    x = torch.linspace(0.0, 6.0, 241, dtype=torch.float64)[:, None]
+    for name, row in REGISTRY.items():
+        lines += [f"## {name}", ""]
+        if row.inputs == "real":
+            _drawn(row.examples(1)[0], x, folder / f"{name}.svg")
+            lines += [f"![functions drawn from {name}]({name}.svg)", ""]
+        summary = (inspect.getdoc(row.kernel) or "").partition("\n\n")[0]
+        lines += [re.sub(r"\s+", " ", summary).replace("*", r"\*").replace("_", r"\_"), ""]
+        lines += [f"Arguments: [`fgp.kernels.{name}`](../reference/kernels.rst)", ""]
+    (folder / "index.md").write_text("\n".join(lines))
+
+
+def _drawn(kernel: Any, x: torch.Tensor, path: Path) -> None:
+    covariance = kernel(x).to_dense().detach() + 1e-9 * torch.eye(len(x), dtype=torch.float64)
+    normal = torch.randn(len(x), 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(covariance)
+    figure = Figure(figsize=(6.0, 1.8), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(x[:, 0], vectors @ (values.clamp_min(0.0).sqrt()[:, None] * normal), linewidth=1.2)
+    axes.set(xlabel="x", ylabel="f(x)")
+    figure.savefig(path)
+
+
+class Pictures:
+    """Figures of a gallery's block, without pyplot: those that its names hold."""
+
+    def __repr__(self) -> str:
+        return "Pictures"
+
+    def __call__(self, block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+        from sphinx_gallery.scrapers import figure_rst
+
+        paths = []
+        held = [getattr(one, "figure", one) for one in block_vars["example_globals"].values()]
+        for figure in {id(one): one for one in held if isinstance(one, Figure)}.values():
+            paths.append(next(block_vars["image_path_iterator"]))
+            figure.savefig(paths[-1], dpi=110)
+        return figure_rst(paths, gallery_conf["src_dir"])
