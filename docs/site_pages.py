@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from pictures import PICTURES
 
 import flashgp as fgp
 from flashgp.kernels import REGISTRY
@@ -34,7 +35,16 @@ def gallery_sources(tasks: Path, folder: Path) -> None:
         code = text.split('"""', 2)[2]
         title, _, rest = told.partition(":")
         told = f"{title.strip().rstrip('.')}\n{'=' * 100}\n\n{rest.strip()}"
-        (folder / path.name).write_text(f'"""\n{told}\n"""\n{code}')
+        (folder / path.name).write_text(f'"""\n{told}\n"""\n{code}{_picture(path.stem)}')
+
+
+def _picture(name: str) -> str:
+    """A block of its own, behind the task, that draws."""
+    code = PICTURES.get(name, "").strip()
+    if not code:
+        return ""
+    figure = "from matplotlib.figure import Figure\n\n" if "Figure(" in code else ""
+    return f"\n# %%\n# The picture\n{figure}{code}\n"
 
 
 def reference_pages(folder: Path) -> None:
@@ -100,7 +110,7 @@ def _drawn(kernel: Any, x: torch.Tensor, path: Path) -> None:
 
 
 class Pictures:
-    """Figures of a gallery's block, without pyplot: those that its names hold."""
+    """Pictures of a gallery's block: files that it writes, else figures that its names hold, without pyplot."""
 
     def __repr__(self) -> str:
         return "Pictures"
@@ -109,8 +119,16 @@ class Pictures:
         from sphinx_gallery.scrapers import figure_rst
 
         paths = []
-        held = [getattr(one, "figure", one) for one in block_vars["example_globals"].values()]
-        for figure in {id(one): one for one in held if isinstance(one, Figure)}.values():
+        for written in sorted(Path(block_vars["src_file"]).parent.glob("*.png")):
+            paths.append(next(block_vars["image_path_iterator"]))
+            written.replace(paths[-1])
+        held = [one for value in block_vars["example_globals"].values() for one in _figures(value)]
+        for figure in {} if paths else {id(one): one for one in held}.values():
             paths.append(next(block_vars["image_path_iterator"]))
             figure.savefig(paths[-1], dpi=110)
         return figure_rst(paths, gallery_conf["src_dir"])
+
+
+def _figures(value: Any) -> list[Figure]:
+    several = value if isinstance(value, list) else [value]
+    return [one for one in (getattr(each, "figure", each) for each in several) if isinstance(one, Figure)]
