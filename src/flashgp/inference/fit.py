@@ -42,6 +42,7 @@ from flashgp.inference.judgement.verdict import Verdict, unjudged
 from flashgp.inference.judging import UNASKED, Told, judged_unasked, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference, counts_over, gathered_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
+from flashgp.inference.plan import check_plan, planned_device
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.posterior_by_sites import condition_exactly, refuse_beside_sites
@@ -270,9 +271,10 @@ def fit(
             each other, 10 minutes unless told.
 
     Returns:
-        Fit. Ctrl-C and the time limit return the best so far, with `interrupted`: after Ctrl-C the exact posterior is
-            of as many random rows as a second allows, if not of all, and gp.condition(x, y) has all. Ctrl-C in an
-            iterative solve of the posterior gives its best weights so far, labelled with the bound they reached.
+        Fit. Ctrl-C and the time limit return the best so far, with `interrupted`: after Ctrl-C the posterior is of as
+            many random rows as a second allows, if not of all, and fit.gp.condition of all rows, by the same
+            approximation, goes on from there. Ctrl-C in an iterative solve of the posterior gives its best weights so
+            far, labelled with the bound they reached.
 
     Raises:
         ShapeError: as `GP.condition`.
@@ -361,6 +363,9 @@ def fit_as(
     if asked is None and exact is None and isinstance(rows, Data):
         exact = _searched_by_full_scale(gp, rows, options)
         if exact is not None:
+            if options.plan is not None:
+                own = with_run(options, device=options.plan.device, memory=options.plan.available_bytes)
+                options = replace(own, plan=None)
             asked = Approximation("full_scale")
             event = Event(EventKind.SEARCHED_BY_FULL_SCALE, likelihood=gp.likelihood.name, rows=exact.data.count)
     columns, tried = None, list[Event]()
@@ -439,8 +444,14 @@ def _history(left: EngineLeft, later: list[HistoryEntry]) -> list[HistoryEntry]:
 
 def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPosterior | None:
     """The posterior of an exact fit whose parameters are those of full scale, see `searched_plan`; None for others."""
-    if options.plan is not None or options.jitter is not None or options.solver is not None:
+    if options.jitter is not None or options.solver is not None:
         return None
+    if (plan := options.plan) is not None:
+        if plan.training != "full_scale" or gp.likelihood.has_sites:
+            return None
+        device, settings = planned_device(plan, options.run.device, data.x), ConditionSettings(options.run)
+        check_plan(plan, gp, data.x, device, data.distinct, settings)
+        return _exact_posterior(gp, data, options, plan)
     group = options.run.group
     check_alike(group, gp, None, options.alike)
     if gp.likelihood.has_sites or group.sum(torch.tensor(data.count)) == 0:

@@ -273,6 +273,20 @@ def test_the_exact_posterior_of_parameters_by_full_scale(options: dict[str, Any]
     assert fit.posterior.can("lost") is not None  # it is no approximation
 
 
+def test_a_plan_whose_search_goes_by_full_scale_can_be_handed_in() -> None:
+    """As a table does, which plans before it fits."""
+    x, y, at = table(60)
+    gp = model(Poisson())
+    plan = dataclasses.replace(fgp.plan(gp, n=60, d=x.shape[1]), training="full_scale")
+    given = fgp.fit(gp, x, y, plan=plan, max_iterations=1)
+    settings = FitSettings(sites=SiteSettings(searched_seconds=0.0))
+    found = fgp.fit(gp, x, y, settings=settings, max_iterations=1)
+    assert {EventKind.EXACT_POSTERIOR, EventKind.SEARCHED_BY_FULL_SCALE} <= {e.kind for e in given.report.events}
+    assert torch.equal(given.posterior.predict(at).mean, found.posterior.predict(at).mean)
+    with pytest.raises(DomainError, match="`plan` is for n, d"):
+        fgp.fit(gp, x[:50], y[:50], plan=plan)
+
+
 def test_classes_have_the_variance_of_left_out_rows_in_an_exact_posterior() -> None:
     """(M-341), as those of the approximation itself."""
     x = table(24)[0]
