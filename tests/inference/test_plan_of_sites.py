@@ -106,6 +106,17 @@ def test_a_time_limit_counts_all_conditionings() -> None:
         assert (EventKind.POSTERIOR_OF_PART in kinds) == (state.count < 600) == (not whole)
 
 
+def test_few_of_many_rows_have_a_factor() -> None:
+    """Though all of them would have had solves, each of whose steps takes as long as a factor of these."""
+    n = 20_000
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    gp = fgp.GP(4.0 * fgp.kernels.Matern(nu=2.5, lengthscale=0.5), likelihood=fgp.likelihoods.Bernoulli())
+    run = Run(deadline=Deadline(1.0, 1e-6, lambda: 0.0), memory="2GiB")  # no factor of all rows
+    with pytest.warns(FlashGPWarning, match=r"of 400 random ones"):
+        state = condition(gp, Data.of(gp, x, (x[:, 0] > 0.5).double()), ConditionSettings(run))
+    assert state.report.route in FACTORED
+
+
 def test_full_scale_predicts_the_seconds_of_all_its_conditionings() -> None:
     x = torch.rand(300, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
     sizes: dict[str, Any] = {"approximation": "full_scale", "inducing": 20, "neighbours": 20}

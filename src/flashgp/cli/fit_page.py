@@ -94,7 +94,7 @@ def _quality(outcome: FitOutcome) -> Section:
     if outcome.scores is None:
         how = "No rows were held out, and leave-one-out needs a Cholesky factor, which this fit has not."
         if prepared.exact_plan is None or not outcome.fit.posterior.state.by_solves or not outcome.left_out:
-            how = "No rows were scored: the time limit left no time for it."
+            how = f"No rows were scored: {outcome.asked.ended} left no time for it."
         return Section(title, [Notes([how])])
     rows, classes = outcome.scores.rows, bool(prepared.encoding.target_levels)
     how = (
@@ -134,7 +134,8 @@ def _functions(outcome: FitOutcome, drawn: list[int], slices: list[Figure]) -> l
             how += " Shares are of the variance of the predicted mean, where inputs take their values independently."
         parts += [Notes([how]), cells]
     if len(drawn) < len(sliced_inputs(outcome)):
-        parts.append(Notes(["The time limit left no time to draw the function along every input."]))
+        ended = outcome.asked.ended
+        parts.append(Notes([f"{ended[0].upper()}{ended[1:]} left no time to draw the function along every input."]))
     terms = terms_picture(outcome)
     parts += [*slices, *two_way_pictures(outcome, drawn), *([] if terms is None else [terms])]
     return [Section("What has the model learned?", parts)] if parts else []

@@ -57,7 +57,8 @@ def run_fit(options: FitArguments, console: Console) -> dict[str, Any]:
         written, done = "; the model is written as it is" if options.out else "", len(result.history)
         what = f"the fit was cut short after {counted(done, 'evaluation')}: this is the best so far"
         if not done:
-            what = "the time limit left no time for a fit: the parameters are those that it began with"
+            ended = "Ctrl-C" if result.unfinished is Unfinished.INTERRUPT else "the time limit"
+            what = f"{ended} left no time for a fit: the parameters are those that it began with"
         console.warn(f"{what}{written}")
     if options.out is not None and not group.rank:
         model.save(options.out)  # before anything else can fail

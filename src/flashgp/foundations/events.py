@@ -212,15 +212,14 @@ class EventKind(Enum):
         "{likelihood}: the search went by full scale, as a factor of {rows:n row} in each of its steps does not fit or "
         "takes too long."
     )
-    EXACT_POSTERIOR = (
-        "The parameters are those of the approximation; the posterior is the exact one of all rows, given them."
-    )
+    EXACT_POSTERIOR = "The parameters are those of the approximation; the posterior is exact, given them."
     SITES = "{likelihood}: sites after {steps:n step}[ and {solves:n solve}], where one moves q(f) by {moved:.2g} nats."
     SITES_AGAIN = (
         "{likelihood}: sites of {rows:n row} were found anew, after new rows had moved q(f) by {moved:.2g} nats."
     )
     SITES_CUT = (
-        "{likelihood}: [the time limit of {limit:g} s ended the steps of sites after|sites have not settled in] "
+        "{likelihood}: [{by_hand:if}Ctrl-C ended the steps of sites after|the time limit of {limit:g} s ended the "
+        "steps of sites after|sites have not settled in] "
         "{steps:n step}, the last of which moved q(f) by {moved:.2g} nats[{limit:if}. Allow more time, or call "
         "gp.condition(x, y), for sites that have settled]."
     )
@@ -374,7 +373,7 @@ class EventKind(Enum):
     )
     POSTERIOR_OF_PART = (
         "[{by_hand:if}Ctrl-C|The time limit of {limit:g} s] left no time for the planned posterior of {of:n row}: this "
-        "one is of {rows:,} random ones. Allow more time, or call gp.condition(x, y), for that of all."
+        "one is of {rows:,} random ones. Allow more time, or condition the fitted GP once more, for that of all."
     )
 
     # likelihood

@@ -53,10 +53,14 @@ def condition_exactly(prior: Prior, data: Data, settings: ConditionSettings) -> 
     if prior.likelihood.has_sites:
         return condition(prior, data, settings)
     plan = agreed_plan(planned(prior, data, settings), settings.run.group)
-    if settings.plan is None and plan.route not in FACTORED:
-        settings = replace(settings, solver="cg")  # a plan of known sites would rather have a factor
     untimed, data = with_run(settings, deadline=NO_DEADLINE), Data(prior, data.x, data.y, data.promoted)
-    return condition_by_sites(data, settings.run, settings.time, lambda one: condition(one.prior, one, untimed))
+    solved = settings.plan is None and plan.route not in FACTORED
+    of_all = replace(untimed, solver="cg") if solved else untimed  # a plan of known sites would rather have a factor
+
+    def conditioned(one: Data) -> BaseState:
+        return condition(one.prior, one, of_all if one.count == data.count else replace(untimed, plan=None))
+
+    return condition_by_sites(data, settings.run, settings.time, conditioned)
 
 
 def condition_by_sites(
@@ -78,7 +82,9 @@ def condition_by_sites(
         times = settings.conditionings_of(plan)
         if deadline.passed(times * plan.seconds):
             own = deadline.own
-            part = rows_on_time(data.prior, plan, own, time, deterministic=run.deterministic, slowdown=times)
+            part = rows_on_time(
+                data.prior, plan, own, time, deterministic=run.deterministic, slowdown=settings.conditionings
+            )  # by a factor
             data = data.random(int(smallest(run.group, part)), run.seed)
     prior, x, y = data.prior, data.x, data.y.to(torch.float64)
     likelihood = prior.likelihood
@@ -117,7 +123,7 @@ def condition_by_sites(
     if isinstance(report.plan, Plan) and report.plan.conditionings == 1 and once is not None:
         report.predicted_seconds = settings.conditionings_of(report.plan) * once
     if data.count < whole.count:
-        told.append(Event(EventKind.POSTERIOR_OF_PART, rows=data.count, of=whole.count, limit=deadline.limit))
+        told.append(Event(EventKind.POSTERIOR_OF_PART, rows=data.count, of=whole.count, **deadline.told))
         warn(str(told[-1]))
     return state
 

@@ -32,7 +32,7 @@ class TimeSettings:
             of a quarter of the rows is the better one (decision 23).
         max_residual: relative.
         grace_share, grace_seconds: of the limit, and beside: by which planned work may pass it.
-        interrupt_seconds: of the exact posterior of one process once Ctrl-C has ended its search.
+        interrupt_seconds: of the posterior of one process once Ctrl-C has ended its search.
         negligible_seconds: of work that is done however late it is.
         growth: of the numbers of rows that are priced, one after the other.
     """

@@ -164,7 +164,7 @@ def steps_event(
     the tolerance. Args: solves, that they took, where there was no factor."""
     if moved < tolerance:
         return Event(EventKind.SITES, likelihood=likelihood.name, steps=steps, moved=moved, solves=solves or None)
-    event = Event(EventKind.SITES_CUT, likelihood=likelihood.name, steps=steps, moved=moved, limit=deadline.limit)
+    event = Event(EventKind.SITES_CUT, likelihood=likelihood.name, steps=steps, moved=moved, **deadline.told)
     warn(str(event))
     return event
 

@@ -7,7 +7,7 @@ the order may change, the rows may not.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy
@@ -201,6 +201,12 @@ class Survey:
     def of_sample(self) -> "Survey":
         """The sample as all rows of a source."""
         return surveyed(Held(*self.sample), self.outputs, len(self.x), 0)
+
+    def of_fewer(self, rows: int, seed: int) -> "Survey":
+        """The same with so many random rows of the sample."""
+        kept = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(abs(seed)))[:rows].sort().values
+        sample = self.sample.of(t[kept.to(t.device)] for t in self.sample.tensors)
+        return replace(self, sample=sample, places=self.places[kept])
 
     @property
     def x(self) -> Tensor:

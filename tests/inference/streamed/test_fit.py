@@ -69,17 +69,23 @@ class Counting:
         return Deadline(end, end, lambda: self.now)
 
 
-def fitted_by(source: Counting, end: float, **options: Any) -> Fit:
+SPARSE = Approximation("sparse", 10)
+
+
+def fitted_by(source: Counting, end: float, approximation: Approximation = SPARSE, **options: Any) -> Fit:
     settings = dataclasses.replace(FEW, **options)
     asked = FitOptions(run=Run(deadline=source.deadline(end)), starts=1, settings=settings)
-    return fit_as(model(), Batches(source), asked, Approximation("sparse", 10))
+    return fit_as(model(), Batches(source), asked, approximation)
 
 
-def test_the_first_pass_ends_with_the_time_and_the_sample_answers() -> None:
+@pytest.mark.parametrize("kind", ["sparse", "fourier"])
+def test_the_first_pass_ends_with_the_time_and_the_sample_answers(kind: str) -> None:
+    if kind == "fourier":
+        pytest.importorskip("finufft")
     x, y = data(1000)
     source = Counting(x, y)
     with pytest.warns(fgp.FlashGPWarning, match="time limit"):
-        found = fitted_by(source, 7.5)
+        found = fitted_by(source, 7.5, SPARSE if kind == "sparse" else Approximation(kind))
     assert found.interrupted
     assert source.now < 10.0
     (event,) = of_kind(found.posterior.report.events, EventKind.READ_IN_PART)

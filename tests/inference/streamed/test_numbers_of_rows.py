@@ -167,7 +167,7 @@ def test_a_part_of_the_rows_has_its_own_numbers() -> None:
     x, y, _ = counts(2500)
     ticks = iter(range(10**6))
     settings = ConditionSettings(run=Run(deadline=Deadline(1.0, 1.0, lambda: next(ticks))))
-    with pytest.warns(UserWarning, match="2,000"):
+    with pytest.warns(UserWarning, match="of 400 random"):
         state = condition(Approximation("sparse", 8), model(L.Poisson(exposure=hours_of(x))), Held(x, y), settings)
     assert torch.equal(state.prior.likelihood.exposure, hours_of(state.x))
 

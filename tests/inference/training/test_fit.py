@@ -1,9 +1,12 @@
 """fit: what it reaches, what it leaves alone, what it says; its repeatability is in test_resume.py."""
 
+import contextlib
 import copy
 import dataclasses
 import math
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -250,20 +253,35 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
     assert not whole.interrupted
 
 
-def test_after_an_interrupt_the_posterior_is_of_what_there_is_time_for() -> None:
+@pytest.mark.parametrize("approximation", [None, "full_scale", "sparse", "fourier"])
+def test_after_an_interrupt_the_posterior_is_of_what_there_is_time_for(approximation: str | None) -> None:
     """In place of minutes that nobody who pressed Ctrl-C waits for."""
-    x, y = data(120)
+    if approximation == "fourier":
+        pytest.importorskip("finufft")
+    x, y = data(160)
+    options: dict[str, Any] = {"starts": 1, "approximation": approximation}
+    if approximation in ("full_scale", "sparse"):
+        options["inducing"] = 10
 
     def stop(_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
-    none = TimeSettings(min_rows=30, grace_share=0.0, grace_seconds=0.0, negligible_seconds=0.0, interrupt_seconds=0.0)
-    settings = FitSettings(time=none)
-    with pytest.warns(fgp.FlashGPWarning, match="Ctrl-C left no time for the planned posterior of 120 rows: this one"):
-        cut = fgp.fit(model(), x, y, starts=1, progress=stop, settings=settings)
-    assert cut.posterior.count == 30
-    assert fgp.fit(model(), x, y, starts=1, max_iterations=1, settings=settings).posterior.count == 120
-    assert fgp.fit(model(), x, y, starts=1, progress=stop).posterior.count == 120
+    def within(seconds: float) -> FitSettings:
+        none = TimeSettings(30, grace_share=0.0, grace_seconds=0.0, negligible_seconds=0.0, interrupt_seconds=seconds)
+        return FitSettings(time=none)
+
+    def fitted(settings: FitSettings, **more: Any) -> fgp.Fit:
+        return fgp.fit(model(), x[:, :2], y, settings=settings, **options, **more)
+
+    told: Any = contextlib.nullcontext()
+    if approximation != "fourier":  # whose sample has all of so few rows
+        told = pytest.warns(fgp.FlashGPWarning, match="Ctrl-C left no time for the planned posterior of 160 rows: this")
+    with told:
+        cut = fitted(within(0.0), progress=stop)
+    assert cut.interrupted
+    assert cut.posterior.count == (160 if approximation == "fourier" else 30)
+    assert fitted(within(0.0), max_iterations=1).posterior.count == 160
+    assert fitted(within(60.0), progress=stop).posterior.count == 160
 
 
 @pytest.mark.parametrize(("at", "again"), [(1, False), (4, False), (4, True)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import entered
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, warn
 from flashgp.foundations.events import Event, EventKind
@@ -24,8 +25,9 @@ from flashgp.inference.fourier.spectrum import NoGridError, grid_of
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
-from flashgp.inference.run import Run
+from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
     numbers_to_likelihood,
     numbers_to_rows,
@@ -98,9 +100,16 @@ def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
     return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
 
 
-def blocks_of(prior: Prior, survey: Survey, more: float) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise."""
-    for block in survey.blocks(PIECE):
+def blocks_of(prior: Prior, survey: Survey, more: float, deadline: Deadline) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise. Raises: TimeUp, but for
+    held rows of one piece, which take less time than their solve."""
+    brief = isinstance(survey.source, Held) and survey.count <= PIECE
+
+    def check() -> None:
+        if deadline.passed() and not brief:
+            raise TimeUp
+
+    for block in survey.blocks(PIECE, check):
         sites = prior_of_rows(prior, block).sites(block.y)
         residual = prior.residual(block.x, sites.targets)
         check_residual(residual)
@@ -113,21 +122,38 @@ def condition_on(
     prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None = None,
     options: FourierSettings | None = None,
 ) -> FourierState:  # fmt: skip
-    """Condition after the first pass. Raises: DomainError, ConvergenceError."""
-    began, prior, options = time.perf_counter(), prior.held(), options or FourierSettings()
+    """Condition after the first pass; on the sample alone where there is no time for another one.
+
+    Raises: DomainError, ConvergenceError.
+    """
+    prior, found = prior.held(), options or FourierSettings()
+
+    def part(survey: Survey) -> FourierState:
+        untimed = with_run(settings, deadline=NO_DEADLINE)
+        return _state(prior, survey.of_sample, untimed, plan, found)
+
+    return on_time(survey, settings, lambda: _state(prior, survey, settings, plan, found), part, lambda _: False)
+
+
+def _state(
+    prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None, options: FourierSettings
+) -> FourierState:
+    """The state of all rows. Raises: TimeUp."""
+    began = time.perf_counter()
     grid = grid_for(prior, survey, options)
     check_memory(grid, settings.run.memory, options)
     spectrum, tail = spectrum_of(prior, grid, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
-    sums = FourierSums.of(grid, blocks_of(prior, survey, tail), outputs)
+    deadline = settings.run.deadline
+    sums = FourierSums.of(grid, blocks_of(prior, survey, tail, deadline), outputs)
     least = float(prior_of_rows(prior, survey.sample).sites(survey.y).variance.min()) + tail
-    system = sums.system(spectrum, options.solves, settings.run.deadline)
+    system = sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked)
     held = survey.source if isinstance(survey.source, Held) else None
     drawn = None
     if held is None and not system.dense and not windows_serve(system, prior.kernel, survey.width, options.windows):
-        again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail))
+        again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail, deadline))
         drawn = drawn_weights(
             replace(weights, system=system.kept), again, options.draws, options, settings.run.seed + DRAWN_SEED
         )

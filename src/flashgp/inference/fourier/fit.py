@@ -77,9 +77,10 @@ class FourierFit(EngineFit[FourierState]):
         self._settled = False
         refuse_exact_fit(options)
         prior, self.rows = numbers_to_rows(prior, rows, options.run.group)
-        self.survey = survey_of(
+        self.whole = whole = survey_of(
             prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline
         )
+        self.survey = whole.of_sample if whole.cut else whole
         refuse_unfit(prior, self.survey.width, options.run.group.size)
         library()
         self.prior, self.how = prior.released(), FourierSettings()
@@ -154,11 +155,11 @@ class FourierFit(EngineFit[FourierState]):
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
         settings, deadline = self.options.conditioning(), self.options.run.deadline
-        if self.rival is not None and not self._settled:  # the time was up before
+        if self.rival is not None and not self._settled and not deadline.by_hand:  # the time was up before
             self._settle(recorder, self.rival, trained.theta)
 
         def conditioned() -> FourierState:
-            return condition_on(self.prior, self.survey, settings, self.plan, self.how)
+            return condition_on(self.prior, self.whole, settings, self.plan, self.how)
 
         state, unexplained = conditioned(), list[Any]()
         if isinstance(self.rows, Held) and not deadline.passed(self._price(state.grid).step(self.survey.count).middle):

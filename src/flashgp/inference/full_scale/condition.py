@@ -180,7 +180,7 @@ def _of_part(data: Data, asked: Approximation, settings: ConditionSettings, plan
         rows *= GROWTH
     if most > rows:
         rows, state = most, of_rows(most)
-    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, limit=deadline.limit)
+    event = Event(EventKind.POSTERIOR_OF_PART, rows=rows, of=n, **deadline.told)
     warn(str(event))
     state.report.events.insert(0, event)
     return state

@@ -1,6 +1,5 @@
 """Conditioning on rows that are read: a pass that counts and samples them, and one that adds up what they say."""
 
-import contextlib
 import math
 import time
 from dataclasses import replace
@@ -8,9 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE, TimeUp
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.determinism import EVENT
-from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -27,6 +25,7 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import SiteSettings, steps_event
 from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of, first_values
+from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
     inputs_of,
     noise_of,
@@ -39,6 +38,7 @@ from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.kernels.warped import collapsed_features
 from flashgp.pairwise.cpu.backend import CpuTiles
 from flashgp.planner.problem import chosen_device
+from flashgp.processes.agreement import largest, smallest
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
@@ -67,20 +67,31 @@ def condition_on(
 
     Args: points: inducing points that a fit has chosen; sums, of its pass over all rows with these parameters.
     """
-    if not survey.cut:
-        with contextlib.suppress(TimeUp):
-            return _state(prior, survey, asked, settings, points, sums)
-    sample, limit = survey.of_sample, settings.run.deadline.limit
-    few, late = at_most(asked, sample.count), with_run(settings, deadline=NO_DEADLINE)
-    state = _state(prior, sample, few, late, points, None)
-    event = Event(EventKind.POSTERIOR_OF_PART, rows=sample.count, of=survey.count, limit=limit)
-    if survey.cut:
-        event = Event(EventKind.READ_IN_PART, rows=sample.count, read=survey.count, limit=limit)
-    if survey.cut or sample.count < survey.count:
-        warn(str(event))
-        state.report.events.append(event)
-    state = replace(state, inducing=state.inducing.to(survey.dtype), ranks=survey.group.size)
-    return state if isinstance(survey.source, Held) else replace(state, prior=state.prior_of_rows, held=None)
+
+    def part(survey: Survey) -> StreamedState:
+        sample, untimed = survey.of_sample, with_run(settings, deadline=NO_DEADLINE)
+        few = at_most(asked, sample.count)
+        state = _state(prior, sample, few, untimed, points, None)
+        state = replace(state, inducing=state.inducing.to(survey.dtype), ranks=survey.group.size)
+        return state if isinstance(survey.source, Held) else replace(state, prior=state.prior_of_rows, held=None)
+
+    return on_time(
+        survey, settings, lambda: _state(prior, survey, asked, settings, points, sums), part,
+        lambda rows: (rows < survey.count or sums is None) and _late(prior, survey, asked, settings, rows),
+    )  # fmt: skip
+
+
+def _late(prior: Prior, survey: Survey, asked: Approximation, settings: ConditionSettings, rows: int) -> bool:
+    """True if conditioning on so many of the rows would end too late by the plan."""
+    run = settings.run
+    if run.deadline.limit is None:
+        return False
+    wanted = run.planning(device=chosen_device(run.device, survey.x))
+    counts, most = RowCounts(rows, survey.width), at_most(asked, rows)
+    plan = approximate_plan(prior, counts, most, wanted, run.deadline.limit, training=False)
+    times = 1 if prior.likelihood.has_sites else SiteSettings().linear_conditionings
+    left = smallest(survey.group, settings.time.with_grace(run.deadline).left)
+    return largest(survey.group, times * plan.seconds) > left
 
 
 def at_most(asked: Approximation, rows: int) -> Approximation:

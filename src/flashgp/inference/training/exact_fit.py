@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, ShapeError
-from flashgp.foundations.events import Event, EventKind, StopReason
+from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
@@ -85,10 +85,6 @@ class ExactFit(EngineFit[Any]):
         return train(self.problem, options, recorder, estimate)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> Any:
-        run, time_settings = self.options.run, self.options.settings.time
-        if trained.stop is StopReason.INTERRUPT and run.group.size == 1:
-            soon = run.deadline.interrupted(time_settings.interrupt_seconds)
-            self.options = replace(self.options, run=replace(run, deadline=soon))
         prior, data, cut = self.with_sites(self.data, trained)
         whole = self.data.cells is None and data.count == self.data.count
         settings = self.conditioning(

@@ -287,6 +287,9 @@ def _fitted(engine: EngineFit[S], began: float, exact: ExactPosterior | None = N
         raise
     report, objective = Report(), trained.objective
     report_search(report, recorder, trained, options)
+    if trained.stop is StopReason.INTERRUPT:  # of one process: of several it is raised on all
+        soon = options.run.deadline.interrupted(options.settings.time.interrupt_seconds)
+        engine.options = options = with_run(options, deadline=soon)
     again = engine.again if exact is None else "gp.condition(x, y)"
     with last_pass(options.run.group, interrupted_message(path, again), engine.result, recorder):
         if exact is None:
