@@ -84,7 +84,7 @@ def read_state(
     if not all(math.isfinite(number) for number in numbers.values()):
         raise refused(FIELD, "finite sums", str(numbers))
     likelihood = gp.likelihood.underlying
-    numbers_of_rows = {*likelihood.of_read, *likelihood.row_tensors} if "sample_x" in tensors_of_kind else set()
+    numbers_of_rows = {*likelihood.of_read, *gp.likelihood.row_tensors} if "sample_x" in tensors_of_kind else set()
     tensors_of_kind = tensors_of_kind | {f"sample_{name}?": "double s" for name in sorted(numbers_of_rows)}
     wanted = {name.rstrip("?"): shape for name, shape in tensors_of_kind.items()}
     tensors = {

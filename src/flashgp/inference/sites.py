@@ -492,7 +492,7 @@ class IteratedSites:
 
     @torch.no_grad()
     def settle(
-        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], tuple[float, Marginals]],
+        self, prior: Prior, x: Tensor, y: Tensor, evaluate: Callable[[], tuple[float | None, Marginals]],
         tolerance: float | None, slack: float, deadline: Deadline,
     ) -> Found[None]:  # fmt: skip
         """Steps (M-267), (M-291) from the sites held, or from the prior where these say less.
@@ -500,8 +500,9 @@ class IteratedSites:
         Those of the next step are held then, nearer to where a bound is greatest by orders of magnitude; of a search
         without one those that q(f) is of, which no step followed to measure how far it went.
 
-        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, and q(f) under them; tolerance, None for that
-            of a search; slack, as of `settle`, nats a row; deadline, of steps that are not of a search.
+        Args: evaluate, log N(targets; m, K + S) at the sites held, nats, None where it is not known, and q(f) under
+            them; tolerance, None for that of a search; slack, as of `settle`, nats a row; deadline, of steps that are
+            not of a search.
         Raises: as `settle_rows`.
         """
         held, likelihood, rows = self.held, prior.likelihood, len(y)
@@ -518,8 +519,7 @@ class IteratedSites:
             return Found(sites, at, method.aim(likelihood, y, at, sites, mean, density), None)
 
         start = found(self._sites)
-        assert start.value is not None
-        if method.climbs or math.isnan(start.value):
+        if start.value is not None and (method.climbs or math.isnan(start.value)):
             start = better_start(start, from_prior(prior, x, y))
         deadline = self.deadline if tolerance is None else deadline
         try:

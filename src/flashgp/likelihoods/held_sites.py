@@ -92,6 +92,19 @@ class HeldSites(Likelihood):
     def by_rows(self, function: Callable[[Tensor], Tensor]) -> "HeldSites":
         return self._of(self.likelihood.by_rows(function), function)
 
+    @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        own = {"site_targets": self.targets, "site_variance": self.variance, "site_excess": self.excess}
+        return self.likelihood.row_tensors | {name: each for name, each in own.items() if each is not None}
+
+    def with_rows(
+        self, site_targets: Any = None, site_variance: Any = None, site_excess: Any = None, **numbers: Any
+    ) -> "HeldSites":
+        """The likelihood with the sites of other rows, by default of none."""
+        none = self.targets[:0], self.variance[:0]
+        sites = Sites(*none) if site_targets is None else Sites(site_targets, site_variance)
+        return HeldSites(self.likelihood.with_rows(**numbers), sites, site_excess)
+
     def _of(self, likelihood: Likelihood, function: Callable[[Tensor], Tensor]) -> "HeldSites":
         excess = None if self.excess is None else function(self.excess)
         found = HeldSites(likelihood, Sites(function(self.targets), function(self.variance)), excess)

@@ -16,17 +16,20 @@ from flashgp.foundations.machine import available_bytes, parse_bytes
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
 from flashgp.inference.fourier.local import windows_serve
 from flashgp.inference.fourier.planned import unfit
+from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
     numbers_to_likelihood,
@@ -34,6 +37,8 @@ from flashgp.inference.streamed.rows import (
     prior_of_rows,
     survey_of,
 )
+from flashgp.inference.training.objective import Problem
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
@@ -53,20 +58,57 @@ def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
 def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> FourierState:
     """The state of a prior given rows. Raises: as `GP.condition`."""
     settings.of_approximation()
-    prior, rows = numbers_to_rows(prior, rows, settings.run.group)
-    survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline)
-    refuse_unfit(prior, survey.width, settings.run.group.size)
+    began, run, own = time.perf_counter(), settings.run, prior
+    refuse_read(prior, rows)
+    prior, rows = numbers_to_rows(prior, rows, run.group)
+    survey = survey_of(prior, rows, asked, run.seed, deadline=run.deadline)
+    refuse_unfit(prior, survey.width, run.group.size)
     library()
-    return condition_on(prior, survey, settings)
+    if prior.likelihood.has_sites or not isinstance(rows, Held):
+        return condition_on(prior, survey, settings)
+    prior, told = found_sites(own, rows, survey, run)
+    state = condition_on(*with_sites(prior, rows.x, rows.y, asked, run), with_run(settings, deadline=NO_DEADLINE))
+    state.report.events += told
+    state.report.seconds = time.perf_counter() - began
+    return state
 
 
-def grid_for(prior: Prior, survey: Survey, settings: FourierSettings, *, search: bool = False) -> Grid:
-    """The grid at the parameters that a prior has. Raises: DomainError."""
+def refuse_read(prior: Prior, rows: RowSource) -> None:
+    """DomainError for rows that are read, where sites are kept of each."""
+    if not (prior.likelihood.has_sites or isinstance(rows, Held)):
+        raise DomainError(
+            "`approximation` by Fourier series keeps a site of every row where these are found by iteration, as those "
+            f'of {prior.likelihood.name}, got rows that are read; hold them, as x and y, or pass "sparse"'
+        )
+
+
+def found_sites(prior: Prior, rows: Held, survey: Survey, run: Run) -> tuple[Prior, list[Event]]:
+    """The prior with the sites that iteration finds of all rows, and events of a report. Raises: ConvergenceError."""
+    prior, x, y, options = prior.held(), rows.x.double(), rows.y.double(), FourierSettings()
+    sites = IteratedSites.of(prior, x, y, SiteSettings())
+    problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
+    grid = grid_for(problem.with_sites, survey, options, problem.with_sites.sites(y).variance)
+    check_memory(grid, run.memory, options)
+    return FourierRowLogJoint(problem, grid, options, run.seed).with_sites(run.deadline)
+
+
+def with_sites(prior: Prior, x: Tensor, y: Tensor, asked: Approximation, run: Run) -> tuple[Prior, Survey]:
+    """A prior whose sites are held with the rows, and the survey of these."""
+    prior, rows = numbers_to_rows(prior, Held(x, y), run.group)
+    return prior, survey_of(prior, rows, asked, run.seed)
+
+
+def grid_for(
+    prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False
+) -> Grid:
+    """The grid at the parameters that a prior has. Args: noise, of rows; None for that of the sample's. Raises:
+    DomainError."""
     with torch.no_grad():
-        noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance
+        noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance if noise is None else noise
+        level = 1.0 / float((1.0 / noise).mean())  # (M-449)
         try:
             return grid_of(
-                prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), float(noise.mean()),
+                prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), level,
                 settings.grid, settings.solves.dense, search=search,
             )  # fmt: skip
         except NoGridError as reason:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
@@ -21,10 +22,18 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import WORDS, approximate_plan, first_rows_price
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.fourier.condition import check_memory, condition_on, grid_for, refuse_unfit
+from flashgp.inference.fourier.condition import (
+    check_memory,
+    condition_on,
+    grid_for,
+    refuse_read,
+    refuse_unfit,
+    with_sites,
+)
 from flashgp.inference.fourier.grid import Grid, library
 from flashgp.inference.fourier.objective import FourierLogJoint
 from flashgp.inference.fourier.planned import passes_of, sizes_of
+from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.state import FourierSettings, FourierState
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
@@ -45,7 +54,7 @@ from flashgp.inference.training.fit import (
 )
 from flashgp.inference.training.history import Recorder, power_law
 from flashgp.inference.training.linear_stages import LinearStages
-from flashgp.inference.training.objective import LogJoint
+from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.train import Trained
@@ -76,7 +85,9 @@ class FourierFit(EngineFit[FourierState]):
         self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
         self._settled = False
         refuse_exact_fit(options)
+        refuse_read(prior, rows)
         prior, self.rows = numbers_to_rows(prior, rows, options.run.group)
+        self.asked, self.by_sites = asked, not prior.likelihood.has_sites
         self.whole = whole = survey_of(
             prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline
         )
@@ -96,9 +107,10 @@ class FourierFit(EngineFit[FourierState]):
         direct = DirectSettings(
             TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.run.deadline)
         )
-        of_sample = prior_of_rows(self.prior, self.survey.sample)
-        sampled = Data(of_sample, self.survey.x, self.survey.y)
-        self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
+        searched, x, y = prior_of_rows(self.prior, self.survey.sample), self.survey.x, self.survey.y
+        if self.by_sites and isinstance(self.rows, Held):
+            searched, x, y = self.result, self.rows.x.double(), self.rows.y.double()
+        self.problem = problem_of(searched, Data(searched, x, y), target, direct, options, joined=False)
         self.mark = (asked.kind, self.survey.count, self.survey.checksum)
         self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.searched = options.run.deadline.share(SEARCHED)
@@ -111,9 +123,10 @@ class FourierFit(EngineFit[FourierState]):
         return numbers_to_likelihood(self.prior, self.rows)
 
     def expect(self, recorder: Recorder) -> None:
-        recorder.expect(self.price.exact_seconds, 3)
+        times = self.likelihoods
+        recorder.expect(lambda rows: times * self.price.exact_seconds(rows), 3)
         recorder.information = self.price.information_seconds
-        recorder.expect(power_law(self.plan.fit_step_seconds, self.survey.count, 1), 1)
+        recorder.expect(power_law(times * self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
         return LinearStages(
@@ -144,28 +157,47 @@ class FourierFit(EngineFit[FourierState]):
     def _grid(self, theta: numpy.ndarray) -> Grid:
         """The grid of a search at a vector. Raises: DomainError, MemoryBudgetError."""
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
-        grid = grid_for(self.prior, self.survey, self.how, search=True)
+        grid = grid_for(self.prior, self.survey, self.how, self._noise(self.problem), search=True)
         check_memory(grid, self.options.run.memory, self.how)
         return grid
 
     def _objective(self, size: int, theta: numpy.ndarray) -> LogJoint:
         """Objective of all rows, on a grid chosen at a vector."""
         grid, run = self._grid(theta), self.options.run
+        if self.by_sites:
+            return FourierRowLogJoint(self.problem, grid, self.how, run.seed, self.searched)
         return FourierLogJoint(self.problem, self.prior, self.survey, grid, self.how, run.seed, self.searched)
 
+    def _noise(self, problem: Problem) -> Tensor | None:
+        """Variances of sites where these are held; None for those of the likelihood."""
+        return None if problem.sites is None else problem.sites.held.variance
+
+    def of_rows(self, rows: int, trained: Trained) -> LogJoint:
+        ParameterVector(self.problem.prior, self.problem.roles).assign(trained.theta)
+        problem, seed = self.problem, self.options.run.seed
+        problem = problem if rows == problem.rows else problem.subset(rows, seed)
+        grid = grid_for(self.prior, self.survey, self.how, self._noise(problem))
+        return FourierRowLogJoint(problem, grid, self.how, seed)
+
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
-        settings, deadline = self.options.conditioning(), self.options.run.deadline
+        settings, deadline = self.conditioning(), self.options.run.deadline
         if self.rival is not None and not self._settled and not deadline.by_hand:  # the time was up before
             self._settle(recorder, self.rival, trained.theta)
+        prior, survey, cut = self.prior, self.whole, list[Event]()
+        if self.by_sites:
+            prior, data, cut = self.with_sites(Data(self.result, self.problem.x, self.problem.y), trained)
+            x, y = (t.to(self.survey.dtype) for t in (data.x, data.y))
+            prior, survey = with_sites(prior, x, y, self.asked, self.options.run)
 
         def conditioned() -> FourierState:
-            return condition_on(self.prior, self.whole, settings, self.plan, self.how)
+            return condition_on(prior, survey, settings, self.plan, self.how)
 
         state, unexplained = conditioned(), list[Any]()
         if isinstance(self.rows, Held) and not deadline.passed(self._price(state.grid).step(self.survey.count).middle):
             state, unexplained = beside_a_constant(
                 self, trained, state, lambda one: one.evidence, conditioned, self.rows.y
             )
+        state.report.events += cut
         report_answer(report, recorder, state, self)
         report.events += unexplained
         return state

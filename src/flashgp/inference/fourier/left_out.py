@@ -11,7 +11,7 @@ from flashgp.foundations.contexts import entered
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.fourier.predictor import FourierPredictor
 from flashgp.inference.fourier.state import FourierState
-from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
 
 LEAST = 1e-6  # of a row's noise that the others leave
 
@@ -21,12 +21,17 @@ LEAST = 1e-6  # of a row's noise that the others leave
 def leave_one_out(state: FourierState) -> LeaveOneOut:
     """Training rows, each predicted from all the others. Cost: two transforms of the rows, or more with draws."""
     rows, predictor = state.of_rows("leave_one_out"), FourierPredictor(state, deterministic=state.run.deterministic)
-    variance = state.variance_of(rows).unsqueeze(-1)
+    variance, sites = state.variance_of(rows).unsqueeze(-1), state.prior.sites(rows.y)
     spread = (predictor.variance(rows.x).value - state.tail).clamp_min(0.0)
     kept = (1.0 - spread / variance).clamp_min(LEAST)
     error = variance * state.representer_weights / kept
-    total = variance / kept
-    y = rows.y.double().reshape(error.shape)
-    found = y - error, total.expand_as(error), -0.5 * (error.square() / total + total.log() + LOG_2PI)
-    shape = rows.y.shape
+    total, shape = (variance / kept).expand_as(error), rows.y.shape
+    mean = sites.targets.double().reshape(error.shape) - error
+    likelihood = state.prior.likelihood
+    if not likelihood.underlying.has_sites:
+        noise = sites.variance.reshape(error.shape)
+        return of_observations(
+            likelihood, mean.reshape(shape), (total - noise).reshape(shape), rows.y, state.result_dtype
+        )
+    found = mean, total, -0.5 * (error.square() / total + total.log() + LOG_2PI)
     return LeaveOneOut(*(t.reshape(shape).to(state.result_dtype) for t in found))

@@ -39,24 +39,82 @@ F64 = torch.float64
 ERROR = 1e-2  # of a solve in a search in the norm of B, for the root of the rows: as (M-106)
 
 
-class FourierLogJoint(LogJoint):
-    """Minus the log joint of the rows of a survey on a grid, with its gradient.
+class SeriesLogJoint(LogJoint):
+    """Minus the log joint on a grid of frequencies, of sums over rows.
 
-    Args: problem, of the sample of the rows, whose priors and parameters are taken; prior, of the rows, which shares
-        these.
+    Args: problem, whose priors and parameters are taken; grid; settings; seed, of probes; deadline, of solves.
     """
 
     keeps_covariance = False
 
     def __init__(
+        self, problem: Problem, grid: Grid, settings: FourierSettings, seed: int, deadline: Deadline = NO_DEADLINE
+    ) -> None:
+        super().__init__(problem)
+        self._small = None
+        self.grid, self.settings, self._seed, self._deadline = grid, settings, seed, deadline
+        self._start: Tensor | None = None  # weights of the last evaluation, times W
+
+    @property
+    def cost_power(self) -> int:
+        return 1
+
+    @property
+    def factored(self) -> bool:
+        return factored(self.grid, self.settings.solves.dense)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Of gradients by probes; None where there is a factor."""
+        if self.factored:
+            return None
+        probes = self.settings.solves.probes_of(self.grid.size)
+        return Estimate(self.parameters.size / (2.0 * probes), StochasticSettings().negligible_gain * self.rows)
+
+    def weights(self, spectrum: Tensor, sums: FourierSums) -> WeightPosterior:
+        """Of the posterior, from those of the last evaluation."""
+        system = sums.system(spectrum, self.settings.solves, self._deadline)
+        start = self._start
+        if start is not None and not system.dense:
+            start = start / system.root.clamp_min(torch.finfo(F64).tiny)
+            start = torch.where(system.root > 0.0, start, 0.0)
+        found = WeightPosterior.of(sums, system, ERROR * self.rows**0.5, start)
+        self._start = system.root * found.solution.value
+        return found
+
+    def slopes(
+        self, weights: WeightPosterior, others: Sequence[FourierSums] = ()
+    ) -> tuple[float, Tensor, Tensor, list[float]]:
+        """The log likelihood, its slopes by the spectrum, and what `log_determinant` has. Raises: TimeUp."""
+        system, spectrum = weights.system, weights.system.spectrum
+        logs, shares, traces = system.log_determinant(
+            self._seed, [Toeplitz(self.grid, other.entries) for other in others]
+        )
+        if not system.dense and self._deadline.passed():  # solves ended where they were
+            raise TimeUp
+        known = spectrum > torch.finfo(F64).tiny
+        per = torch.where(known, shares / spectrum, system.toeplitz.diagonal)
+        by_spectrum = 0.5 * (self._powers(weights) - len(weights.dual) * per) * self.grid.multiplicity
+        return weights.log_likelihood(logs), by_spectrum, shares, traces
+
+    def _powers(self, weights: WeightPosterior) -> Tensor:
+        """|a_j|^2 of all outputs, (*shape)."""
+        dual = weights.dual
+        return (dual.real.square() + dual.imag.square()).sum(0)
+
+
+class FourierLogJoint(SeriesLogJoint):
+    """Minus the log joint of the rows of a survey on a grid, with its gradient.
+
+    Args: problem, of the sample of the rows; prior, of the rows, which shares its parameters; others as above.
+    """
+
+    def __init__(
         self, problem: Problem, prior: Prior, survey: Survey, grid: Grid, settings: FourierSettings, seed: int,
         deadline: Deadline = NO_DEADLINE,
     ) -> None:  # fmt: skip
-        super().__init__(problem)
-        self._small = None
-        self.grid, self.rows, self.settings, self._seed = grid, survey.count, settings, seed
-        self._deadline, self._width, self._prior, self._survey = deadline, survey.width, prior, survey
-        self._start: Tensor | None = None  # weights of the last evaluation, times W
+        super().__init__(problem, grid, settings, seed, deadline)
+        self.rows, self._width, self._prior, self._survey = survey.count, survey.width, prior, survey
         self._offset = survey.y_moments.mean.cpu()
         self._unit: FourierSums | None = None
         if passes_of(prior, alike=not survey.sample.numbers):
@@ -67,18 +125,6 @@ class FourierLogJoint(LogJoint):
         )
         with torch.no_grad():
             self._unit = FourierSums.of(grid, blocks, len(self._offset))
-
-    @property
-    def cost_power(self) -> int:
-        return 1
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """Of gradients by probes; None where there is a factor."""
-        if factored(self.grid, self.settings.solves.dense):
-            return None
-        probes = self.settings.solves.probes_of(self.grid.size)
-        return Estimate(self.parameters.size / (2.0 * probes), StochasticSettings().negligible_gain * self.rows)
 
     def _by_autograd(self) -> tuple[float | None, Array]:
         with torch.enable_grad():
@@ -93,7 +139,8 @@ class FourierLogJoint(LogJoint):
             mean = prior.mean_at(self.problem.x[:1])[0].expand(outputs)
         with torch.no_grad():
             sums = self._unit.scaled(float(noise), mean.detach().cpu() - self._offset)
-            weights, value, by_spectrum, shares, _ = self._solved(spectrum.detach(), sums)
+            weights = self.weights(spectrum.detach(), sums)
+            value, by_spectrum, shares, _ = self.slopes(weights)
             explained = float(self.grid.total(spectrum * self._powers(weights)))
             trace = self.rows - float(self.grid.total(shares))
             by_noise = 0.5 * (float(weights.quadratic.sum()) - explained - outputs * trace) / float(noise)
@@ -102,32 +149,6 @@ class FourierLogJoint(LogJoint):
         with torch.enable_grad():
             extra, gradient = self.pull((spectrum, noise, mean), slopes)
         return value + extra, gradient
-
-    def _powers(self, weights: WeightPosterior) -> Tensor:
-        """|a_j|^2 of all outputs, (*shape)."""
-        dual = weights.dual
-        return (dual.real.square() + dual.imag.square()).sum(0)
-
-    def _solved(
-        self, spectrum: Tensor, sums: FourierSums, others: Sequence[FourierSums] = ()
-    ) -> tuple[WeightPosterior, float, Tensor, Tensor, list[float]]:
-        """The weights, the log likelihood, its slopes by the spectrum, and what `log_determinant` has."""
-        system = sums.system(spectrum, self.settings.solves, self._deadline)
-        start = self._start
-        if start is not None and not system.dense:
-            start = start / system.root.clamp_min(torch.finfo(F64).tiny)
-            start = torch.where(system.root > 0.0, start, 0.0)
-        weights = WeightPosterior.of(sums, system, ERROR * self.rows**0.5, start)
-        self._start = system.root * weights.solution.value
-        logs, shares, traces = system.log_determinant(
-            self._seed, [Toeplitz(self.grid, other.entries) for other in others]
-        )
-        if not system.dense and self._deadline.passed():  # solves ended where they were
-            raise TimeUp
-        known = spectrum > torch.finfo(F64).tiny
-        per = torch.where(known, shares / spectrum, system.toeplitz.diagonal)
-        by_spectrum = 0.5 * (self._powers(weights) - len(self._offset) * per) * self.grid.multiplicity
-        return weights, weights.log_likelihood(logs), by_spectrum, shares, traces
 
     # -- rows that are not alike -----------------------------------------------------------------------------------
     def _by_passes(self, spectrum: Tensor, left: Tensor) -> tuple[float, Array]:
@@ -144,7 +165,8 @@ class FourierLogJoint(LogJoint):
                 for k, share in enumerate((torch.ones_like(variance), scale)):
                     others[k] = others[k].added(x, residual, variance.square() / share)
                     totals[k] += float((share / variance).expand(len(x)).sum())
-            weights, value, by_spectrum, _, traces = self._solved(spectrum.detach(), sums, others)
+            weights = self.weights(spectrum.detach(), sums)
+            value, by_spectrum, _, traces = self.slopes(weights, others)
             mean = weights.system.root * weights.solution.value
             slopes = [
                 0.5 * (float(self._left(other, mean)) - outputs * (total - trace))

@@ -50,12 +50,10 @@ class ExpectedSettings:
 def unfit(prior: Prior, d: int, ranks: int = 1) -> Refusal | None:
     """Reason that a model of d columns has no Fourier series; None if it has."""
     why = ""
-    if not prior.likelihood.has_sites:
-        why = f'by Fourier series needs Gaussian noise, got {prior.likelihood.name}; pass "full_scale"'
-    elif prior.separate:
+    if prior.separate:
         why = (
-            "by Fourier series needs one noise for all outputs, got one for each; pass likelihood="
-            'Gaussian(shared=True), or "full_scale"'
+            f"by Fourier series needs one noise for all outputs, got one for each of {prior.likelihood.name}; pass "
+            'likelihood=Gaussian(shared=True), or "full_scale"'
         )
     elif prior.kernel.batch_shape:
         why = "by Fourier series is of one model, got a batch; fit its members one by one"
@@ -79,6 +77,8 @@ def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool,
     refusal = unfit(prior, rows.d, ranks)
     if not named and refusal is None and importlib.util.find_spec("finufft") is None:
         refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
+    if not named and refusal is None and not prior.likelihood.has_sites:
+        refusal = Refusal(NoSeries.MODEL, f"by Fourier series is taken for {prior.likelihood.name} where it is named")
     try:
         passes = passes_of(prior, alike=rows.alike)
         return refusal or sizes_of(expected_grid(prior, rows, training=training), passes)

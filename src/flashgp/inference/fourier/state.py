@@ -14,14 +14,14 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
 from flashgp.inference.fourier.grid import Grid
-from flashgp.inference.fourier.local import WindowSettings
+from flashgp.inference.fourier.local import WindowSettings, near_variance
 from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.state import RowsKept, StateOfPasses
-from flashgp.kernels.base import terms
+from flashgp.kernels.base import Kernel, terms
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -186,6 +186,11 @@ class FourierState(StateOfPasses):
     def obstacle(self, question: str) -> str | None:
         if self.held is None and (question in OF_ROWS or (question == "paths" and not self.weights.system.dense)):
             return self.not_held(question)
+        if question == "append" and not self.prior.likelihood.underlying.has_sites:
+            return (
+                "`append` to Fourier series needs sites that are observations, got those of "
+                f"{self.prior.likelihood.name}, found by iteration; condition on all rows again"
+            )
         return super().obstacle(question)
 
     @property
@@ -233,7 +238,9 @@ class FourierState(StateOfPasses):
     @cached_property
     def evidence(self) -> float:
         """log p(y) of the model with the tail as noise, nats; estimated where there is no factor."""
-        return self.weights.log_likelihood(self.weights.system.log_determinant(self.run.seed)[0])
+        scale = None if self.held is None else self.prior.log_scale(self.held.y)
+        found = self.weights.log_likelihood(self.weights.system.log_determinant(self.run.seed)[0])
+        return found if scale is None else found + float(scale)
 
     def log_marginal_likelihood(self) -> Float64[Tensor, ""]:
         return torch.tensor(self.evidence, dtype=F64)
@@ -281,8 +288,9 @@ def restore(
 
     doubled = *(4 * m + 1 for m in orders[:-1]), 2 * orders[-1] + 1
     entries = torch.view_as_complex(tensors["entries"].contiguous()).reshape(doubled)
-    count, names = int(numbers["count"]), ("row_variance", "row_weight")
-    known = {name: tensors[f"sample_{name}"] for name in names if f"sample_{name}" in tensors}
+    count, prefix = int(numbers["count"]), "sample_"
+    known = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+    known = {name: each for name, each in known.items() if name not in ("x", "y")}
     sample = Block(tensors["sample_x"], tensors["sample_y"], known)
     sums = FourierSums(grid, count, entries, vectors("projected"), tensors["squares"], numbers["logs"])
     spectrum, _ = spectrum_of(prior, grid, sample.x.shape[-1])
@@ -313,6 +321,21 @@ def drawn_weights(weights: WeightPosterior, blocks: Any, count: int, settings: F
             pair = torch.randn(min(2, count - start), len(x), generator=generator, dtype=F64) * root
             total[start : start + 2] += weights.system.root * grid.adjoint(x, pair, accuracy=settings.sampled_accuracy)
     return weights.system.solve(total, 0.0, settings.sampled_error).value
+
+
+@torch.no_grad()
+def variance_at(
+    weights: WeightPosterior, kernel: Kernel, x: Tensor, variance: Tensor, settings: FourierSettings, seed: int
+) -> Tensor:
+    """phi* B^-1 phi at the rows x, of noise and tail `variance`: by a factor, by windows, or by draws, (n,)."""
+    system = weights.system
+    if system.dense:
+        return system.inverse_variance_at(x)
+    near = near_variance(system, kernel, x, 0.0, settings.windows)
+    if near is not None:
+        return near[0]
+    drawn = drawn_weights(weights, [(x, variance)], settings.draws, settings, seed + DRAWN_SEED)
+    return weights.sums.grid.forward(x, system.root * drawn).square().mean(0)
 
 
 @torch.no_grad()

@@ -116,6 +116,11 @@ class WeightSystem:
         """Lower Cholesky factor of B in the basis."""
         return torch.linalg.cholesky(self.basis.matrix(self.toeplitz, self.root))
 
+    @property
+    def log_of_factor(self) -> float:
+        """log|B| in the basis."""
+        return 2.0 * float(self.factor.diagonal().log().sum())
+
     def solve(self, b: Tensor, goal: float, share: float = 0.0) -> Solution:
         """B^-1 b of (k, *shape). Args: goal, of errors in the norm of B; share, as `_by_iterations`. The
         deadline ends it, and the error says how far it came."""
@@ -195,7 +200,7 @@ class WeightSystem:
         """log|B|, (B^-1 (B - I))_jj = c_j d log|B| / d c_j, of the grid's shape, and tr(B^-1 W T W) of other T;
         estimated where there is no factor, (M-433)."""
         grid, settings = self.grid, self.settings
-        logs = 2.0 * float(self.factor.diagonal().log().sum())
+        logs = self.log_of_factor
         if self.dense:
             inverse, traces = self._block_inverse, list[float]()
             for other in others:

@@ -46,7 +46,6 @@ class FullScaleLogJoint(LogJoint):
     """
 
     keeps_covariance: ClassVar[bool] = False
-    bound_slack: ClassVar[float] = 1e-2
 
     def __init__(self, problem: Problem, layout: Layout, group: Group = ALONE, seed: int = 0) -> None:
         super().__init__(problem)
@@ -59,6 +58,10 @@ class FullScaleLogJoint(LogJoint):
     @property
     def cost_power(self) -> int:
         return 1
+
+    @property
+    def bound_slack(self) -> float:
+        return 1e-2
 
     @torch.no_grad()
     def log_likelihood(self) -> float:

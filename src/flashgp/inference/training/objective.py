@@ -307,7 +307,6 @@ class LogJoint(Objective):
     """
 
     keeps_covariance: ClassVar[bool] = True  # over the steps of an evaluation
-    bound_slack: ClassVar[float] = 0.0  # nats a row by which its marginals may not belong to its likelihood
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -318,6 +317,11 @@ class LogJoint(Objective):
             self._small = _small_models(prior, problem.x, problem.y)
         self._kept: KeptCovariance | None = None  # while an evaluation finds sites
         self._has_beyond = prior.log_scale(problem.y) is not None
+
+    @property
+    def bound_slack(self) -> float:
+        """Nats a row by which its marginals may not belong to its likelihood."""
+        return 0.0
 
     def log_prior(self, theta: Array) -> float:
         """The log density of all priors at a vector that the parameters have, nats."""
@@ -361,8 +365,8 @@ class LogJoint(Objective):
         return problem.prior.with_likelihood(found.held_next(likelihood, problem.y)), told
 
     @torch.no_grad()
-    def marginals(self) -> tuple[float, Marginals]:
-        """The likelihood at the sites held now, and q(f) under them, (M-270)."""
+    def marginals(self) -> tuple[float | None, Marginals]:
+        """The likelihood at the sites held now, None where it is not known, and q(f) under them, (M-270)."""
         residual, noise, rows, theta = self.likelihood_inputs()
         tensors = [residual, noise, *rows.tensors, *theta]
         value, slopes = self.likelihood(rows, tensors, [True, True, *[False] * (len(tensors) - 2)])

@@ -1,0 +1,174 @@
+"""Likelihoods whose sites are found by iteration, by Fourier series, (M-449): beside exact inference, and laws."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import flashgp as fgp
+from flashgp.foundations.errors import DomainError
+from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximation import Approximation
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.fourier.condition import grid_for
+from flashgp.inference.fourier.row_objective import FourierRowLogJoint
+from flashgp.inference.fourier.state import FourierSettings
+from flashgp.inference.fourier.system import SolveSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.streamed.rows import survey_of
+from flashgp.inference.training.objective import Problem
+from flashgp.likelihoods import Likelihood
+from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.sources.source import Held
+from inference.iterated import Iterated
+
+F64 = torch.float64
+k, l = fgp.kernels, fgp.likelihoods  # noqa: E741
+N = 150
+COUNTS = torch.arange(N) % 5 + 1.0
+
+
+def _table(n: int = N, d: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """x, a function at it, and points."""
+    generator = torch.Generator().manual_seed(d)
+    x = torch.rand(n, d, generator=generator, dtype=F64)
+    return x, 1.5 * torch.sin(7.0 * x[:, 0]) + x.sum(1) - 0.5, torch.rand(20, d, generator=generator, dtype=F64)
+
+
+def _gp(likelihood: Likelihood, d: int = 1, lengthscale: float = 0.4) -> fgp.GP:
+    kernel = 2.0 * k.Matern(nu=2.5, lengthscale=torch.full((d,), lengthscale, dtype=F64))
+    return fgp.GP(kernel, fgp.means.Constant(0.2), likelihood)
+
+
+LIKELIHOODS = [
+    l.Bernoulli(), l.Poisson(), l.NegativeBinomial(), l.Binomial(trials=COUNTS), l.Gamma(), l.Beta(),
+    l.StudentT(4.0, 0.1), l.Ordinal(4),
+]  # fmt: skip
+
+
+def _targets(likelihood: Likelihood, f: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    own = likelihood if isinstance(likelihood, l.StudentT) else likelihood.with_rows()
+    if isinstance(likelihood, l.Binomial):
+        return torch.binomial(COUNTS.double(), torch.sigmoid(f), generator=generator)
+    return own.predictive(f, torch.full_like(f, 1e-4)).sample(generator).detach()
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda one: one.name)
+def test_posteriors_are_those_of_exact_inference(likelihood: Likelihood) -> None:
+    x, f, at = _table()
+    gp, y = _gp(likelihood), _targets(likelihood, f)
+    post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+    found, known = post.predict(at), exact.predict(at)
+    assert float(((found.mean - known.mean) / known.variance.sqrt()).abs().max()) < 0.02
+    torch.testing.assert_close(found.variance, known.variance, rtol=0.01, atol=0.0)
+    assert float(post.log_marginal_likelihood()) == pytest.approx(float(exact.log_marginal_likelihood()), abs=0.05)
+    one, other = post.leave_one_out().log_prob, exact.leave_one_out().log_prob
+    torch.testing.assert_close(one, other, rtol=0.0, atol=0.02)
+    (event,) = of_kind(post.report.events, EventKind.SITES)
+    assert event.fields["moved"] < 1e-4
+
+
+def test_gaussian_noise_by_sites_is_regression() -> None:
+    x, f, at = _table(300, 2)
+    y = f + 0.3 * torch.randn(300, generator=torch.Generator().manual_seed(1), dtype=F64)
+    posts = [_gp(one(0.09), 2, 0.6).condition(x, y, approximation="fourier") for one in (Iterated, l.Gaussian)]
+    one, other = (post.predict(at) for post in posts)
+    torch.testing.assert_close(one.mean, other.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one.variance, other.variance, rtol=1e-5, atol=0.0)
+    values = [float(post.log_marginal_likelihood()) for post in posts]
+    assert values[0] == pytest.approx(values[1], abs=1e-3)
+    left = [post.leave_one_out().log_prob for post in posts]
+    torch.testing.assert_close(left[0], left[1], rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_repeated_rows() -> None:
+    x, f, at = _table(80)
+    y, times = (f > 0.0).double(), torch.arange(80) % 3 + 1
+    weighted = _gp(l.Bernoulli(row_weight=times.double())).condition(x, y, approximation="fourier").predict(at)
+    many = [t.repeat_interleave(times, 0) for t in (x, y)]
+    repeated = _gp(l.Bernoulli()).condition(*many, approximation="fourier").predict(at)
+    torch.testing.assert_close(weighted.mean, repeated.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(weighted.variance, repeated.variance, rtol=2e-3, atol=0.0)
+
+
+def _objective(gp: fgp.GP, x: Tensor, y: Tensor) -> FourierRowLogJoint:
+    how = FourierSettings()
+    sites = IteratedSites.of(gp, x, y, SiteSettings(search=1e-9))
+    problem = Problem(gp, x, y, DirectSettings(TorchTiles()), sites=sites)
+    survey = survey_of(gp, Held(x, y), Approximation("fourier"), 0)
+    return FourierRowLogJoint(problem, grid_for(problem.with_sites, survey, how, search=True), how, 0)
+
+
+@pytest.mark.parametrize("name", ["labels", "rows"])
+def test_gradients_are_slopes_of_the_bound(name: str) -> None:
+    """(M-449), by sites that settle anew at every vector, and by known variances and a mean that is not constant."""
+    x, f, _ = _table(120, 2)
+    likelihood = l.Bernoulli() if name == "labels" else l.Gaussian(0.1, row_variance=0.2 * x[:, 0])
+    gp = _gp(likelihood, 2, 0.6)
+    gp = gp if name == "labels" else fgp.GP(gp.kernel, fgp.means.Linear(torch.ones(2, dtype=F64)), likelihood)
+    objective = _objective(gp, x, (f > 0.0).double() if name == "labels" else f)
+    theta = objective.parameters.values()
+    found, slopes = objective(theta).gradient, []
+    for step in 1e-4 * numpy.eye(len(theta)):
+        above, below = objective(theta + step).value, objective(theta - step).value
+        assert above is not None
+        assert below is not None
+        slopes.append((above - below) / 2e-4)
+    numpy.testing.assert_allclose(found, slopes, rtol=1e-4, atol=1e-4 * float(numpy.abs(slopes).max()))
+
+
+def test_marginals_without_a_factor_are_near_those_by_one() -> None:
+    """By draws; steps have no value then."""
+    x, f, _ = _table(200, 2)
+    one = _objective(_gp(l.Bernoulli(), 2, 0.6), x, (f > 0.0).double())
+    few = replace(one.settings, solves=SolveSettings(dense=20, block=50, share=2))
+    other = FourierRowLogJoint(one.problem, one.grid, few, 0)
+    (value, known), (unknown, found) = one.marginals(), other.marginals()
+    assert value is not None
+    assert unknown is None
+    assert float(((found.mean - known.mean) / known.variance.sqrt()).abs().max()) < 0.05
+    assert float((found.variance / known.variance).log().abs().mean()) < 0.25
+    assert other.settled(tolerance=10.0) is not None
+
+
+def test_a_fit_of_labels_comes_to_where_an_exact_one_does(tmp_path: Path) -> None:
+    x, f, at = _table(900)
+    y = (torch.rand(900, generator=torch.Generator().manual_seed(2), dtype=F64) < torch.sigmoid(2.0 * f)).double()
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5), likelihood=l.Bernoulli())
+    fit = fgp.fit(gp, x, y, approximation="fourier", progress=False)
+    exact = fgp.fit(gp, x, y, progress=False)
+    values = [float(one.posterior.log_marginal_likelihood()) for one in (fit, exact)]
+    assert values[0] == pytest.approx(values[1], abs=0.5)
+    one, other = fit.posterior.predict(at), exact.posterior.predict(at)
+    torch.testing.assert_close(one.observation_mean, other.observation_mean, rtol=0.0, atol=0.02)
+    assert fit.verdict.findings is not None
+    fgp.save(fit.posterior, tmp_path / "model.fgp")
+    again = fgp.load(tmp_path / "model.fgp")
+    torch.testing.assert_close(again.predict(at).observation_mean, one.observation_mean)
+    assert float(again.log_marginal_likelihood()) == pytest.approx(values[0], rel=1e-9)
+    torch.testing.assert_close(again.leave_one_out().log_prob, fit.posterior.leave_one_out().log_prob)
+
+
+def test_what_keeps_no_sites_is_refused() -> None:
+    x, f, _ = _table(60)
+    y = (f > 0.0).double()
+    gp = _gp(l.Bernoulli())
+    for call in (gp.condition, lambda rows, **how: fgp.fit(gp, rows, progress=False, **how)):
+        with pytest.raises(DomainError, match="got rows that are read"):
+            call([(x, y)], approximation="fourier")
+    with pytest.raises(DomainError, match="`append` to Fourier series"):
+        gp.condition(x, y, approximation="fourier").append(x, y)
+    with pytest.raises(DomainError, match="one noise for all outputs"):
+        fgp.GP(k.Matern(), likelihood=l.Categorical(3)).condition(x, y, approximation="fourier")
+
+
+def test_a_time_limit_leaves_a_posterior_of_a_part() -> None:
+    x, f, at = _table(3000)
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5), likelihood=l.Bernoulli())
+    with pytest.warns(fgp.FlashGPWarning):
+        fit = fgp.fit(gp, x, (f > 0.0).double(), approximation="fourier", progress=False, time_limit=0.05)
+    assert bool(fit.posterior.predict(at).variance.isfinite().all())
