@@ -108,6 +108,15 @@ def test_rows_that_are_left_out_have_no_label() -> None:
         assert np.isnan(model.predict_proba(x[4:7])[1]).all()
 
 
+@pytest.mark.parametrize("labels", [(False, True), (3, 7)])
+def test_labels_of_objects_that_are_no_text(labels: tuple[Any, Any]) -> None:
+    """As a column of a frame has them that had gaps."""
+    x, codes = table()
+    model = given().fit(x, np.array(labels, dtype=object)[codes])
+    assert model.classes_.tolist() == list(labels)
+    np.testing.assert_array_equal(model.predict_proba(x), given().fit(x, codes).predict_proba(x))
+
+
 def test_a_frame_has_categories_and_labels() -> None:
     x, codes = table()
     frame = pd.DataFrame({"size": x[:, 0], "city": np.where(x[:, 1] > 0, "Ulm", "Bonn")})
@@ -124,6 +133,7 @@ def test_a_frame_has_categories_and_labels() -> None:
     [
         ({"y": ["a"]}, "1 class, 'a', in 40 rows; add rows of another class"),
         ({"y": ["a", None]}, "`y` must have a label in every row, got None at row 1; fill it in, or pass missing="),
+        ({"y": ["a", 1]}, "`y` must have labels of one kind, got text and others; write all of them as text"),
         ({"y": [1.0, np.nan]}, "must have a label in every row, got np.float64.nan. at row 1|got nan at row 1"),
         ({"weight": 0.0}, "`sample_weight` must be positive for at least one row, got 40 zeros"),
         ({"weight": -1.0}, "`sample_weight` must be 0 or more, got -1 at row 0"),

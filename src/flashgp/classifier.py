@@ -263,9 +263,15 @@ def _coded(y: Any, *, drop: bool) -> tuple[npt.NDArray[Any], Array]:
             f"`y` must have a label in every row, got {labels[row]} at row {row}; fill it in, or pass "
             'missing="drop" to leave such rows out'
         )
-    check_classification_targets(labels[given])
+    found = labels[given]
+    kinds = sorted({"text" if isinstance(one, str) else "others" for one in found.tolist()})
+    if len(kinds) > 1:
+        raise DomainError("`y` must have labels of one kind, got text and others; write all of them as text")
+    if found.dtype == object and kinds == ["others"]:  # such as bool of a column that had gaps
+        found = np.array(found.tolist())
+    check_classification_targets(found)
     codes = np.full(len(labels), np.nan)
-    classes, codes[given] = np.unique(labels[given], return_inverse=True)
+    classes, codes[given] = np.unique(found, return_inverse=True)
     return classes, codes
 
 

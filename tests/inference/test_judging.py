@@ -78,6 +78,8 @@ def test_classes_are_scored_by_log_loss() -> None:  # (M-420)
     np.testing.assert_allclose(found.loss, -np.log([0.7, 0.8, 0.3, 0.6, 0.6]))
     # Shares of the four others, with one more of each class.
     np.testing.assert_allclose(found.plain, -np.log([1 / 7, 3 / 7, 3 / 7, 1 / 7, 3 / 7]))
+    assert of_classes(codes[1:3], logs[1:3]).explained is None  # one class alone
+    assert of_classes(codes[1:3], logs[1:3], codes[1:2]).explained is None
     assert (found.calibration.held, found.calibration.expected) == (4, pytest.approx(0.7 + 0.8 + 0.5 + 0.6 + 0.6))
 
 

@@ -35,7 +35,7 @@ def counted(process_group: Any, kind: str, counts: tuple[int, ...]) -> tuple[Any
     part = here(process_group, counts)
     prior = model(kind, None if variance is None else variance[part])
     with Group.of(process_group).together() as group:
-        return dataclasses.astuple(counts_over(group, prior, Data.of(prior, x[part], y[part])))
+        return dataclasses.astuple(counts_over(group, prior, Data.of(prior, x[part], y[part])))[:5]
 
 
 @quiet

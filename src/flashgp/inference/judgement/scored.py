@@ -159,6 +159,8 @@ def of_classes(codes: npt.NDArray[np.int64], log_probability: Array, others: Any
         plain = -np.log(seen[codes] / (n - 1 + classes))  # of the others, and one more of each class
     else:
         plain = -np.log((seen[codes] + 1.0) / (seen.sum() + classes))
+    if (np.bincount(codes, minlength=classes) + seen > 0.0).sum() < 2:  # known without the one more
+        plain = np.zeros(n)
     best = np.exp(log_probability.max(axis=1))
     right = int((log_probability.argmax(axis=1) == codes).sum())
     calibration = Calibration(n, right, float(best.sum()), float((best * (1.0 - best)).sum()) ** 0.5)
