@@ -80,7 +80,7 @@ def _from_array(value: Any, name: str) -> Tensor:
         )
     if not isinstance(value, numpy.ndarray) and hasattr(value, "__dlpack__"):
         with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
-            return torch.from_dlpack(value)  # JAX, CuPy and others, on their device and without a copy
+            return torch.utils.dlpack.from_dlpack(value)  # JAX, CuPy and others, on their device and without a copy
     try:
         array = numpy.asarray(value)
         if array.dtype == object or array.dtype.kind in "USmM":
