@@ -542,6 +542,20 @@ def test_a_fit_takes_sizes_of_an_approximation(folder: Path) -> None:
         assert f"`{name}` is of an approximation, got 5 beside exact inference; pass --approximation auto" in said
 
 
+def test_series_are_fitted_of_a_file_and_of_a_pattern(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    x = np.linspace(0.0, 1.0, 60)
+    y = np.sin(9 * x) + 0.3 * np.random.default_rng(0).standard_normal(60)
+    parquet.write_table(pyarrow.table({"x": x, "y": y}), tmp_path / "part-0.parquet")
+    for table in ("part-0.parquet", "part-*.parquet"):
+        asked = ("--target", "y", "--starts", 1, "--approximation", "fourier", "--json")
+        said = json.loads(run("fit", tmp_path / table, *asked).stdout)
+        assert said["approximation"] == said["plan"]["approximation"] == "fourier"
+        assert "FOURIER" in kinds(said)
+
+
 def test_an_approximate_plan_asks_no_exact_one(tmp_path: Path) -> None:
     """An exact plan of these rows is refused; seen red: it came first."""
     x = np.linspace(0.0, 1.0, 20_000)

@@ -264,7 +264,9 @@ class TableEstimator(BaseEstimator):
         kernel, mean, likelihood = copy.deepcopy((self.kernel, self.mean, likelihood))
         if kernel is None or kernel == "auto":
             drawn = self.uncertainty if self.optimise and kernel is None else None
-            kernel = default_for(likelihood, rows, columns, drawn).build(columns, tuple(self._categories))
+            kernel = default_for(likelihood, rows, columns, drawn, self.approximation).build(
+                columns, tuple(self._categories)
+            )
         gp = GP(kernel, mean, likelihood, outputs)
         check_kernel(gp.kernel, self._categories, columns)
         if self._categories and isinstance(gp.mean, LinearMean):

@@ -202,10 +202,11 @@ class FitArguments(TableArguments):
         ),
     ] = None
     approximation: Annotated[
-        Literal["none", "auto", "full_scale", "sparse"],
+        Literal["none", "auto", "fourier", "full_scale", "sparse"],
         typer.Option(
             "--approximation",
-            help="In place of exact inference: full_scale, sparse (inducing points), or auto. Patterns take sparse.",
+            help="In place of exact inference: fourier (series), full_scale, sparse (inducing points), or auto. "
+            "Patterns take sparse, or fourier.",
         ),
     ] = "none"
     split: Annotated[
@@ -377,7 +378,7 @@ class PlanArguments(TableArguments):
         str | None,
         typer.Option(
             "--approximation", metavar="KIND",
-            help="Plan full_scale or sparse instead of exact inference, or auto: what the limits allow.",
+            help="Plan fourier, full_scale or sparse instead of exact inference, or auto: what the limits allow.",
         ),
     ] = None  # fmt: skip
 

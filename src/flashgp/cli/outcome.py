@@ -400,7 +400,7 @@ def outcome_json(outcome: FitOutcome) -> dict[str, Any]:
         "kernel": options.kernel,
         **prepared.scaling.target.told,
         "seed": options.seed,
-        "approximation": "sparse" if prepared.read else prepared.settings.approximation,
+        "approximation": prepared.plan.approximation if prepared.read else prepared.settings.approximation,
         "plan": asdict(prepared.plan),
         "log_marginal_likelihood": outcome.evidence,
         "log_marginal_likelihood_standard_error": outcome.fit.posterior.report.standard_error,

@@ -26,6 +26,7 @@ from flashgp.table_model.preparation import PreparedTable, prepare, prepare_rows
 
 DTYPES = {None: None, "float64": torch.float64, "float32": torch.float32}
 _METHODS = {
+    "fourier": "Fourier series",
     "sparse": "approximation by inducing points, their collapsed bound",
     "full_scale": "full-scale approximation: inducing points and a block-Vecchia factor of the residual covariance",
 }
@@ -75,7 +76,8 @@ def _prepare_parts(
     drop = tuple(options.drop or ())
     prepared = prepare_rows(settings, parts, (options.target, drop, options.codes), options.dates, deadline, group)
     _say_prepared(options, prepared, console)
-    console.note(f"{note}, and inducing points stand for the rows.")
+    stand = "sums over them" if prepared.plan.approximation == "fourier" else "inducing points"
+    console.note(f"{note}, and {stand} stand for the rows.")
     return prepared
 
 

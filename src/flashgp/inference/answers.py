@@ -18,6 +18,7 @@ from flashgp.inference.exact.mixture import MixtureState
 from flashgp.inference.fourier import predictor as fourier
 from flashgp.inference.fourier.append import append as fourier_append
 from flashgp.inference.fourier.left_out import leave_one_out as fourier_left_out
+from flashgp.inference.fourier.left_out import leave_out as fourier_leave_out
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.full_scale import outputs as full_scale
 from flashgp.inference.full_scale.output_states import FullScaleOutputs
@@ -222,6 +223,7 @@ _INDUCING: Answers = {
 }  # fmt: skip
 _FOURIER: Answers = {
     **_ALL, **_TERMS, "append": fourier_append, "leave_one_out": fourier_left_out, "lost": lambda state: state.lost,
+    "leave_out": fourier_leave_out,
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(), "paths": fourier.draw_paths,
     "predict": _predicted_by(fourier.predictor), "predict_seconds": _seconds_as_conditioning,
 }  # fmt: skip
@@ -248,7 +250,7 @@ _APART = {
         ("approximations", 'pass approximation="full_scale" or "sparse" to gp.condition, or ask posterior.report'),
     ),
     **dict.fromkeys(("bound", "bracket"), ("inducing points alone", "take posterior.log_marginal_likelihood()")),
-    "leave_out": ("inducing points alone", "take posterior.leave_one_out()"),
+    "leave_out": ("inducing points alone and Fourier series", "take posterior.leave_one_out()"),
     **dict.fromkeys(
         ("component", "components"),
         ("one set of hyperparameters", "fit without uncertainty="),

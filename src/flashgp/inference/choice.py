@@ -393,6 +393,22 @@ def _series(
     return plan, found.coordinates > 0
 
 
+def beside_series(
+    prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
+) -> tuple[Approximation | None, Plan] | None:
+    """What a fit takes where Fourier series turn out to be slow: what "auto" takes beside them, or full scale where
+    that is exact inference and slower; None where nothing fits."""
+    scale = Approximation("full_scale")
+    try:
+        taken, plan, _ = decided(prior, rows, Approximation("auto", series=False), settings, time_limit)
+    except MemoryBudgetError:
+        return None
+    plans = _fitting(prior, rows, (scale,), settings, time_limit, training=True)[0] if taken is None else []
+    if plans and plans[0].fit_seconds < plan.fit_seconds:
+        return scale.resolved(plans[0].sizes), plans[0]
+    return taken, plan
+
+
 def cut_short(prior: Prior, settings: PlanSettings) -> bool:
     """True if a time limit may end a search by full scale, whose posterior has the parameters found until then."""
     return settings.ranks == 1 and not settings.whole and prior.likelihood.has_sites

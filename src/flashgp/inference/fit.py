@@ -24,7 +24,7 @@ from flashgp.inference.approximation import (
 )
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.choice import (
-    Decision,
+    beside_series,
     conditioning_plan,
     cut_short,
     full_scale_is_late,
@@ -348,18 +348,22 @@ def fit_as(
     Args: exact, for the exact posterior beside an approximation. Raises: as `fit`.
     """
     event, rival, group = None, None, options.run.group
-    instead_of_series: Decision | None = None
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
         limit = options.run.deadline.limit
-        automatic, candidates, wanted = asked, asked.candidates, _wanted(options)
+        candidates, wanted = asked.candidates, _wanted(options)
         asked, planned, event = choose_inference(group, gp, rows, asked, wanted, limit, training=True)
-        if asked is not None and asked.kind == "fourier":
-            others = replace(automatic, series=False)
-            instead_of_series = choose_inference(group, gp, rows, others, wanted, limit, training=True)
         if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
             rival = candidates[-1]
+    instead_of_series = None
+    held_rows = isinstance(rows, Data) and gp.likelihood.has_sites and group.size == 1
+    if held_rows and asked is not None and asked.kind == "fourier":
+        assert isinstance(rows, Data)
+        refuse_exact_fit(options)
+        counted = rows.counts
+        wanted = replace(_wanted(options), device=chosen_device(options.run.device, rows.x))
+        instead_of_series = beside_series(gp, counted, wanted, options.run.deadline.limit)
     if asked is None and exact is None and isinstance(rows, Data):
         exact = _searched_by_full_scale(gp, rows, options)
         if exact is not None:
@@ -381,7 +385,7 @@ def fit_as(
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
     elif instead_of_series is not None:
         assert not isinstance(passes, Data)
-        other, plan, _ = instead_of_series
+        other, plan = instead_of_series
         try:
             fitted = fitted_by(FourierFit, gp, passes, options, asked, exact=exact, rival=plan)
         except EngineLeft as left:

@@ -518,7 +518,7 @@ class Posterior:
         return self._ask("leave_one_out")
 
     def leave_out(self, x: Any, y: Any, **of_rows: Any) -> LeaveOneOut:
-        """Predictions of training rows given once more, each from all the others by inducing points, eq. (M-167).
+        """Predictions of training rows given once more, each from all the others, eqs. (M-167) and (M-438).
 
         For rows that were read: of some of them. What was no training row gets an answer that means nothing.
 

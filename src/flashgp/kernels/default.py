@@ -105,16 +105,20 @@ DEFAULT, SMOOTH = CANDIDATES[0], CANDIDATES[2]
 FEW_ROWS, ROWS_OF_COLUMN = 500, 5
 # Of several classes a trend in many columns tells training rows apart, and rows left out by sites do not show that.
 DEFAULT_OF_CLASSES = CANDIDATES[1]
+STATIONARY = CANDIDATES[1]  # which Fourier series need
 
 
 def default_for(
-    likelihood: Likelihood | None, rows: int = 0, columns: int = 1, uncertainty: str | None = None
-) -> TableKernel:
+    likelihood: Likelihood | None, rows: int = 0, columns: int = 1, uncertainty: str | None = None,
+    approximation: str | None = None,
+) -> TableKernel:  # fmt: skip
     """The default covariance function beside a likelihood, None for the Gaussian one.
 
     Where hyperparameters are drawn, a long lengthscale of a large variance is a trend (docs/decisions/0065-trust.md).
-    Args: rows and columns, of the table; uncertainty, of the fit.
+    Args: rows and columns, of the table; uncertainty and approximation, of the fit.
     """
+    if approximation == "fourier":
+        return STATIONARY
     few = ROWS_OF_COLUMN * columns <= rows <= FEW_ROWS
     if few and uncertainty is not None and (likelihood is None or likelihood.has_sites):
         return SMOOTH

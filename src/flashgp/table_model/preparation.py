@@ -150,7 +150,7 @@ def prepare(
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
     likelihood, target, decided = _likelihood_of(settings, encoding, y)
     drawn = settings.uncertainty if settings.kernel is None else None
-    default = default_for(likelihood, len(x), x.shape[1], drawn)
+    default = default_for(likelihood, len(x), x.shape[1], drawn, settings.approximation)
     built, words, notes = _kernel_of(
         settings, table, encoding, default, lambda: scaling_of_inputs(x, None, encoding.category_positions)
     )
@@ -206,7 +206,8 @@ def prepare_rows(
     of_x = ColumnScaling(moments.mean.numpy(), moments.scale.numpy(), np.zeros(survey.width, dtype=bool))
     of_x = of_x.keeping(encoding.category_positions)
     likelihood, target, decided = _likelihood_of(settings, encoding, survey.y.numpy())
-    built, words, notes = _kernel_of(settings, table, encoding, default_for(likelihood), lambda: of_x)
+    default = default_for(likelihood, approximation=settings.approximation)
+    built, words, notes = _kernel_of(settings, table, encoding, default, lambda: of_x)
     gp, options = GP(built.kernel, likelihood=likelihood), _options(settings, deadline, built)
     # What follows is chosen by the sample, which all ranks have, on rank 0.
     x, y, wanted = survey.x.numpy(), survey.y.numpy(), settings.target_transform

@@ -98,6 +98,10 @@ def test_rows_that_are_read_are_fitted_in_passes() -> None:
     one, two = (fit.posterior.predict(x_test) for fit in (read, held))
     assert float((one.mean - two.mean).abs().max()) < 0.02
     assert read.posterior.state.held is None
+    given = read.posterior.leave_out(x[5:50], y[5:50])
+    whole = read.gp.condition(x, y, approximation="fourier").leave_one_out()
+    torch.testing.assert_close(given.mean, whole.mean[5:50], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(given.variance, whole.variance[5:50], rtol=1e-6, atol=1e-6)
 
 
 def test_the_time_limit_of_a_fit_is_not_that_of_later_questions() -> None:

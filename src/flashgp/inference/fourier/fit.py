@@ -66,6 +66,7 @@ from flashgp.planner.problem import chosen_device
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 
+KEPT_SECONDS = 5.0  # with a factor, of which the price is known, a fit that takes less is not left
 SEARCHED = 0.6  # of a time limit, which leaves the solve of the posterior its time
 
 
@@ -129,20 +130,22 @@ class FourierFit(EngineFit[FourierState]):
         recorder.expect(power_law(times * self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
-        return LinearStages(
-            self.problem, self.survey.count, lambda _: [], self._objective, self.options, recorder,
-            choose=None if self.rival is None else functools.partial(self._settle, recorder, self.rival),
-        ).run()  # fmt: skip
+        objective = functools.partial(self._objective, recorder)
+        return LinearStages(self.problem, self.survey.count, lambda _: [], objective, self.options, recorder).run()
 
-    def _settle(self, recorder: Recorder, rival: Plan, theta: numpy.ndarray) -> None:
-        """Raises: EngineLeft where the rest of the fit is expected to take longer than all of the rival's."""
-        seconds, frequencies, self._settled = math.inf, None, True
+    def _kept(self, recorder: Recorder, theta: numpy.ndarray) -> Grid:
+        """The grid of a search at a vector. Raises: EngineLeft where the rest of the fit is expected to take longer
+        than all of the rival's; without one DomainError, MemoryBudgetError."""
+        rival, seconds, frequencies, self._settled = self.rival, math.inf, None, True
+        if rival is None:
+            return self._grid(theta)
         with suppress(DomainError, MemoryBudgetError):
             grid = self._grid(theta)
             frequencies = grid.size
-            seconds = self._price(grid).rest().middle
-        if seconds <= rival.fit_seconds:
-            return
+            price = self._price(grid)
+            seconds = price.rest().middle
+            if seconds <= max(rival.fit_seconds, KEPT_SECONDS if price.grid.coordinates else 0.0):
+                return grid
         known = {"seconds": seconds, "other_seconds": rival.fit_seconds} if frequencies else {}
         taken = WORDS.get(rival.approximation, "exact inference")
         event = Event(EventKind.SERIES_LEFT, taken=taken, frequencies=frequencies, **known)
@@ -161,9 +164,9 @@ class FourierFit(EngineFit[FourierState]):
         check_memory(grid, self.options.run.memory, self.how)
         return grid
 
-    def _objective(self, size: int, theta: numpy.ndarray) -> LogJoint:
+    def _objective(self, recorder: Recorder, size: int, theta: numpy.ndarray) -> LogJoint:
         """Objective of all rows, on a grid chosen at a vector."""
-        grid, run = self._grid(theta), self.options.run
+        grid, run = self._kept(recorder, theta), self.options.run
         if self.by_sites:
             return FourierRowLogJoint(self.problem, grid, self.how, run.seed, self.searched)
         return FourierLogJoint(self.problem, self.prior, self.survey, grid, self.how, run.seed, self.searched)
@@ -182,7 +185,7 @@ class FourierFit(EngineFit[FourierState]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
         settings, deadline = self.conditioning(), self.options.run.deadline
         if self.rival is not None and not self._settled and not deadline.by_hand:  # the time was up before
-            self._settle(recorder, self.rival, trained.theta)
+            self._kept(recorder, trained.theta)
         prior, survey, cut = self.prior, self.whole, list[Event]()
         if self.by_sites:
             prior, data, cut = self.with_sites(Data(self.result, self.problem.x, self.problem.y), trained)

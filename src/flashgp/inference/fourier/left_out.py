@@ -5,13 +5,19 @@
 with f_i and v_i mean and variance of the series at x_i. Without a factor v_i are sampled.
 """
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
 from flashgp.foundations.contexts import entered
+from flashgp.foundations.errors import DomainError
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.fourier.predictor import FourierPredictor
 from flashgp.inference.fourier.state import FourierState
+from flashgp.inference.online.update import checked_rows
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
+from flashgp.sources.source import Held
 
 LEAST = 1e-6  # of a row's noise that the others leave
 
@@ -35,3 +41,16 @@ def leave_one_out(state: FourierState) -> LeaveOneOut:
         )
     found = mean, total, -0.5 * (error.square() / total + total.log() + LOG_2PI)
     return LeaveOneOut(*(t.reshape(shape).to(state.result_dtype) for t in found))
+
+
+def leave_out(state: FourierState, x: Any, y: Any, **numbers: Any) -> LeaveOneOut:
+    """Training rows given once more, each predicted from all the others. Raises: DomainError, ShapeError."""
+    prior, likelihood = state.prior, state.prior.likelihood
+    if not likelihood.underlying.has_sites:
+        raise DomainError(
+            f"`leave_out` needs sites that are observations, got those of {likelihood.name}, found by iteration; judge "
+            "rows held out by post.judge(x, y)"
+        )
+    prior = prior.with_likelihood(likelihood.with_rows())
+    rows = Held(*checked_rows(prior, x, y, state.like), likelihood.read(numbers, ""))
+    return leave_one_out(replace(state, prior=prior, held=rows))
