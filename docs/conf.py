@@ -49,7 +49,8 @@ sphinx_gallery_conf = {
     "examples_dirs": str(HERE / "made" / "sources"), "gallery_dirs": "made/gallery", "filename_pattern": r"\.py",
     "image_scrapers": (Pictures(),), "remove_config_comments": True, "download_all_examples": False,
     "show_memory": False, "min_reported_time": 10**6, "plot_gallery": "True", "write_computation_times": False,
-    "within_subsection_order": "ExampleTitleSortKey", "abort_on_example_error": True, "reset_modules": (),
+    "within_subsection_order": "ExampleTitleSortKey", "abort_on_example_error": True, "capture_repr": (),
+    "reset_modules": (),
 }  # fmt: skip
 
 

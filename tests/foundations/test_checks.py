@@ -38,6 +38,32 @@ def test_things_that_are_no_numbers(value: object) -> None:
         as_float_tensor(value, "x")
 
 
+def test_arrays_of_other_libraries_come_by_dlpack() -> None:
+    held = np.arange(6.0).reshape(3, 2)
+
+    class Elsewhere:  # such as CuPy's, which refuses to be made a NumPy array
+        def __dlpack__(self, **options: object) -> object:
+            return held.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return held.__dlpack_device__()
+
+        def __array__(self, *_: object, **__: object) -> None:
+            raise TypeError("not implicitly")
+
+    class Refusing(Elsewhere):
+        def __dlpack__(self, **_: object) -> object:
+            raise BufferError("not of this")
+
+        def __array__(self, *_: object, **__: object) -> np.ndarray:
+            return held
+
+    taken = as_float_tensor(Elsewhere(), "x")
+    assert torch.equal(taken, torch.from_numpy(held))
+    assert taken.data_ptr() == held.ctypes.data
+    assert torch.equal(as_float_tensor(Refusing(), "x"), taken)
+
+
 def test_complex_is_refused() -> None:
     for value in (torch.ones(2, dtype=torch.complex64), np.ones(2, dtype=complex)):
         with pytest.raises(DomainError, match=r"`x` must be real, got dtype torch\.complex"):

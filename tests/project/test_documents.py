@@ -19,7 +19,8 @@ import pytest
 import tables
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "made" not in path.parts]  # made: by the site
+DOCUMENTS = [path for path in [ROOT / "README.md", *PAGES] if path.exists()]
 ROWS = 120
 SCREENS, SCREEN = 2, (45, 110)  # a page of the tour, and a screen in lines and columns
 PYTHON, SHELL = {"python", "py"}, {"console", "sh", "bash", "shell"}

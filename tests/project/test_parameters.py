@@ -1,6 +1,7 @@
 """A function of our own with more than eight parameters wants a value type; public functions keep their keywords."""
 
 import ast
+import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,9 @@ MAX_PARAMETERS = 8  # without self and cls
 
 def public_names() -> set[str]:
     """Names that users reach from the front door: its `__all__`, and that of the modules and packages in it."""
-    names = set()
+    names = (
+        {*importlib.import_module("flashgp.interop.botorch").__all__} if importlib.util.find_spec("botorch") else set()
+    )
     for name in flashgp.__all__:
         thing = getattr(flashgp, name)
         names |= {name, *getattr(thing, "__all__", ())} if isinstance(thing, ModuleType) else {name}

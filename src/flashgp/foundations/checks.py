@@ -1,5 +1,6 @@
 """Argument checks at the public door: each is made once and names the argument, what arrived and what to do."""
 
+import contextlib
 import math
 import numbers
 import operator
@@ -20,7 +21,8 @@ _PROMOTED = (torch.float16, torch.bfloat16)
 def as_float_tensor(value: Any, name: str) -> Tensor:
     """A real floating tensor: integers and booleans become float64, half precision float32; complex is refused.
 
-    A NumPy array is taken as it is (read-only and negative strides included); anything else through `torch.as_tensor`.
+    A NumPy array is taken as it is (read-only and negative strides included), what has `__dlpack__` by that; anything
+    else as an array.
 
     Raises: DomainError for what is no dense array of real numbers.
     """
@@ -76,6 +78,9 @@ def _from_array(value: Any, name: str) -> Tensor:
             f"`{name}` must not be masked, got {numpy.ma.count_masked(value)} masked entries; "
             "drop such rows or fill them in"
         )
+    if not isinstance(value, numpy.ndarray) and hasattr(value, "__dlpack__"):
+        with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+            return torch.utils.dlpack.from_dlpack(value)  # JAX, CuPy and others, on their device and without a copy
     try:
         array = numpy.asarray(value)
         if array.dtype == object or array.dtype.kind in "USmM":

@@ -14,6 +14,7 @@ from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.sampling.pathwise.utils import get_output_transform
+from botorch.utils.types import DEFAULT
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from torch import Tensor
@@ -25,6 +26,8 @@ from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.joint import joint_moments
 from flashgp.interop.gpytorch import gp_from, linked, member_of, members, to_gpytorch, write_back
 from flashgp.kernels import Kernel
+
+__all__ = ["FlashGPModel", "FlashGPPaths"]
 
 LEARNED = "a transform of the inputs is learned too: the fit is BoTorch's own search, with gradients by GPyTorch"
 
@@ -38,7 +41,7 @@ class FlashGPModel(SingleTaskGP):
         train_Yvar: as train_Y, variances of the noise; None to learn one for each output.
         kernel: a covariance function of `flashgp.kernels`, of which each member of the batch and each output gets its
             own parameters; None for `covar_module`, and without it for BoTorch's default.
-        others: of SingleTaskGP: likelihood, covar_module, mean_module, outcome_transform, input_transform.
+        likelihood, covar_module, mean_module, outcome_transform, input_transform: as of SingleTaskGP.
 
     Raises: DomainError for a module of GPyTorch that has no counterpart, by its name, when it is needed.
 
@@ -49,15 +52,25 @@ class FlashGPModel(SingleTaskGP):
     """
 
     def __init__(
-        self, train_X: Tensor, train_Y: Tensor, train_Yvar: Tensor | None = None, *, kernel: Kernel | None = None,
-        **others: Any,
-    ) -> None:  # fmt: skip
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Any = None,
+        covar_module: Any = None,
+        mean_module: Any = None,
+        outcome_transform: Any = DEFAULT,
+        input_transform: Any = None,
+        kernel: Kernel | None = None,
+    ) -> None:
         if kernel is not None:
-            if others.get("covar_module") is not None:
+            if covar_module is not None:
                 raise DomainError("`kernel` and `covar_module` are the same thing, got both; leave one of them out")
             outputs = train_Y.shape[-1:] if train_Y.shape[-1] > 1 else ()
-            others["covar_module"] = to_gpytorch(kernel, torch.Size((*train_X.shape[:-2], *outputs)))
-        super().__init__(train_X, train_Y, train_Yvar, **others)
+            covar_module = to_gpytorch(kernel, torch.Size((*train_X.shape[:-2], *outputs)))
+        super().__init__(
+            train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
+        )
         if kernel is not None:
             lead = len(self._aug_batch_shape) - 1  # where the outputs are
             places = {f"covar_module.{name}": lead - one.dim() for name, one in self.covar_module.named_parameters()}

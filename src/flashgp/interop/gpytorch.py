@@ -43,6 +43,8 @@ from flashgp.kernels import (
 )
 from flashgp.likelihoods import Gaussian
 
+__all__ = ["FlashGPKernel", "from_gpytorch", "to_gpytorch"]
+
 Index = tuple[int, ...]
 _kernels: Any = gpytorch.kernels
 AGREEMENT = 1e-10  # of predictions with those of the model that was read, relative to their largest
