@@ -442,6 +442,7 @@ def test_components_have_a_picture_for_each_term() -> None:
     k = fgp.kernels
     gp = fgp.GP(k.RBF(300.0) + 2.0 * k.Periodic(period=100.0), likelihood=fgp.likelihoods.Gaussian(0.1))
     post = gp.condition(x, torch.sin(2 * math.pi * x[:, 0] / 100.0))
+    assert plots.components(post, dates=True)[-1].get_xlabel() == "date", "not the number of its column"
     axes = plots.components(post, dates=True, x_label="day", x_range=(17000.0, 17800.0))
     assert len(axes) == 2
     assert rendered(axes[0]).std() > 0.05

@@ -333,7 +333,7 @@ def test_a_text_shows_a_verdict_that_takes_a_moment_or_was_asked_for() -> None:
     long = torch.linspace(0.0, 60.0, 4_001, dtype=torch.float64)[:, None]
     flat = fgp.GP(fgp.kernels.RBF()).condition(long, long[:, 0].sin(), approximation="sparse", inducing=5)
     unseen = fgp.Fit(fit.gp, flat, [], fit.report)
-    assert repr(unseen).startswith("Not judged: `verdict` says how good")
+    assert repr(unseen).splitlines()[0] == "Not judged: `verdict` says how good the predictions are, from all rows."
     told = unseen.verdict.sentence
     assert repr(unseen).startswith(told)
 

@@ -11,7 +11,8 @@ def test_an_exact_fit_is_that_of_one_process(ranks: Ranks) -> None:
     one = fit_jobs.fitted(None, "exact", (201,))
     for counts in ((100, 101), (101, 97, 3, 0)):
         found = ranks.run(fit_jobs.fitted, len(counts), "exact", counts)
-        assert found[0]["printed"].startswith("Not judged: `verdict` says how good")
+        printed = "Not judged: `verdict` says how good the predictions are, from all rows; ask it on every rank."
+        assert found[0]["printed"].startswith(printed)
         for part in found:
             assert part["verdict"] == one["verdict"]
             assert part["evaluations"] == one["evaluations"]

@@ -190,8 +190,8 @@ class EventKind(Enum):
     )
     FOURIER = "Fourier series: {frequencies:,} frequencies from a pass over {rows:n row}[, {iterations:n iteration}]."
     FOURIER_TAIL = (
-        "Higher frequencies have a variance of {tail:.2g}, {share:.2%} of the noise, and count as noise: predictions "
-        "lose at most {nats:.2g} nats a row."
+        "Higher frequencies have a variance of {tail:.2g}, {percent:.2g}% of the noise, and count as noise: "
+        "predictions lose at most {nats:.2g} nats a row."
     )
     FOURIER_UNFINISHED = (
         "The solve of Fourier series ended with an error of the mean of {error:.1e} standard deviations of f, "

@@ -38,8 +38,8 @@ from flashgp.inference.fourier.fit import FourierFit
 from flashgp.inference.full_scale.fit import FullScaleFit
 from flashgp.inference.gathered import agreed_memory, agreed_plan
 from flashgp.inference.gp import GP
-from flashgp.inference.judgement.verdict import Verdict, unjudged
-from flashgp.inference.judging import UNASKED, Told, judged_unasked, verdict_of
+from flashgp.inference.judgement.verdict import Verdict
+from flashgp.inference.judging import Told, judged_unasked, unasked, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference, counts_over, gathered_for
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan import check_plan, planned_device
@@ -105,7 +105,7 @@ class Fit:
         """The verdict where it takes a moment or has been asked for, of several ranks on all of them."""
         if "verdict" in vars(self) or judged_unasked(self.posterior.state):
             return self.verdict
-        return unjudged(UNASKED)
+        return unasked(self.posterior.state)
 
     def rows(self) -> list[NumberRow]:
         """Every number of the model with the column that it belongs to and the prior that it was fitted under."""

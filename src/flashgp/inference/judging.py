@@ -33,7 +33,7 @@ from flashgp.sources.survey import hashes
 
 # Events of a fit or of its data that are findings as they stand.
 _FINDINGS = frozenset({EventKind.TWO_VALUES, EventKind.COUNTS_SUGGESTED, EventKind.FAR_OUT, EventKind.FEW_VALUES})
-UNASKED = "`verdict` says how good the predictions are, from all rows; ask it on every rank of several."
+UNASKED = "`verdict` says how good the predictions are, from all rows{ranks}."
 
 
 def _array(values: Tensor) -> Array:
@@ -121,6 +121,11 @@ def judged_unasked(state: BaseState, settings: VerdictSettings = VERDICT) -> boo
     rows = state.rows_learned
     count = len(state.sample.x) if rows is None else state.count  # type: ignore[attr-defined]
     return state.ranks == 1 and count**3 * state.draws <= settings.at_once**3
+
+
+def unasked(state: BaseState) -> Verdict:
+    """In place of a verdict that takes longer than a text may: how to ask for it."""
+    return unjudged(UNASKED.format(ranks="" if state.ranks == 1 else "; ask it on every rank"))
 
 
 def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Verdict:

@@ -59,6 +59,14 @@ def new_figure(size: tuple[float, float]) -> "Figure":
     return figure
 
 
+def column_label(source: Any, column: int, *, dates: bool) -> str:
+    """Label of an axis along a column of x that was given none. Args: source, a posterior, or a fit with names."""
+    names = getattr(source, "columns", None)
+    if names is not None:
+        return str(names[column])
+    return "date" if dates else f"x{column + 1}"
+
+
 def style(
     ax: "Axes", x_label: str, y_label: str, title: str = "", grid: Literal["both", "x", "y", ""] = "both"
 ) -> None:

@@ -11,7 +11,7 @@ from flashgp.inference.prior import outline
 from flashgp.targets import Number
 from flashgp.units import Scaling
 
-from .axes import date_axis, legend, new_figure, numbers, percent, style
+from .axes import column_label, date_axis, legend, new_figure, numbers, percent, style
 from .posterior import slice_of
 
 if TYPE_CHECKING:
@@ -93,6 +93,6 @@ def components(
         ax.plot(line + moved, mean, color=BLUE, linewidth=2.0, label="mean")
         ax.set_xlim(line[0] + moved, line[-1] + moved)
         ax.set_xlabel("")
-    style(grid[-1], x_label or f"column {column + 1} of x", "")
+    style(grid[-1], x_label or column_label(posterior, column, dates=dates), "")
     legend(grid[0], loc="upper right", ncols=2)
     return list(np.asarray(grid))

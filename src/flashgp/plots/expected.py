@@ -13,6 +13,7 @@ from flashgp.targets import Number
 
 from .axes import (
     COLOURS,
+    column_label,
     date_axis,
     legend_above,
     name_ticks,
@@ -88,7 +89,8 @@ def expected_1d(
     lines, bands = expected_at(posterior, scaling, grid, labels, level)
     line = line * scaling.x_scale[column] + scaling.x_shift[column]
     ax = new_axes(ax, (6.4, 4.0))
-    style(ax, x_label or f"column {column + 1} of x", y_label or (f"probability of {labels[-1]}" if labels else "mean"))
+    y_label = y_label or (f"probability of {labels[-1]}" if labels else "mean")
+    style(ax, x_label or column_label(posterior, column, dates=dates), y_label)
     if dates:
         line = line + date_axis(ax, float(line[0]), float(line[-1]))
     for lower, upper in bands[:1]:

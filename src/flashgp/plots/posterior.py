@@ -13,7 +13,7 @@ from flashgp.foundations.normal import half_width
 from flashgp.targets import Number
 from flashgp.units import Scaling
 
-from .axes import date_axis, legend_above, new_axes, note, numbers, percent, shown_rows, style
+from .axes import column_label, date_axis, legend_above, new_axes, note, numbers, percent, shown_rows, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ def posterior_1d(
     bands = ((observations, SKY, 0.22, "new observation"), (functions, BLUE, 0.28, "function"))
 
     ax = new_axes(ax, (6.4, 4.0))
-    style(ax, x_label or f"column {column + 1} of x", y_label)
+    style(ax, x_label or column_label(posterior, column, dates=dates), y_label)
     if dates:
         moved = date_axis(ax, float(line[0]), float(line[-1]))
         line, x = line + moved, x + moved

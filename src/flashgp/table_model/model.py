@@ -27,7 +27,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UPDATE
 from flashgp.inference.judgement.verdict import How, Verdict, unjudged
-from flashgp.inference.judging import UNASKED, Told, findings_of, judged_unasked, out_of_range, verdict_of_rows
+from flashgp.inference.judging import Told, findings_of, judged_unasked, out_of_range, unasked, verdict_of_rows
 from flashgp.inference.parameter_rows import number_rows, table_text
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
@@ -686,7 +686,7 @@ class TableModel:
         fitted = self._require("verdict")
         if "verdict" in vars(fitted) or judged_unasked(self.posterior.state):
             return str(self.verdict)
-        return str(unjudged(UNASKED))
+        return str(unasked(self.posterior.state))
 
     def _require(self, what: str) -> _Learned:
         if self._fitted is None:

@@ -63,7 +63,7 @@ class Truncation:
 
     @property
     def event(self) -> Event:
-        return Event(EventKind.FOURIER_TAIL, tail=self.tail, share=self.tail / self.noise, nats=self.nats)
+        return Event(EventKind.FOURIER_TAIL, tail=self.tail, percent=100.0 * self.tail / self.noise, nats=self.nats)
 
     def __str__(self) -> str:
         return str(self.event)
