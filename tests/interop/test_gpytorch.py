@@ -12,7 +12,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, StudentTLikelihood
 
 import flashgp as fgp
-from flashgp.interop.gpytorch import FlashGPKernel, from_gpytorch, gp_from, kernel_from, members, to_gpytorch
+from flashgp.interop.gpytorch import FlashGPKernel, from_gpytorch, gp_from, kernel_from, kernel_to, members, to_gpytorch
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.rand(40, 3, generator=GENERATOR, dtype=torch.float64)
@@ -68,6 +68,23 @@ def test_predictions_and_covariances_are_those_of_the_model_and_back(name: str) 
     assert torch.allclose(back(points).to_dense(), model.covar_module(points).to_dense(), rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("rows", ["alike", "variances", "weights"])
+@pytest.mark.parametrize("mean", [fgp.means.Zero(), fgp.means.Constant(0.7), fgp.means.Linear(torch.ones(3))], ids=repr)
+def test_a_posterior_of_ours_is_a_model_of_theirs(rows: str, mean: torch.nn.Module) -> None:
+    of_rows = torch.linspace(0.1, 1.0, 40, dtype=torch.float64)
+    noise = {"alike": {}, "variances": {"row_variance": of_rows}, "weights": {"row_weight": of_rows}}[rows]
+    kernel = 1.5 * fgp.kernels.Matern(nu=2.5, lengthscale=torch.tensor([0.5, 0.7, 2.0])) + fgp.kernels.Linear()
+    post = fgp.GP(kernel, mean, fgp.likelihoods.Gaussian(1e-5 if rows == "alike" else 0.01, **noise)).condition(X, Y)
+    model, points = to_gpytorch(post), X[:7] + 0.05
+    found = post.predict(points)
+    with gpytorch.settings.fast_computations(False, False, False), torch.no_grad():
+        said = model(points)
+    assert torch.allclose(found.mean, said.mean, rtol=1e-8, atol=1e-8)
+    assert torch.allclose(found.variance, said.variance, rtol=1e-8, atol=1e-8)
+    with pytest.raises(fgp.DomainError, match="exact posterior of one output"):
+        to_gpytorch(fgp.GP(fgp.kernels.RBF(), outputs=1).condition(X, Y[:, None]))
+
+
 def test_fixed_noise_with_more_that_is_learned() -> None:
     noise = torch.linspace(0.01, 0.2, 40, dtype=torch.float64)
     model = Model(kernels.RBFKernel(), likelihood=FixedNoiseGaussianLikelihood(noise, learn_additional_noise=True))
@@ -101,7 +118,7 @@ def test_members_of_a_batch_have_their_own_parameters() -> None:
     covariance.outputscale = torch.arange(1.0, 7.0).reshape(batch).double()
     found = [float(kernel_from(covariance, 3, index).variance.value) for index in members(batch)]
     assert found == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    copies = to_gpytorch(2.0 * fgp.kernels.Matern(lengthscale=torch.ones(3)), batch)
+    copies = kernel_to(2.0 * fgp.kernels.Matern(lengthscale=torch.ones(3)), batch)
     assert copies.base_kernel.lengthscale.shape == (2, 3, 1, 3)
 
 
@@ -111,7 +128,7 @@ def test_what_gpytorch_lacks_is_wrapped() -> None:
     assert isinstance(wrapped.base_kernel, FlashGPKernel)
     assert torch.allclose(wrapped(X).to_dense(), (3.0 * kernel)(X).to_dense())
     with pytest.raises(fgp.DomainError, match=r"`kernel` must have a counterpart .* got Warped"):
-        to_gpytorch(kernel, torch.Size((2,)))
+        kernel_to(kernel, torch.Size((2,)))
 
 
 @pytest.mark.parametrize(

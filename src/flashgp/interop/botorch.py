@@ -24,7 +24,7 @@ from flashgp.inference.fit import fit
 from flashgp.inference.online.fantasies import Fantasies
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.predict.joint import joint_moments
-from flashgp.interop.gpytorch import gp_from, linked, member_of, members, to_gpytorch, write_back
+from flashgp.interop.gpytorch import gp_from, kernel_to, linked, member_of, members, write_back
 from flashgp.kernels import Kernel
 
 __all__ = ["FlashGPModel", "FlashGPPaths"]
@@ -67,7 +67,7 @@ class FlashGPModel(SingleTaskGP):
             if covar_module is not None:
                 raise DomainError("`kernel` and `covar_module` are the same thing, got both; leave one of them out")
             outputs = train_Y.shape[-1:] if train_Y.shape[-1] > 1 else ()
-            covar_module = to_gpytorch(kernel, torch.Size((*train_X.shape[:-2], *outputs)))
+            covar_module = kernel_to(kernel, torch.Size((*train_X.shape[:-2], *outputs)))
         super().__init__(
             train_X, train_Y, train_Yvar, likelihood, covar_module, mean_module, outcome_transform, input_transform
         )

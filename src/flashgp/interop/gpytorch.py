@@ -25,6 +25,7 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
+from flashgp.inference.state import State
 from flashgp.kernels import (
     Constant,
     Coregionalization,
@@ -362,17 +363,70 @@ def write_back(model: Any, gps: Sequence[GP]) -> None:
         Link("noise_variance", "noise", *NUMBER).write(place, [one.value for one in noise])
 
 
-def to_gpytorch(kernel: Any, batch_shape: torch.Size = torch.Size()) -> Any:  # noqa: B008 - a value
-    """A GPyTorch module of the same covariance function, with copies for a batch.
+class ExactModel(gpytorch.models.ExactGP):
+    """What `to_gpytorch` makes of a posterior. Fields: mean_module, covar_module, likelihood, by GPyTorch's names."""
 
-    One without a counterpart is wrapped, and then has no batch. Priors of ours stay with ours.
-    Raises: DomainError for a batch of what is wrapped.
+    def __init__(self, x: Tensor, y: Tensor, mean: nn.Module, covariance: Any, likelihood: Any) -> None:
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, covariance
+
+    def forward(self, x: Tensor) -> Any:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def to_gpytorch(thing: Posterior | Kernel) -> Any:
+    """A GPyTorch module of the same covariance function, or a model that predicts as an exact posterior does.
+
+    A covariance function without a counterpart is wrapped. Priors stay with ours.
+    Raises: DomainError for a posterior of another kind.
+
+    Example:
+        >>> from flashgp.interop.gpytorch import to_gpytorch  # doctest: +SKIP
+        >>> to_gpytorch(fit.posterior)(x_test).mean  # doctest: +SKIP
     """
+    if isinstance(thing, Kernel):
+        return kernel_to(thing)
+    prior: Any = thing.gp
+    likelihood = prior.likelihood
+    exact = isinstance(thing.state, State) and isinstance(likelihood, Gaussian)
+    if not exact or prior.outputs is not None or thing.batch_shape:
+        raise DomainError(
+            "`thing` must be a covariance function, or an exact posterior of one output with Gaussian noise, got one "
+            f"by {thing.report.route} with {likelihood.name}; condition exactly, each output alone"
+        )
+    noise = _likelihood_to(likelihood, len(thing.x))
+    x, y = thing.x.double(), thing.y.double()
+    return ExactModel(x, y, _mean_to(prior.mean), kernel_to(prior.kernel), noise).double().eval()
+
+
+def _mean_to(mean: Any) -> nn.Module:
+    if isinstance(mean, means.Zero):
+        return gpytorch.means.ZeroMean()
+    if isinstance(mean, means.Constant):
+        made = gpytorch.means.ConstantMean().double()
+        made.constant = mean.value.value.detach()
+        return made
+    return mean  # a module from points to values, as GPyTorch's are
+
+
+def _likelihood_to(likelihood: Gaussian, rows: int) -> Any:
+    kinds, positive = gpytorch.likelihoods, gpytorch.constraints.Positive()
+    noise = None if likelihood.noise_variance is None else likelihood.noise_variance.value.detach()
+    if not likelihood.rows_alike:
+        return kinds.FixedNoiseGaussianLikelihood(likelihood.diagonal(rows, torch.device("cpu")).detach())
+    made = kinds.GaussianLikelihood(noise_constraint=positive).double()
+    made.noise = noise
+    return made
+
+
+def kernel_to(kernel: Any, batch_shape: torch.Size = torch.Size()) -> Any:  # noqa: B008 - a value
+    """A GPyTorch module of a covariance function, with copies for a batch. Raises: DomainError for a batch of what has
+    no counterpart and is wrapped."""
     if isinstance(kernel, Scaled):
-        module = _kernels.ScaleKernel(to_gpytorch(kernel.kernel, batch_shape), batch_shape=batch_shape).double()
+        module = _kernels.ScaleKernel(kernel_to(kernel.kernel, batch_shape), batch_shape=batch_shape).double()
     elif isinstance(kernel, Sum | Product):
         joined = next(theirs for theirs, ours in JOINED.items() if type(kernel) is ours)
-        return joined(*(to_gpytorch(part, batch_shape) for part in kernel.parts))
+        return joined(*(kernel_to(part, batch_shape) for part in kernel.parts))
     else:
         row = next((row for row in COUNTERPARTS if type(kernel) is row.ours), None)
         one_column = kernel.active_dims is not None and len(kernel.active_dims) == 1 if row else False
