@@ -185,3 +185,18 @@ def test_a_target_that_cannot_be_is_named_by_column_and_row() -> None:
     table = {"x": np.arange(9.0), "visits": np.array([3.0, 1.0, 0.0, 2.0, -3.0, 1.0, 4.0, 2.0, 1.0])}
     with pytest.raises(fgp.DomainError, match=r"`visits` must be a whole number from 0 for Poisson, got -3 in row 4; "):
         fgp.TableModel(likelihood="poisson").fit(table, target="visits")
+
+
+def test_numbers_of_a_likelihood_are_of_the_rows_of_the_table() -> None:
+    """Of those that are left once rows are dropped, and in what targets they may have."""
+    x = np.linspace(0.0, 3.0, 40)
+    trials, hits = 5.0 + np.arange(40) % 4, np.round(4.0 + np.sin(x) * 3.0).clip(0.0, 5.0)
+    frame = pd.DataFrame({"x": x, "hits": hits})
+    frame.loc[[3, 7], "x"] = np.nan
+    options: dict[str, Any] = {"missing": "drop", "starts": 1}
+    model = fgp.TableModel(likelihood=fgp.likelihoods.Binomial(trials), **options).fit(frame, "hits")
+    assert model.posterior.gp.likelihood.trials.tolist() == np.delete(trials, [3, 7]).tolist()
+    with pytest.raises(fgp.ShapeError, match="`trials` must have one entry for each of the table's 40 rows"):
+        fgp.TableModel(likelihood=fgp.likelihoods.Binomial(trials[2:]), **options).fit(frame, "hits")
+    with pytest.raises(fgp.DomainError, match="`hits` must be a whole number from 0 to trials"):
+        fgp.TableModel(likelihood=fgp.likelihoods.Binomial(trials - 4.0), **options).fit(frame, "hits")

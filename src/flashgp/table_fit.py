@@ -70,7 +70,7 @@ class TrainingRows:
             for column in self.y.T:
                 TargetTransform("log").check(column, self.numbers, self.target)
         for column in self.y.T if not gp.likelihood.has_sites else ():
-            y, one = torch.from_numpy(column), gp.likelihood.underlying.with_rows()
+            y, one = torch.from_numpy(column), gp.likelihood.underlying
             one.check_targets(one.encoded(y, self.target), rows=self.numbers.tolist(), name=self.target)
         x, y = torch.from_numpy(self.x), torch.from_numpy(self.y)
         y, names = (y, self.names) if gp.likelihood.has_sites else (y[:, :0], self.names[: x.shape[1]])

@@ -81,6 +81,7 @@ def test_predictions_are_given_the_numbers_of_their_points() -> None:
     post = model(lik.Poisson(exposure=torch.linspace(0.5, 2.0, 36, dtype=F64))).condition(X, y)
     p, hours = post.predict(AT), torch.linspace(1.0, 24.0, len(AT), dtype=F64)
     day, told = p.given(exposure=hours), lik.Poisson().predictive(p.mean, p.variance, exposure=hours)
+    assert torch.equal(p.given(exposure=24.0).observation_mean, p.given(exposure=[24.0] * len(hours)).observation_mean)
     assert torch.allclose(day.observation_mean, hours * p.observation_mean)
     assert torch.equal(day.quantile(0.8), told.quantile(0.8))
     count = torch.arange(float(len(AT)), dtype=F64)

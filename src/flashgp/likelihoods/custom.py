@@ -80,9 +80,12 @@ class Custom(NonGaussian):
                 "write it with torch functions"
             ) from error
         if not isinstance(found, Tensor) or found.shape != tried.shape:
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            tensor = isinstance(found, Tensor)
+            got, way = (
+                (tuple(found.shape), "leave out the sum") if tensor else (type(found).__name__, "write it in torch")
+            )
             raise DomainError(
-                f"`function` must answer entry by entry, shape {tuple(tried.shape)} here, got {got}; leave out the sum"
+                f"`function` must answer entry by entry, shape {tuple(tried.shape)} here, got {got}; {way}"
             )
 
     def _values(self) -> dict[str, Tensor]:

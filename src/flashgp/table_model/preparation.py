@@ -20,7 +20,7 @@ from flashgp.data.standardised import StandardisedRows
 from flashgp.data.table_parts import EncodedRows
 from flashgp.fitted_table import TableSettings
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.foundations.errors import DomainError
+from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference import plan as plans
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
@@ -149,6 +149,7 @@ def prepare(
     check_same_rows(group, [column.name for column in encoding.inputs], x=data.x, y=data.y, rows_fitted=train)
     x, y = np.ascontiguousarray(data.x[train]), data.y[train]
     likelihood, target, decided = _likelihood_of(settings, encoding, y)
+    likelihood = _of_rows(likelihood, table.rows, data.rows[train], held_out=test is not None)
     drawn = settings.uncertainty if settings.kernel is None else None
     default = default_for(likelihood, len(x), x.shape[1], drawn, settings.approximation)
     built, words, notes = _kernel_of(
@@ -285,6 +286,23 @@ def planned(
     return asked, planned_over(
         group, lambda one: approximate_plan(gp, rows, one, wanted, limit, read=read is not None), asked
     ), ()  # fmt: skip
+
+
+def _of_rows(likelihood: Likelihood, count: int, rows: _Rows, *, held_out: bool) -> Likelihood:
+    """The likelihood of the rows that are fitted, of one that knows those of the whole table. Raises: ShapeError;
+    DomainError for numbers that rows which are held out would be scored without."""
+    for name, each in likelihood.row_tensors.items():
+        if len(each) != count:
+            raise ShapeError(
+                f"`{name}` must have one entry for each of the table's {count} rows, got shape {tuple(each.shape)}; "
+                "pass those of all, also where some are left out"
+            )
+    if held_out and likelihood.numbers_of_rows:
+        raise DomainError(
+            f"`likelihood` must have no {likelihood.numbers_of_rows[0]} where rows are held out, which are scored "
+            "without; fit all rows, and take leave-one-out"
+        )
+    return likelihood if likelihood.rows_alike else likelihood.rows(torch.from_numpy(rows))
 
 
 def _likelihood_of(

@@ -71,7 +71,7 @@ class Prediction:
         """The prediction of observations whose likelihood has a number for each, such as `exposure`, or `trials`.
 
         Args:
-            numbers: by name, (n_test,); left out, an observation has 1.
+            numbers: by name, (n_test,), or one for all; left out, an observation has 1.
 
         Raises:
             DomainError: for a number that the likelihood does not have.
@@ -85,8 +85,9 @@ class Prediction:
             tensor([ 1., 24.], dtype=torch.float64)
         """
         found = copy.copy(self)
-        found._of_rows = self._likelihood.underlying.with_numbers(**numbers)
         points = self._x.shape[-2]
+        each = {name: points * [one] if isinstance(one, int | float) else one for name, one in numbers.items()}
+        found._of_rows = self._likelihood.underlying.with_numbers(**each)
         for name in numbers:
             if len(value := getattr(found._of_rows, name)) != points:
                 raise ShapeError(
