@@ -1,6 +1,7 @@
 """The command line from end to end: fit, predict, plan; formats, splits, missing values, failures and their codes."""
 
 import csv
+import dataclasses
 import gc
 import gzip
 import json
@@ -176,6 +177,10 @@ def test_importance_is_headed_by_what_ended_the_fit(
     console.quiet = False
     say_outcome(outcome, console)
     assert f"inputs by importance, {Unfinished.TIME.heading}" in capsys.readouterr().out
+    less = dataclasses.replace(outcome.importance, rmse=-outcome.importance.rmse.abs())
+    say_outcome(dataclasses.replace(outcome, importance=less), console)
+    assert "grows by -" not in (said := capsys.readouterr().out), "what a permutation gains is chance"
+    assert "site 0, " in said
 
 
 def test_parameters_name_columns_in_their_units(folder: Path) -> None:

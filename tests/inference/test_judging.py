@@ -319,6 +319,8 @@ def test_a_fit_begins_with_its_verdict() -> None:
     assert repr(fit).startswith(fit.verdict.sentence)
     assert fit.verdict is fit.verdict
     assert fit._repr_html_().startswith(f"<p>{fit.verdict.sentence}</p>")
+    assert repr(fit.verdict) == str(fit.verdict)
+    assert repr(fit.verdict).startswith(fit.verdict.sentence)
     assert fit.verdict.to_json()["word"] == fit.verdict.word.value
 
 

@@ -308,10 +308,10 @@ def _importance(prepared: PreparedTable, model: TableModel, asked: Asked, consol
 
 
 def _importance_line(found: Importance) -> str:
-    """The most important inputs, each with what it adds."""
+    """The most important inputs, each with what it adds; chance alone takes something off."""
     shown = found.order[:_MAX_NAMED]
     more = len(found.names) - len(shown)
-    named = ", ".join(f"{found.names[j]} {float(found.growth[j]):.3g}" for j in shown)
+    named = ", ".join(f"{found.names[j]} {max(0.0, float(found.growth[j])):.3g}" for j in shown)
     return f"{named}{f' and less for {more:,} more' * bool(more)}"
 
 

@@ -265,9 +265,9 @@ class EventKind(Enum):
     )
     APPROXIMATION_OFFERED = (
         "Exactly it would take about {exact_seconds:seconds} and {exact_bytes:bytes}[, past the time limit of "
-        "{limit:g} s]. An approximation takes less and loses what posterior.lost or posterior.bound says: "
-        "approximation=['full_scale' about {full_scale_seconds:seconds} and {full_scale_bytes:bytes}][{both:if}, or "
-        "]['sparse' about {sparse_seconds:seconds} and {sparse_bytes:bytes}]."
+        "{limit:g} s]. An approximation takes less, and the report says what it loses: approximation=["
+        "'full_scale' about {full_scale_seconds:seconds} and {full_scale_bytes:bytes}][{both:if}, or "
+        "]['sparse' about {sparse_seconds:seconds} and {sparse_bytes:bytes}] (--approximation on the command line)."
     )
     APPROXIMATION_CHOSEN = (
         "[{approximation} was chosen|Exact inference was chosen], since {reason}. Exactly [about "

@@ -99,7 +99,7 @@ class VerdictSettings:
 VERDICT = VerdictSettings()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """How good the predictions of a model are.
 
@@ -172,7 +172,7 @@ class Verdict:
             return found
         return replace(found, word=Word.UNJUDGED, reason=self.reason or _REPEATED)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([self.sentence, *(f"- {finding}" for finding in self.findings)])
 
     def _repr_html_(self) -> str:
