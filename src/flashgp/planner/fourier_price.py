@@ -1,7 +1,7 @@
 """Price of Fourier series: a pass over the rows, then work that counts frequencies, eq. (M-437)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flashgp.foundations.events import NoSeries
@@ -9,6 +9,8 @@ from flashgp.planner.approximate import ApproximatePrice
 from flashgp.planner.exact import solve_passes
 from flashgp.planner.fit_stages import Cost, WorkSettings
 from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation, Plan
+
+IMAGE_BYTES = 2**26
 
 
 class Refusal(NamedTuple):
@@ -21,13 +23,28 @@ class Refusal(NamedTuple):
 @dataclass(frozen=True)
 class GridSizes:
     """Fields: columns that there are frequencies of; frequencies; coordinates, rows of the factor of the weights, 0
-    where there is none; probes of a log determinant without one; passes over the rows of an evaluation."""
+    where there is none; probes of a log determinant without one; passes over the rows of an evaluation; posterior, of
+    the finer grid that the posterior of a fit takes, None for this one."""
 
     columns: int
     frequencies: int
     coordinates: int
     probes: int
     passes: int = 0
+    posterior: "GridSizes | None" = None
+
+    @property
+    def factor_bytes(self) -> int:
+        """Of a factor and what it is made of: of one column vectors of the domain too, and images of some of them."""
+        q = self.coordinates
+        if self.columns == 1 and q:
+            return 24 * self.frequencies * q + IMAGE_BYTES + 64 * q**2
+        return 128 * q**2
+
+    @property
+    def transform_bytes(self) -> int:
+        """Of the grids of a transform."""
+        return 128 * self.frequencies * 2**self.columns
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,11 @@ class FourierPrice(ApproximatePrice):
     def sums(self) -> float:
         """Seconds of a pass."""
         return self.least_seconds + self.problem.n * self.row_seconds[self.grid.columns - 1] * self.problem.outputs
+
+    @property
+    def settled(self) -> "FourierPrice":
+        """The price of the posterior's grid."""
+        return self if self.grid.posterior is None else replace(self, grid=self.grid.posterior)
 
     def solve(self, vectors: int) -> float:
         """Seconds of a solve, beside a factor that is made for it."""
@@ -79,7 +101,7 @@ class FourierPrice(ApproximatePrice):
         return 0.0
 
     def condition(self) -> Cost:
-        return Cost.of(2.0 * self.sums() + self.solve(self.problem.outputs))
+        return Cost.of(2.0 * self.sums() + self.settled.solve(self.problem.outputs))
 
     def predict(self) -> float:
         return self.row_seconds[self.grid.columns - 1]
@@ -90,17 +112,16 @@ class FourierPrice(ApproximatePrice):
 
     def allocations(self) -> list[Allocation]:
         problem, grid, piece = self.problem, self.grid, min(self.problem.n, 2**21)
-        vectors = problem.outputs + grid.probes
-        factor = 16 * 4 * grid.coordinates**2
+        vectors, last = problem.outputs + grid.probes, self.settled.grid
         return [
             Allocation(HELD, "rows and targets", 8 * problem.n * (problem.d + problem.outputs)),
             Allocation(LAYOUT, "a piece of the rows", piece * (8 * problem.d + 40)),
-            Allocation(PASS, "grids of a transform", 16 * 8 * self.padded),
-            Allocation(PASS, "vectors of frequencies", 16 * 6 * problem.outputs * grid.frequencies),
-            Allocation(PASS, "a factor", factor),
+            Allocation(PASS, "grids of a transform", last.transform_bytes),
+            Allocation(PASS, "vectors of frequencies", 16 * 6 * problem.outputs * last.frequencies),
+            Allocation(PASS, "a factor", last.factor_bytes),
             Allocation(GRADIENT, "vectors of frequencies", 16 * 8 * vectors * grid.frequencies),
             Allocation(GRADIENT, "grids of vectors", 8 * 3 * vectors * self.padded),
-            Allocation(GRADIENT, "a factor", factor),
+            Allocation(GRADIENT, "a factor", grid.factor_bytes),
         ]
 
 

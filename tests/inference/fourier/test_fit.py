@@ -14,6 +14,7 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import grid_for
 from flashgp.inference.fourier.objective import FourierLogJoint
+from flashgp.inference.fourier.planned import sizes_of
 from flashgp.inference.fourier.spectrum import GridSettings
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import WeightPosterior
@@ -85,6 +86,8 @@ def test_a_fit_comes_to_where_an_exact_one_does() -> None:
     assert fit.report.plan.approximation == "fourier"
     tail, *_ = of_kind(fit.events, EventKind.FOURIER_TAIL)
     assert "0.00%" not in str(Event(tail.kind, **{**tail.fields, "percent": 1.2e-4}))
+    factor = sizes_of(fit.posterior.state.grid).factor_bytes
+    assert fit.report.peak_bytes > factor > 0.3 * fit.report.plan.training_bytes
     assert fit.verdict.findings is not None
     assert fit.posterior.can("component") is None
 

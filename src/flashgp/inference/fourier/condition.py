@@ -21,7 +21,7 @@ from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
 from flashgp.inference.fourier.local import windows_serve
-from flashgp.inference.fourier.planned import unfit
+from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
@@ -134,11 +134,20 @@ def check_memory(grid: Grid, memory: str | int | None, settings: FourierSettings
         )  # fmt: skip
 
 
+def taken_bytes(sums: FourierSums, survey: Survey) -> int:
+    """Bytes that conditioning takes: rows that are held, a piece of them, transforms, vectors and a factor."""
+    n, sizes, width = sums.count, sizes_of(sums.grid), survey.width + len(sums.squares)
+    held = 8 * n * width if isinstance(survey.source, Held) else 0
+    piece = min(n, PIECE) * (8 * survey.width + 40)
+    vectors = 96 * len(sums.squares) * sizes.frequencies
+    return held + max(piece, sizes.transform_bytes + vectors + sizes.factor_bytes)
+
+
 def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
     """Bytes of the work with a grid: transforms, and as many vectors as are solved at once."""
     spread, vectors = grid.size * 2**grid.d, settings.solves.probes + 1
     most = settings.solves.dense
-    dense = 64 * min(grid.size, most) ** 2 if factored(grid, most) else 0
+    dense = sizes_of(grid).factor_bytes if factored(grid, most) else 0
     return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
 
 
@@ -207,6 +216,7 @@ def _state(
     report = Report(
         route=ROUTE, backend="finufft", device="cpu", dtype="float64", iterations=weights.solution.iterations,
         error_bound=error, seconds=time.perf_counter() - began, events=events, plan=plan,
+        peak_bytes=taken_bytes(sums, survey),
     )  # fmt: skip
     if plan is not None:
         report.predicted_bytes, report.predicted_seconds = plan.peak_bytes, plan.seconds

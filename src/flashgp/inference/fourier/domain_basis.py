@@ -22,6 +22,7 @@ LEAST = 1e-11  # of a vector's energy that lies where rows are
 BEYOND = 24  # eigenvectors looked at whose energy is less than half
 MOST_ORDERS = 10_000  # whose eigenvectors are computed
 LAGGED = 2**25  # numbers of vectors, or of their pairs at all lags, at most
+IMAGES = 2**21  # of their images at once
 WORTH = 0.7  # of the frequencies, for fewer coordinates
 JITTER = 1e-14  # of the largest prior variance of a coordinate
 
@@ -108,7 +109,7 @@ class Domain:
         m, parts = len(vectors) // 2, []
         size = fast_length(6 * m + 1)
         symbol = torch.fft.fft(whole, n=size).unsqueeze(1)
-        for some in vectors.split(max(1, LAGGED // size), 1):
+        for some in vectors.split(max(1, IMAGES // size), 1):
             image = torch.fft.ifft(torch.fft.fft(some, n=size, dim=0) * symbol, dim=0)
             parts.append(vectors.to(C128).mT @ image[2 * m : 4 * m + 1])
         return self._turned(torch.cat(parts, 1))

@@ -25,6 +25,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import (
     check_memory,
     condition_on,
+    grid_bytes,
     grid_for,
     refuse_read,
     refuse_unfit,
@@ -84,7 +85,7 @@ class FourierFit(EngineFit[FourierState]):
         self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, rival: Plan | None = None
     ) -> None:
         self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
-        self._settled = False
+        self._settled, self._taken = False, 0
         refuse_exact_fit(options)
         refuse_read(prior, rows)
         prior, self.rows = numbers_to_rows(prior, rows, options.run.group)
@@ -162,6 +163,7 @@ class FourierFit(EngineFit[FourierState]):
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
         grid = grid_for(self.prior, self.survey, self.how, self._noise(self.problem), search=True)
         check_memory(grid, self.options.run.memory, self.how)
+        self._taken = max(self._taken, grid_bytes(grid, self.how))
         return grid
 
     def _objective(self, recorder: Recorder, size: int, theta: numpy.ndarray) -> LogJoint:
@@ -201,6 +203,7 @@ class FourierFit(EngineFit[FourierState]):
                 self, trained, state, lambda one: one.evidence, conditioned, self.rows.y
             )
         state.report.events += cut
+        state.report.peak_bytes = max(state.report.peak_bytes or 0, self._taken)
         report_answer(report, recorder, state, self)
         report.events += unexplained
         return state

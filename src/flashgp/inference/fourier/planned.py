@@ -5,7 +5,7 @@ The lengthscales of a fit are not known before it: the rows are taken to range o
 
 import copy
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -80,19 +80,26 @@ def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool,
     if not named and refusal is None and not prior.likelihood.has_sites:
         refusal = Refusal(NoSeries.MODEL, f"by Fourier series is taken for {prior.likelihood.name} where it is named")
     try:
+        if refusal is not None:
+            return refusal
         passes = passes_of(prior, alike=rows.alike)
-        return refusal or sizes_of(expected_grid(prior, rows, training=training), passes)
+        found = sizes_of(expected_grid(prior, rows, training=training), passes)
+        if not training:
+            return found
+        return replace(found, posterior=sizes_of(expected_grid(prior, rows, training=training, search=False)))
     except NoGridError as reason:
         return Refusal(NoSeries.FREQUENCIES, str(reason))
 
 
 @torch.no_grad()
-def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, settings: ExpectedSettings | None = None) -> Grid:
-    """The grid that rows are expected to take: conditioning knows lengthscales and noise, a fit finds them.
+def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool | None = None) -> Grid:
+    """The grid that rows are expected to take: conditioning knows lengthscales and noise, a fit finds them. Args:
+    search, whether it is that of the search of a fit, or of its posterior.
 
     Raises: NoGridError. Cost: milliseconds.
     """
-    settings, kernel, d = settings or ExpectedSettings(), copy.deepcopy(prior.kernel), rows.d
+    settings, kernel, d = ExpectedSettings(), copy.deepcopy(prior.kernel), rows.d
+    search = training if search is None else search
     noise = settings.noise * prior_variance(kernel, d)
     known = prior.likelihood.additive_noise(torch.device("cpu"))
     if not training and known is not None and known.numel():
@@ -104,7 +111,7 @@ def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, settings: Ex
         if training:
             _assume(kernel, ranges, settings.lengthscales)
     high = torch.tensor(ranges, dtype=F64)
-    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, settings.solves.dense, search=training)
+    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, settings.solves.dense, search=search)
 
 
 def sizes_of(grid: Grid, passes: int = 0) -> GridSizes:
