@@ -8,7 +8,7 @@ import torch
 
 import flashgp as fgp
 from flashgp.foundations.estimate import Estimate, Measure
-from flashgp.foundations.events import EventKind
+from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.judgement.residuals import drifting, order_left, period_left, tails
 from flashgp.inference.judgement.scored import Calibration, Scored, of_classes
 from flashgp.inference.judgement.verdict import How, VerdictSettings, Word, judged
@@ -324,6 +324,14 @@ def test_a_fit_begins_with_its_verdict() -> None:
     assert fit.verdict.to_json()["word"] == fit.verdict.word.value
 
 
+def test_rows_that_were_fitted_are_said_to_be() -> None:
+    x, y = table()
+    post = model().condition(x[10:], y[10:])
+    (event,) = of_kind(post.judge(x[:30], y[:30]).findings, EventKind.ROWS_FITTED)
+    assert (event.fields["rows"], event.fields["of"]) == (20, 30)
+    assert not of_kind(post.judge(x[:10], y[:10]).findings, EventKind.ROWS_FITTED)
+
+
 def test_a_text_shows_a_verdict_that_takes_a_moment_or_was_asked_for() -> None:
     x, y = table()
     post = model().condition(x, y)
@@ -344,6 +352,8 @@ def test_a_share_close_to_one_keeps_the_digit_that_tells_it_apart() -> None:
     found = Estimate(0.9993, 0.9991, 1.0)
     verdict = fgp.Verdict(Word.EXCELLENT, How.HELD_OUT, 10, explained=found)
     assert verdict.sentence == "Excellent: predictions of rows held out explain 99.9 % of the variance (99.9 to 100)."
+    verdict = dataclasses.replace(verdict, explained=Estimate(0.99999, 0.99998, 0.999995))
+    assert verdict.sentence == "Excellent: predictions of rows held out explain more than 99.99 % of the variance."
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

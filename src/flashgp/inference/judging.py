@@ -154,7 +154,7 @@ def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Ver
             found = (prediction.given(**of_rows) if of_rows else prediction).distribution
             rows = state.rows_learned
             seen = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]
-            return _worst(
+            verdict = _worst(
                 [
                     verdict_of_rows(state, _array(x[there]), scored_rows(state, targets, one, Told(), _present(others)))
                     for (targets, there, one), others in zip(
@@ -162,8 +162,16 @@ def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Ver
                     )
                 ]
             )
+        return verdict if rows is None else verdict.with_findings(_fitted((x, y), rows))
     except FlashGPError as error:
         return unjudged(str(error), findings_of(state, Told()))
+
+
+def _fitted(rows: Sequence[Tensor], learned: Sequence[Tensor]) -> list[Event]:
+    """A finding where rows, x and y, are among those that were learned, by their hashes."""
+    own, known = (hashes(np.column_stack([_array(t) for t in each])) for each in (rows, learned))
+    count = int(np.isin(own, known).sum())
+    return [Event(EventKind.ROWS_FITTED, rows=count, of=len(own))] if count else []
 
 
 def verdict_of_rows(

@@ -150,7 +150,9 @@ class Verdict:
         if self.word is Word.USELESS:
             beside = "the class shares" if self.measure is Measure.LOG_LOSS else "the mean"
             return f"are no better than {beside}"
-        return f"explain {_percent(value)} % of {self.measure} ({_percent(low)} to {_percent(high)})"
+        said, *ends = (_percent(part) for part in (value, low, high))
+        between = "" if ends == [said, said] else f" ({' to '.join(ends)})"
+        return f"explain {said} % of {self.measure}{between}"
 
     def _calibrated(self, found: Calibration) -> str:
         of = found.rows if found.rows <= 100 else 100
