@@ -231,7 +231,7 @@ def fit(
             and a block-Vecchia factor of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost`
             says what that costs; "sparse" for inducing points alone by their collapsed bound, eq. (M-160):
             `fit.posterior.bound` has a lower and an upper bound on log p(y). "fourier", of a stationary covariance
-            function of one to three columns with Gaussian noise, is the series (M-431): after one pass an evaluation
+            function of one to three columns, is the series (M-431): after one pass of Gaussian noise an evaluation
             does not see the rows, unless their noise differs or their mean is not constant; `fit.posterior.lost` says
             what is left out, and points far outside the rows are refused; it pays for many more rows than frequencies.
             It needs finufft. "auto" is the series where these are planned to take a third of an exact fit's time, with

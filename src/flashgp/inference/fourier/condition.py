@@ -84,7 +84,7 @@ def refuse_read(prior: Prior, rows: RowSource) -> None:
 
 def found_sites(prior: Prior, rows: Held, survey: Survey, run: Run) -> tuple[Prior, list[Event]]:
     """The prior with the sites that iteration finds of all rows, and events of a report. Raises: ConvergenceError."""
-    prior, x, y, options = prior.held(), rows.x.double(), rows.y.double(), FourierSettings()
+    prior, x, y, options = prior.held(), rows.x.double(), rows.y.double(), FourierSettings.of(prior.likelihood)
     sites = IteratedSites.of(prior, x, y, SiteSettings())
     problem = Problem(prior, x, y, DirectSettings(TorchTiles()), sites=sites)
     grid = grid_for(problem.with_sites, survey, options, problem.with_sites.sites(y).variance)
@@ -177,7 +177,7 @@ def condition_on(
 
     Raises: DomainError, ConvergenceError.
     """
-    prior, found = prior.held(), options or FourierSettings()
+    prior, found = prior.held(), options or FourierSettings.of(prior.likelihood)
 
     def part(survey: Survey) -> FourierState:
         untimed = with_run(settings, deadline=NO_DEADLINE)

@@ -96,7 +96,7 @@ class FourierFit(EngineFit[FourierState]):
         self.survey = whole.of_sample if whole.cut else whole
         refuse_unfit(prior, self.survey.width, options.run.group.size)
         library()
-        self.prior, self.how = prior.released(), FourierSettings()
+        self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
         moments = self.survey.x_moments
         extent = tuple((moments.high - moments.low).tolist())
         alike = not self.survey.sample.numbers

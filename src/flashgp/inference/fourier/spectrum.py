@@ -38,7 +38,7 @@ class GridSettings:
 
     Fields: tail, of the noise variance, that each column leaves out at most, of one to three; least_tail, of the prior
     variance, below which nothing is asked for; finer, parts of the tail that are left out where B still has a factor of
-    half the rows, or of all, and searched, times the tail that a search without one leaves out; repeated, of its
+    half of `finest` rows, or all, and searched, times the tail that a search without one leaves out; repeated, of its
     variance, that a term may have where it comes again, with a factor of B and without;
     room, times that lengthscales may grow or shrink while a grid is kept; most_periods in a box; off_period, parts of a
     period by which a box of several may miss them; beyond, parts of the range by which points may lie outside it, of
@@ -48,6 +48,7 @@ class GridSettings:
     tail: tuple[float, ...] = (1e-4, 5e-3, 5e-3)
     least_tail: float = 1e-9
     finer: tuple[float, float] = (1e-2, 1e-1)
+    finest: int = 2500
     searched: float = 8.0
     repeated: tuple[float, float] = (1e-6, 1e-3)
     room: float = 1.25
@@ -188,8 +189,9 @@ def grid_of(
     Raises: NoGridError.
     """
     room, (few, many) = settings.room if search else 1.0, settings.repeated
-    tails = [] if search else [(settings.finer[0], most // 2), (settings.finer[1], most)]
-    for share, rows in [*tails, (1.0, most)]:
+    few_rows = min(most, settings.finest)
+    tails = [] if search else [(settings.finer[0], few_rows // 2), (settings.finer[1], few_rows)]
+    for share, rows in [*tails, (1.0, few_rows)]:
         try:
             found = _grid(kernel, low, high, share * noise, settings, (room, few))
         except NoGridError:

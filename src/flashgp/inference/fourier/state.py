@@ -22,6 +22,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.state import RowsKept, StateOfPasses
 from flashgp.kernels.base import Kernel, terms
+from flashgp.likelihoods import Likelihood
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -34,7 +35,8 @@ OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")
 class FourierSettings:
     """Fields: grid; solves; windows; draws that variances are sampled from; sampled_error, relative, of their solves;
     sampled_accuracy, of the transforms that draw noise; solved_numbers, of transforms, that
-    variances of points may take by solves."""
+    variances of points may take by solves; sites_dense, frequencies up to which there is a factor where sites are found
+    by iteration, whose steps take the variance of every row."""
 
     grid: GridSettings = field(default_factory=GridSettings)
     solves: SolveSettings = field(default_factory=SolveSettings)
@@ -43,6 +45,14 @@ class FourierSettings:
     sampled_error: float = 1e-2
     sampled_accuracy: float = 1e-4
     solved_numbers: int = 2**28
+    sites_dense: int = 5000
+
+    @classmethod
+    def of(cls, likelihood: Likelihood) -> "FourierSettings":
+        found = cls()
+        if likelihood.underlying.has_sites:
+            return found
+        return replace(found, solves=replace(found.solves, dense=found.sites_dense))
 
 
 @dataclass(frozen=True)
@@ -279,7 +289,11 @@ def restore(
 ) -> FourierState:
     """A state from what was computed before; the spectrum is computed again. Args: prior, held; tensors and numbers, as
     the state has them; how it was made. Raises: NotPositiveDefiniteError for sums without a factor."""
-    (centre, lengths, reach), (report, run, online), settings = tensors["box"].tolist(), how, FourierSettings()
+    (centre, lengths, reach), (report, run, online), settings = (
+        tensors["box"].tolist(),
+        how,
+        FourierSettings.of(prior.likelihood),
+    )
     columns, orders = (tuple(tensors[name].tolist()) for name in ("columns", "orders"))
     grid = Grid(columns, tuple(centre), tuple(lengths), orders, tuple(reach))
 
