@@ -104,6 +104,18 @@ def test_rows_that_join(outputs: int, known: bool) -> None:
     same(none.posterior(x), models[0].posterior(x))
 
 
+def test_parameters_that_are_written_to_change_answers() -> None:
+    ours, theirs = pair()
+    points = uniform(4, 2, seed=3)
+    before = ours.posterior(points).mean
+    again = ours.condition_on_observations(points[:1], before[:1])
+    assert again.prediction_strategy is again._posteriors()
+    theirs.covar_module.lengthscale = 0.9
+    ours.covar_module.lengthscale = 0.9  # in evaluation mode
+    same(ours.posterior(points), theirs.posterior(points))
+    assert not torch.allclose(ours.posterior(points).mean, before)
+
+
 def test_gradients_pass_through_fantasies() -> None:
     model, _ = pair()  # BoTorch's own detaches a part of them
     x, step = uniform(2, 1, 2, seed=7).requires_grad_(), torch.zeros(2, 1, 2, dtype=F64)
@@ -125,7 +137,13 @@ def test_transforms_and_subsets() -> None:
     points = uniform(4, 2, seed=3)
     same(ours.posterior(points), theirs.posterior(points))
     same(ours.subset_output([1]).posterior(points), theirs.subset_output([1]).posterior(points))
-    assert ours.posterior(points).mean.shape == (4, 2)
+    fresh = FlashGPModel(*table(outputs=3))
+    with torch.no_grad():
+        fantasies = fresh.fantasize(uniform(2, 1, 2, seed=4), SobolQMCNormalSampler(torch.Size([4]), seed=1))
+    for model in (fresh, fantasies):
+        whole = model.posterior(points).mean
+        for chosen in ([1], [2, 0]):
+            assert torch.allclose(model.subset_output(chosen).posterior(points).mean, whole[..., chosen])
 
 
 @pytest.mark.parametrize("outputs", [2])

@@ -79,6 +79,7 @@ class FlashGPModel(SingleTaskGP):
                 self._subset_batch_dict["likelihood.noise_covar.raw_noise"] = -2
 
     prediction_strategy: Any
+    _known: Sequence[Tensor] = ()
 
     # -- fitting -------------------------------------------------------------------------------------------------------
     def fit(self, **options: Any) -> "FlashGPModel":
@@ -127,15 +128,21 @@ class FlashGPModel(SingleTaskGP):
         return MultivariateNormal(mean, to_linear_operator(covariance))
 
     def _posteriors(self) -> "_Posteriors":
-        """Kept where GPyTorch keeps what it predicts from, and forgotten with it."""
-        if not isinstance(self.prediction_strategy, _Posteriors):
+        """Kept where GPyTorch keeps what it predicts from, until it forgets that or a parameter is written to."""
+        kept = self.prediction_strategy
+        if not isinstance(kept, _Posteriors) or (kept.rows is None and self._moved()):
             x, y, batch = self.train_inputs[0].detach(), self.train_targets.detach(), self._aug_batch_shape
             each = [
                 gp_from(self, x.shape[-1], index).condition(member_of(x, 2, index), member_of(y, 1, index))
                 for index in members(batch)
             ]
             self.prediction_strategy = _Posteriors(each, batch)
+            self._known = [one.detach().clone() for one in self.parameters()]
         return self.prediction_strategy
+
+    def _moved(self) -> bool:
+        """Whether parameters have other values than what is kept was made with; GPyTorch writes past their versions."""
+        return not all(map(torch.equal, self.parameters(), self._known))
 
     def get_fantasy_model(self, inputs: Tensor, targets: Tensor, **options: Any) -> Any:
         self._posteriors()
@@ -143,7 +150,9 @@ class FlashGPModel(SingleTaskGP):
 
     def subset_output(self, idcs: list[int]) -> "FlashGPModel":
         found: Any = super().subset_output(idcs)
-        found.prediction_strategy = None
+        if isinstance(self.prediction_strategy, _Posteriors) and self.num_outputs > 1:
+            found.prediction_strategy = self._posteriors().subset(idcs)
+            found._known = [one.detach().clone() for one in found.parameters()]
         return found
 
 
@@ -196,6 +205,13 @@ class _Posteriors:
             return _Posteriors(rows.appended(self.each, self.batch), self.batch)
         return _Posteriors(self.each, self.batch, rows)
 
+    def subset(self, outputs: Sequence[int]) -> "_Posteriors":
+        """Those of some outputs, the last dimension of the batch."""
+        own, m = self.batch[:-1], self.batch[-1]
+        each = [self.each[k * m + j] for k in range(own.numel()) for j in outputs]
+        batch = torch.Size((*own, *((len(outputs),) if len(outputs) > 1 else ())))
+        return _Posteriors(each, batch, None if self.rows is None else self.rows.subset(outputs))
+
     def __deepcopy__(self, memo: Any) -> "_Posteriors":
         return self  # a value
 
@@ -218,6 +234,15 @@ class _Rows:
         noises = [one.noise for one in (self, more) if one.noise is not None]
         noise = torch.cat([one.expand(*lead, -1) for one in noises], -1) if len(noises) == 2 else None
         return _Rows(x, targets, noise)
+
+    def subset(self, outputs: Sequence[int]) -> "_Rows":
+        def some(value: Tensor, dim: int) -> Tensor:
+            if value.shape[dim] > 1:
+                value = value.index_select(dim, torch.tensor(outputs, device=value.device))
+            return value.squeeze(dim) if len(outputs) == 1 else value
+
+        noise = None if self.noise is None else some(self.noise, -2)
+        return _Rows(some(self.x, -3), some(self.targets, -2), noise)
 
     def of(self, index: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Rows, targets and variances of a member."""
