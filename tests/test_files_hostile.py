@@ -424,7 +424,7 @@ def test_flipped_bytes_are_found(path: Path, genuine: bytes) -> None:
         path.write_bytes(data)
         if padded:
             continue
-        with pytest.raises(fgp.ModelFileError, match="is refused"):
+        with pytest.raises(fgp.ModelFileError, match=r"is refused|is no model file"):
             fgp.load(path)
 
 

@@ -156,7 +156,7 @@ def test_an_exact_fit_past_its_limit_names_both_costs() -> None:
     assert fit.posterior.can("lost") is not None
     for event in events:
         assert event.fields["exact_seconds"] == plan.fit_seconds
-        assert "posterior.lost" in str(event)
+        assert "the report says what it loses" in str(event)
     assert not of_kind(fgp.fit(model(), x, y).report.events, EventKind.APPROXIMATION_OFFERED)
 
 

@@ -22,6 +22,7 @@ from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum, t
 from flashgp.kernels.periodic import Cosine, Periodic
 from flashgp.kernels.spectral_mixture import SpectralMixture
 from flashgp.kernels.squared_exponential import Stationary
+from flashgp.operators.covariance import CovarianceOperator
 from flashgp.planner.fourier_price import Refusal
 
 MOST_COLUMNS = 3
@@ -121,7 +122,8 @@ def _groups(kernel: Kernel, d: int) -> list[Decaying]:
 
 def _values(kernel: Kernel, lags: Tensor) -> Tensor:
     """k at lags (n, d), (n,), differentiable by the parameters."""
-    return kernel.operator(torch.zeros_like(lags[:1]), lags).to_dense()[0]
+    zero, rows = kernel.rows(torch.zeros_like(lags[:1])), kernel.rows(lags)
+    return CovarianceOperator.of(kernel.form, kernel.theta(), zero, rows, dtype=F64).to_dense()[0]
 
 
 def _folded(group: Decaying, d: int, axes: Sequence[tuple[int, float, Tensor]]) -> Tensor:
