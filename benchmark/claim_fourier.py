@@ -7,6 +7,8 @@ Cells, each in a process of its own:
     read/D/N         a whole fit of N rows that are read, of one column (Matern-3/2 plus a period, given as .0501, true
                      .05) or two (Matern-3/2, a lengthscale each), noise of deviation .1; then means and variances of
                      100,000 points; errors of means are against the function that rows were drawn from
+    celerite2/N      the rows of read/1/N by celerite2's state space, held: Matern-3/2 plus a damped oscillator at the
+                     period, fitted as its tutorial does (L-BFGS-B, differences); then means of 100,000 points
     labels/N/KIND    two classes at N points of a map, Matern-3/2, p = 1 / (1 + exp(-2 f)) of that function: a whole
                      fit by Fourier series or full scale, then 2,000 new points; minus their mean log probability, and
                      that of the true probabilities
@@ -29,7 +31,8 @@ from cells import Cell, Claim, Entry, Speaker, main_of, options_of
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.errors import FlashGPError
+from flashgp.bench.suite import peer
+from flashgp.foundations.errors import BackendUnavailableError, FlashGPError
 from flashgp.foundations.quantities import readable_seconds
 
 POINTS, WRITTEN, PERIOD = 100_000, 1_000_000, 0.05
@@ -61,7 +64,43 @@ def function_of(x: Any) -> Any:
 
 
 def run_cell(cell: Cell) -> Entry:
-    return {"read": _read, "labels": _labels, "answers": _answers}[cell["work"]](cell)
+    return {"read": _read, "celerite2": _celerite, "labels": _labels, "answers": _answers}[cell["work"]](cell)
+
+
+def _celerite(cell: Cell) -> Entry:
+    if peer("celerite2") is None:
+        raise BackendUnavailableError("celerite2 is not installed; pip install 'flashgp[peers]'")
+    import celerite2
+    from scipy.optimize import minimize
+
+    generator = numpy.random.default_rng(0)
+    x = numpy.sort(generator.random((cell["n"], 1)), axis=0)
+    y = function_of(x) + 0.1 * generator.standard_normal(len(x))
+    points = numpy.sort(torch.rand(cell["points"], generator=torch.Generator().manual_seed(5), dtype=F64).numpy())
+    points = 0.98 * points + 0.01
+
+    def process(theta: Any) -> Any:
+        smooth, length, turn, noise, mean = *numpy.exp(theta[:4]), theta[4]
+        terms = celerite2.terms
+        kernel = terms.Matern32Term(sigma=smooth, rho=length)
+        kernel = kernel + terms.SHOTerm(sigma=turn, rho=PERIOD * 1.002, Q=1000.0)
+        gp = celerite2.GaussianProcess(kernel, mean=mean)
+        gp.compute(x[:, 0], diag=noise**2, quiet=True)
+        return gp
+
+    with PeakMeter() as meter:
+        began, own = time.perf_counter(), time.process_time()
+        start = numpy.array([0.0, 0.0, 0.0, numpy.log(0.3), y.mean()])
+        found = minimize(lambda theta: -process(theta).log_likelihood(y), start, method="L-BFGS-B")
+        fitted, used = time.perf_counter(), time.process_time()
+        mean = process(found.x).predict(y, t=points)
+        ended = time.perf_counter()
+    truth = function_of(points[:, None])
+    return {
+        "fit_seconds": fitted - began, "cpu_seconds": used - own, "predict_seconds": ended - fitted,
+        "peak_bytes": meter.peak_bytes, "peak_method": meter.method, "evaluations": int(found.nfev),
+        "rmse": float(numpy.sqrt(numpy.mean((mean - truth) ** 2))), "noise": float(numpy.exp(2.0 * found.x[3])),
+    }  # fmt: skip
 
 
 def _labels(cell: Cell) -> Entry:
@@ -193,6 +232,9 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
             row["target"] = f"{readable_seconds(SECONDS[entry['d']])} in all, 2 GiB"
             row["met"] = seconds <= SECONDS[entry["d"]] and entry["peak_bytes"] <= PEAK
         table.append(row)
+    for entry in sorted((e for e in done if e["work"] == "celerite2"), key=lambda e: e["n"]):
+        row = {"work": f"d=1, n={entry['n']:,}, celerite2, held, {entry['evaluations']} evaluations, means alone"}
+        table.append(row | {column["key"]: entry.get(column["key"]) for column in COLUMNS if column["key"] not in row})
     for entry in sorted((e for e in done if e["work"] == "labels"), key=lambda e: (e["n"], e["kind"])):
         row = {"work": f"d=2, n={entry['n']:,}, two classes, {entry['kind']}, 2,000 points"}
         row |= {column["key"]: entry.get(column["key"]) for column in COLUMNS if column["key"] not in row}
@@ -222,6 +264,8 @@ def line(entry: Entry) -> str:
         return f"fit {readable_seconds(entry['fit_seconds'])}, log loss {entry['log_loss']:.4f}"
     if entry["work"] == "read":
         return f"fit {readable_seconds(entry['fit_seconds'])}, RMSE {entry['rmse']:.5f}"
+    if entry["work"] == "celerite2":
+        return f"fit {readable_seconds(entry['fit_seconds'])}, RMSE {entry['rmse']:.5f}"
     if "refused" in entry:
         return entry["refused"][:100]
     return f"means off by {entry['mean_error']:.2g}, variances {entry['variance_error']:.2g}"
@@ -244,6 +288,11 @@ def main(argv: Sequence[str] | None = None) -> int:
              {"scratch": str(options.scratch)})
         for n in options.sizes for d in (1, 2)
     ]  # fmt: skip
+    cells += [
+        Cell(f"celerite2/n={n}", {"work": "celerite2", "n": n, "points": points}, 10.0 + 1e-4 * n)
+        for n in options.sizes
+        if n <= 1_000_000
+    ]
     cells += [
         Cell(f"labels/n={n}/{kind}", {"work": "labels", "n": n, "kind": kind}, 300.0)
         for n in ([400] if options.toy else [100_000]) for kind in ("fourier", "full_scale")
