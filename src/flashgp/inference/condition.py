@@ -80,5 +80,6 @@ def _shared(
             compare_models(prior, group, **alike)
         state = engine(prior, rows, settings)
         agreed_report(state.report, group)
-        state.report.events.append(shared_event(group, before, shares, state.report.plan.shared))
+        plan = state.report.plan
+        state.report.events.append(shared_event(group, before, shares, None if plan is None else plan.shared))
         return state

@@ -9,6 +9,7 @@ from flashgp.planner.approximate import ApproximatePrice
 from flashgp.planner.exact import solve_passes
 from flashgp.planner.fit_stages import Cost, WorkSettings
 from flashgp.planner.plan import GRADIENT, HELD, LAYOUT, PASS, Allocation, Plan
+from flashgp.planner.wire import evaluation_wire, summed_wire, survey_wire
 
 IMAGE_BYTES = 2**26
 
@@ -67,7 +68,13 @@ class FourierPrice(ApproximatePrice):
 
     def sums(self) -> float:
         """Seconds of a pass."""
-        return self.least_seconds + self.problem.n * self.row_seconds[self.grid.columns - 1] * self.problem.outputs
+        rows = self.of_rank(self.problem.n) * self.problem.outputs
+        return self.least_seconds + rows * self.row_seconds[self.grid.columns - 1]
+
+    @property
+    def sums_wire(self) -> float:
+        """Bytes sent for the sums of a pass, (M-452)."""
+        return summed_wire(self.problem, self.padded + self.problem.outputs * (self.grid.frequencies + 1) + 2)
 
     @property
     def settled(self) -> "FourierPrice":
@@ -84,10 +91,11 @@ class FourierPrice(ApproximatePrice):
     def step(self, rows: int) -> Cost:
         spectrum = 8.0 * self.padded / self.rates.block_pairs
         more = self.grid.passes * self.sums()
-        return Cost.of(self.least_seconds + more + self.solve(self.problem.outputs + self.grid.probes) + spectrum)
+        sent = 3.0 * self.sums_wire * bool(self.grid.passes) + evaluation_wire(self.problem)
+        return Cost.of(self.least_seconds + more + self.solve(self.problem.outputs + self.grid.probes) + spectrum, sent)
 
     def layout(self, rows: int) -> Cost:
-        return Cost.of(self.sums())
+        return Cost.of(self.sums(), self.sums_wire)
 
     def parts(self, first: int) -> list[int]:
         return []
@@ -101,7 +109,9 @@ class FourierPrice(ApproximatePrice):
         return 0.0
 
     def condition(self) -> Cost:
-        return Cost.of(2.0 * self.sums() + self.settled.solve(self.problem.outputs))
+        last, problem = self.settled, self.problem
+        sent = survey_wire(problem, self.work.sample_rows) + last.sums_wire
+        return Cost.of(2.0 * self.sums() + last.solve(problem.outputs), sent)
 
     def predict(self) -> float:
         return self.row_seconds[self.grid.columns - 1]
@@ -111,11 +121,11 @@ class FourierPrice(ApproximatePrice):
         return self.all_rows * self.step(self.n) + self.layout(self.n) + self.condition()
 
     def allocations(self) -> list[Allocation]:
-        problem, grid, piece = self.problem, self.grid, min(self.problem.n, 2**21)
+        problem, grid, rows = self.problem, self.grid, self.of_rank(self.problem.n)
         vectors, last = problem.outputs + grid.probes, self.settled.grid
         return [
-            Allocation(HELD, "rows and targets", 8 * problem.n * (problem.d + problem.outputs)),
-            Allocation(LAYOUT, "a piece of the rows", piece * (8 * problem.d + 40)),
+            Allocation(HELD, "rows and targets", 8 * rows * (problem.d + problem.outputs)),
+            Allocation(LAYOUT, "a piece of the rows", min(rows, 2**21) * (8 * problem.d + 40)),
             Allocation(PASS, "grids of a transform", last.transform_bytes),
             Allocation(PASS, "vectors of frequencies", 16 * 6 * problem.outputs * last.frequencies),
             Allocation(PASS, "a factor", last.factor_bytes),

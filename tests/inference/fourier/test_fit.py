@@ -134,6 +134,11 @@ def test_a_plan_prices_a_pass_and_frequencies() -> None:
     assert few.seconds < many.seconds < 100.0
     assert "frequencies" in str(few)
     assert few.to_json() == type(few).from_json(few.to_json()).to_json()
+    shared = fgp.plan(gp, n=10**7, d=2, approximation="fourier", ranks=4)
+    assert few.seconds < shared.seconds < 0.5 * many.seconds
+    assert shared.peak_bytes < many.peak_bytes
+    assert 0 < shared.shared.sent_bytes < shared.shared.fit_sent_bytes
+    assert fgp.plan(gp, n=10**5, d=2, approximation="auto", ranks=2).no_series.name == "RANKS"
 
 
 def test_errors_of_a_solve_bound_those_of_the_mean() -> None:

@@ -26,6 +26,7 @@ from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
+from flashgp.inference.over_ranks import shard
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
@@ -40,7 +41,8 @@ from flashgp.inference.streamed.rows import (
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan
-from flashgp.processes.group import ALONE
+from flashgp.processes.agreement import late
+from flashgp.processes.group import ALONE, Group
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -56,12 +58,12 @@ def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
 
 
 def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> FourierState:
-    """The state of a prior given rows. Raises: as `GP.condition`."""
+    """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
     began, run, own = time.perf_counter(), settings.run, prior
     refuse_read(prior, rows)
-    prior, rows = numbers_to_rows(prior, rows, run.group)
-    survey = survey_of(prior, rows, asked, run.seed, deadline=run.deadline)
+    prior, rows = numbers_to_rows(prior, shard(rows, run.group), run.group)
+    survey = survey_of(prior, rows, asked, run.seed, deadline=run.deadline, group=run.group)
     refuse_unfit(prior, survey.width, run.group.size)
     library()
     if prior.likelihood.has_sites or not isinstance(rows, Held):
@@ -107,12 +109,22 @@ def grid_for(
         noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance if noise is None else noise
         level = 1.0 / float((1.0 / noise).mean())  # (M-449)
         try:
-            return grid_of(
+            grid = grid_of(
                 prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), level,
                 settings.grid, settings.solves.dense, search=search,
             )  # fmt: skip
         except NoGridError as reason:
             raise DomainError(f"`approximation` {reason}") from None
+    return _of_first(grid, survey.group)
+
+
+def _of_first(grid: Grid, group: Group) -> Grid:
+    """Rank 0's grid: a last bit could decide a number of frequencies."""
+    own = torch.tensor([grid.centre, grid.lengths, grid.reach, grid.orders], dtype=torch.float64)
+    if group.size == 1 or not own.numel():
+        return grid
+    centre, lengths, reach, orders = map(tuple, group.from_first(own).tolist())
+    return Grid(grid.columns, centre, lengths, tuple(map(int, orders)), reach)
 
 
 def goal_of(sums: FourierSums, run: Run) -> float:
@@ -137,7 +149,7 @@ def check_memory(grid: Grid, memory: str | int | None, settings: FourierSettings
 def taken_bytes(sums: FourierSums, survey: Survey) -> int:
     """Bytes that conditioning takes: rows that are held, a piece of them, transforms, vectors and a factor."""
     n, sizes, width = sums.count, sizes_of(sums.grid), survey.width + len(sums.squares)
-    held = 8 * n * width if isinstance(survey.source, Held) else 0
+    held = 8 * len(survey.source.x) * width if isinstance(survey.source, Held) else 0
     piece = min(n, PIECE) * (8 * survey.width + 40)
     vectors = 96 * len(sums.squares) * sizes.frequencies
     return held + max(piece, sizes.transform_bytes + vectors + sizes.factor_bytes)
@@ -152,9 +164,13 @@ def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
 
 
 def blocks_of(prior: Prior, survey: Survey, more: float, deadline: Deadline) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise. Raises: TimeUp, but for
-    held rows of one piece, which take less time than their solve."""
-    brief = isinstance(survey.source, Held) and survey.count <= PIECE
+    """x, residual and variance of the rows, in pieces; of several ranks of this one's. Args: more, variance beside the
+    noise. Raises: TimeUp, but for held rows of one piece, which take less time than their solve; of several ranks at
+    the beginning, on all."""
+    shared = survey.group.size > 1
+    if shared and late(survey.group, deadline):
+        raise TimeUp
+    brief = shared or (isinstance(survey.source, Held) and survey.count <= PIECE)
 
     def check() -> None:
         if deadline.passed() and not brief:
@@ -181,7 +197,8 @@ def condition_on(
 
     def part(survey: Survey) -> FourierState:
         untimed = with_run(settings, deadline=NO_DEADLINE)
-        return _state(prior, survey.of_sample, untimed, plan, found)
+        state = _state(prior, survey.of_sample, untimed, plan, found)
+        return state if survey.group.size == 1 else replace(state, prior=prior, held=None, ranks=survey.group.size)
 
     return on_time(survey, settings, lambda: _state(prior, survey, settings, plan, found), part, lambda _: False)
 
@@ -189,25 +206,28 @@ def condition_on(
 def _state(
     prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None, options: FourierSettings
 ) -> FourierState:
-    """The state of all rows. Raises: TimeUp."""
-    began = time.perf_counter()
+    """The state of all rows. Raises: TimeUp, of several ranks on all."""
+    began, group = time.perf_counter(), survey.group
     grid = grid_for(prior, survey, options)
     check_memory(grid, settings.run.memory, options)
     spectrum, tail = spectrum_of(prior, grid, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     deadline = settings.run.deadline
-    sums = FourierSums.of(grid, blocks_of(prior, survey, tail, deadline), outputs)
+    sums = FourierSums.of(grid, blocks_of(prior, survey, tail, deadline), outputs, group)
     least = float(prior_of_rows(prior, survey.sample).sites(survey.y).variance.min()) + tail
     system = sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
-    weights = WeightPosterior.of(sums, system, asked)
-    held = survey.source if isinstance(survey.source, Held) else None
+    weights = WeightPosterior.of(sums, system, asked).of_first(group)
+    held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
     drawn = None
-    if held is None and not system.dense and not windows_serve(system, prior.kernel, survey.width, options.windows):
-        again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail, deadline))
-        drawn = drawn_weights(
-            replace(weights, system=system.kept), again, options.draws, options, settings.run.seed + DRAWN_SEED
-        )
+    if held is None and not system.dense:
+        serve = windows_serve(system, prior.kernel, survey.width, options.windows)
+        if not group.number_of_first(serve):
+            again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail, deadline))
+            drawn = drawn_weights(
+                replace(weights, system=system.kept), again, options.draws, options, settings.run.seed + DRAWN_SEED,
+                group,
+            )  # fmt: skip
     events = [Event(
         EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
         iterations=weights.solution.iterations or None,
@@ -239,6 +259,7 @@ def _state(
         options,
         drawn=drawn,
         corners=(survey.x_moments.low, survey.x_moments.high),
+        ranks=group.size,
     )
     report.events.append(state.lost.event)
     return state

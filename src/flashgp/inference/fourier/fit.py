@@ -36,6 +36,8 @@ from flashgp.inference.fourier.objective import FourierLogJoint
 from flashgp.inference.fourier.planned import passes_of, sizes_of
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.state import FourierSettings, FourierState
+from flashgp.inference.gathered import agreed_memory
+from flashgp.inference.over_ranks import shard
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.rows import (
@@ -64,6 +66,7 @@ from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fourier_price import FourierPrice
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
+from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 
@@ -84,17 +87,19 @@ class FourierFit(EngineFit[FourierState]):
     def __init__(
         self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, rival: Plan | None = None
     ) -> None:
+        group = options.run.group
+        # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
         self._settled, self._taken = False, 0
         refuse_exact_fit(options)
         refuse_read(prior, rows)
-        prior, self.rows = numbers_to_rows(prior, rows, options.run.group)
+        prior, self.rows = numbers_to_rows(prior, shard(rows, group), group)
         self.asked, self.by_sites = asked, not prior.likelihood.has_sites
         self.whole = whole = survey_of(
-            prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline
+            prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline, group
         )
         self.survey = whole.of_sample if whole.cut else whole
-        refuse_unfit(prior, self.survey.width, options.run.group.size)
+        refuse_unfit(prior, self.survey.width, group.size)
         library()
         self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
         moments = self.survey.x_moments
@@ -102,7 +107,7 @@ class FourierFit(EngineFit[FourierState]):
         alike = not self.survey.sample.numbers
         self.counts = RowCounts(self.survey.count, self.survey.width, alike=alike, extent=extent)
         target = chosen_device(options.run.device, self.survey.x)
-        self.wanted = options.planning(device=target)
+        self.wanted = options.planning(memory=agreed_memory(options.run.memory, target, group), device=target)
         self.plan: Plan = approximate_plan(
             prior, self.counts, asked, self.wanted, options.run.deadline.limit, read=not isinstance(self.rows, Held)
         )
@@ -171,7 +176,8 @@ class FourierFit(EngineFit[FourierState]):
         grid, run = self._kept(recorder, theta), self.options.run
         if self.by_sites:
             return FourierRowLogJoint(self.problem, grid, self.how, run.seed, self.searched)
-        return FourierLogJoint(self.problem, self.prior, self.survey, grid, self.how, run.seed, self.searched)
+        deadline = deadline_of(run.group, self.searched)
+        return FourierLogJoint(self.problem, self.prior, self.survey, grid, self.how, run.seed, deadline)
 
     def _noise(self, problem: Problem) -> Tensor | None:
         """Variances of sites where these are held; None for those of the likelihood."""
@@ -198,10 +204,9 @@ class FourierFit(EngineFit[FourierState]):
             return condition_on(prior, survey, settings, self.plan, self.how)
 
         state, unexplained = conditioned(), list[Any]()
-        if isinstance(self.rows, Held) and not deadline.passed(self._price(state.grid).step(self.survey.count).middle):
-            state, unexplained = beside_a_constant(
-                self, trained, state, lambda one: one.evidence, conditioned, self.rows.y
-            )
+        held = self.rows if isinstance(self.rows, Held) and self.options.run.group.size == 1 else None
+        if held is not None and not deadline.passed(self._price(state.grid).step(self.survey.count).middle):
+            state, unexplained = beside_a_constant(self, trained, state, lambda one: one.evidence, conditioned, held.y)
         state.report.events += cut
         state.report.peak_bytes = max(state.report.peak_bytes or 0, self._taken)
         report_answer(report, recorder, state, self)

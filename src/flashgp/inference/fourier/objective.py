@@ -18,6 +18,7 @@ factor G and log|B| are estimates, by vectors that stay while parameters move.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -31,7 +32,8 @@ from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.rows import prior_of_rows
-from flashgp.inference.training.objective import Array, Estimate, LogJoint, Problem
+from flashgp.inference.training.gradient_search import evaluated_over
+from flashgp.inference.training.objective import Array, Estimate, Evaluation, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.sources.survey import Survey
 
@@ -73,7 +75,7 @@ class SeriesLogJoint(LogJoint):
 
     def weights(self, spectrum: Tensor, sums: FourierSums) -> WeightPosterior:
         """Of the posterior, from those of the last evaluation."""
-        system = sums.system(spectrum, self.settings.solves, self._deadline)
+        system = sums.system(spectrum, self.settings.solves, self._deadline.own)
         start = self._start
         if start is not None and not system.dense:
             start = start / system.root.clamp_min(torch.finfo(F64).tiny)
@@ -90,7 +92,7 @@ class SeriesLogJoint(LogJoint):
         logs, shares, traces = system.log_determinant(
             self._seed, [Toeplitz(self.grid, other.entries) for other in others]
         )
-        if not system.dense and self._deadline.passed():  # solves ended where they were
+        if not system.dense and self._deadline.passed():  # solves of a rank ended where they were
             raise TimeUp
         known = spectrum > torch.finfo(F64).tiny
         per = torch.where(known, shares / spectrum, system.toeplitz.diagonal)
@@ -104,9 +106,10 @@ class SeriesLogJoint(LogJoint):
 
 
 class FourierLogJoint(SeriesLogJoint):
-    """Minus the log joint of the rows of a survey on a grid, with its gradient.
+    """Minus the log joint of the rows of a survey, of all ranks, on a grid, with its gradient.
 
-    Args: problem, of the sample of the rows; prior, of the rows, which shares its parameters; others as above.
+    Args: problem, of the sample of the rows; prior, of the rows, which shares its parameters; deadline, of all ranks;
+        others as above.
     """
 
     def __init__(
@@ -124,7 +127,10 @@ class FourierLogJoint(SeriesLogJoint):
             (block.x, block.y.reshape(len(block.y), -1).double() - self._offset, one) for block in survey.blocks(PIECE)
         )
         with torch.no_grad():
-            self._unit = FourierSums.of(grid, blocks, len(self._offset))
+            self._unit = FourierSums.of(grid, blocks, len(self._offset), survey.group)
+
+    def __call__(self, theta: Array) -> Evaluation:
+        return evaluated_over(self._survey.group, lambda: super(FourierLogJoint, self).__call__(theta))
 
     def _by_autograd(self) -> tuple[float | None, Array]:
         with torch.enable_grad():
@@ -156,21 +162,24 @@ class FourierLogJoint(SeriesLogJoint):
         grid, outputs = self.grid, len(self._offset)
         with torch.no_grad():
             sums, *others = (FourierSums.none(grid, outputs) for _ in range(3))
-            totals, moving = [0.0, 0.0], None
+            totals, group = torch.zeros(2, dtype=F64), self._survey.group
+            noise = prior_of_rows(self._prior, self._survey.sample).likelihood.linear_noise()
+            moving = None if noise is None else noise.parameter
             for of_rows, x, residual, variance in self._blocks(float(left.detach())):
                 sums, noise = sums.added(x, residual, variance), of_rows.likelihood.linear_noise()
                 scale = torch.ones_like(variance)
-                if noise is not None and noise.parameter is not None:
-                    moving, scale = noise.parameter, scale if noise.scale is None else noise.scale.to(variance)
+                if noise is not None and noise.parameter is not None and noise.scale is not None:
+                    scale = noise.scale.to(variance)
                 for k, share in enumerate((torch.ones_like(variance), scale)):
                     others[k] = others[k].added(x, residual, variance.square() / share)
-                    totals[k] += float((share / variance).expand(len(x)).sum())
+                    totals[k] += (share / variance).expand(len(x)).sum()
+            sums, *others = (each.over(group) for each in (sums, *others))
             weights = self.weights(spectrum.detach(), sums)
             value, by_spectrum, _, traces = self.slopes(weights, others)
             mean = weights.system.root * weights.solution.value
             slopes = [
                 0.5 * (float(self._left(other, mean)) - outputs * (total - trace))
-                for other, total, trace in zip(others, totals, traces, strict=True)
+                for other, total, trace in zip(others, group.sum(totals).tolist(), traces, strict=True)
             ]
         with torch.enable_grad():
             inputs, by = [spectrum, left], [by_spectrum, torch.tensor(slopes[0], dtype=F64)]
@@ -194,13 +203,11 @@ class FourierLogJoint(SeriesLogJoint):
 
     def _by_mean(self, mean: Tensor, left: float) -> Array:
         """Slopes by parameters of the prior mean, from a = (r - E u) / s. Args: mean, u, (p, *shape)."""
-        found: Array | None = None
+        found = numpy.zeros(self.parameters.size)
         for _, x, residual, variance in self._blocks(left):
             with torch.no_grad():
                 dual = (residual - self.grid.forward(x, mean).mT) / variance.unsqueeze(-1)
             with torch.enable_grad():
                 at = self._prior.mean_at(x)
-                part = self.parameters.flat(vector_jacobian([(at, dual)], self.parameters.tensors))
-            found = part if found is None else found + part
-        assert found is not None
-        return found
+                found = found + self.parameters.flat(vector_jacobian([(at, dual)], self.parameters.tensors))
+        return self._survey.group.sum(torch.from_numpy(found)).numpy()

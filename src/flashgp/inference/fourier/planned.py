@@ -59,8 +59,12 @@ def unfit(prior: Prior, d: int, ranks: int = 1) -> Refusal | None:
         why = "by Fourier series is of one model, got a batch; fit its members one by one"
     if why:
         return Refusal(NoSeries.MODEL, why)
-    if ranks > 1:
-        return Refusal(NoSeries.RANKS, 'by Fourier series is of one process, got a group; pass "sparse"')
+    if ranks > 1 and not prior.likelihood.has_sites:
+        why = (
+            f"by Fourier series finds sites by iteration, as those of {prior.likelihood.name}, in one process, got a "
+            'group; pass "sparse"'
+        )
+        return Refusal(NoSeries.RANKS, why)
     return obstacle(prior.kernel, d)
 
 
@@ -77,6 +81,8 @@ def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool,
     refusal = unfit(prior, rows.d, ranks)
     if not named and refusal is None and importlib.util.find_spec("finufft") is None:
         refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
+    if not named and refusal is None and ranks > 1:
+        refusal = Refusal(NoSeries.RANKS, "by Fourier series is taken over ranks where it is named")
     if not named and refusal is None and not prior.likelihood.has_sites:
         refusal = Refusal(NoSeries.MODEL, f"by Fourier series is taken for {prior.likelihood.name} where it is named")
     try:

@@ -23,6 +23,8 @@ from flashgp.inference.run import Run
 from flashgp.inference.streamed.state import RowsKept, StateOfPasses
 from flashgp.kernels.base import Kernel, terms
 from flashgp.likelihoods import Likelihood
+from flashgp.processes.group import ALONE, Group
+from flashgp.sources.group_survey import SEED_APART
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
 
@@ -92,7 +94,8 @@ class FourierState(StateOfPasses):
     """Fields: prior, detached; weights, of the posterior; tail, variance that the grid leaves out; sample, some rows,
     float64; dtype, of x; report; run; held, the rows where the caller holds them, else None; settings; online, how many
     rows joined since conditioning; draws, B^-1/2 times normal vectors, where rows were read, else None;
-    corners, least and largest numbers of each column of x; term of f that it is the state of, else None."""
+    corners, least and largest numbers of each column of x; term of f that it is the state of, else None; ranks, of
+    which each has seen a part of the rows."""
 
     prior: Prior
     weights: WeightPosterior
@@ -107,7 +110,7 @@ class FourierState(StateOfPasses):
     drawn: Tensor | None = None
     corners: tuple[Tensor, Tensor] = (torch.zeros(0), torch.zeros(0))
     term: Term | None = None
-    ranks: ClassVar[int] = 1
+    ranks: int = 1
     factor: ClassVar[None] = None
     replicates: ClassVar[None] = None
     parts: ClassVar[tuple[()]] = ()
@@ -189,8 +192,8 @@ class FourierState(StateOfPasses):
     # -- rows ------------------------------------------------------------------------------------------------------
     def not_held(self, name: str) -> str:
         return (
-            f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read; judge "
-            "rows held out by post.judge(x, y), or condition on the rows that count"
+            f"`{name}` is of posteriors that hold their rows, got one of {self.count:,} rows that were read, or are "
+            "spread over ranks; judge rows held out by post.judge(x, y), or condition on the rows that count"
         )
 
     def obstacle(self, question: str) -> str | None:
@@ -322,18 +325,21 @@ def restore(
 
 
 @torch.no_grad()
-def drawn_weights(weights: WeightPosterior, blocks: Any, count: int, settings: FourierSettings, seed: int) -> Tensor:
+def drawn_weights(
+    weights: WeightPosterior, blocks: Any, count: int, settings: FourierSettings, seed: int, group: Group = ALONE
+) -> Tensor:
     """Draws of N(0, B^-1): B^-1 (z + W E* S^-1/2 e), z and e standard normal, (count, *shape).
 
-    Args: blocks, (x, variance) of all rows, one after the other.
+    Args: blocks, (x, variance) of all rows, one after the other; of several ranks of this one's.
     """
-    grid, generator = weights.sums.grid, torch.Generator().manual_seed(seed)
-    total = grid.normal(count, generator)
+    grid, generator = weights.sums.grid, torch.Generator().manual_seed(seed + SEED_APART * group.rank)
+    total = grid.normal(count, generator) * (group.rank == 0)
     for x, variance in blocks:
         root = variance.double().rsqrt().expand(len(x))
         for start in range(0, count, 2):
             pair = torch.randn(min(2, count - start), len(x), generator=generator, dtype=F64) * root
             total[start : start + 2] += weights.system.root * grid.adjoint(x, pair, accuracy=settings.sampled_accuracy)
+    total = torch.view_as_complex(group.sum(torch.view_as_real(total)))
     return weights.system.solve(total, 0.0, settings.sampled_error).value
 
 

@@ -17,6 +17,8 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
 from flashgp.inference.fourier.system import Solution, SolveSettings, WeightSystem
+from flashgp.processes.gradient_shares import sum_together
+from flashgp.processes.group import ALONE, Group
 
 F64 = torch.float64
 
@@ -53,12 +55,25 @@ class FourierSums:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, grid: Grid, blocks: Iterable[tuple[Tensor, Tensor, Tensor]], outputs: int) -> "FourierSums":
-        """Sums over blocks (x, residual, variance), one after the other."""
+    def of(
+        cls, grid: Grid, blocks: Iterable[tuple[Tensor, Tensor, Tensor]], outputs: int, group: Group = ALONE
+    ) -> "FourierSums":
+        """Sums over blocks (x, residual, variance), one after the other, of all ranks."""
         found = cls.none(grid, outputs)
         for block in blocks:
             found = found.added(*block)
-        return found
+        return found.over(group)
+
+    def over(self, group: Group) -> "FourierSums":
+        """Sums over the rows of all ranks, from those of each, by one all-reduce, (M-452)."""
+        if group.size == 1:
+            return self
+        entries, projected, squares, numbers = sum_together(group, [
+            torch.view_as_real(self.entries), torch.view_as_real(self.projected), self.squares,
+            torch.tensor([self.count, self.logs], dtype=F64),
+        ])  # fmt: skip
+        entries, projected, (count, logs) = *map(torch.view_as_complex, (entries, projected)), numbers.tolist()
+        return replace(self, count=int(count), entries=entries, projected=projected, squares=squares, logs=logs)
 
     def _inner(self, doubled: Tensor) -> Tensor:
         """The entries |j| <= m of arrays up to 2 m."""
@@ -106,6 +121,13 @@ class WeightPosterior:
             return cls(sums, system, system.solve(rhs, goal))
         found = system.solve(rhs - system(start), goal)
         return cls(sums, system, replace(found, value=start + found.value))
+
+    def of_first(self, group: Group) -> "WeightPosterior":
+        """Rank 0's weights: a clock may have ended the solve of another one elsewhere."""
+        if group.size == 1:
+            return self
+        value = torch.view_as_complex(group.from_first(torch.view_as_real(self.solution.value)))
+        return replace(self, solution=replace(self.solution, value=value, error=group.from_first(self.solution.error)))
 
     @property
     def error(self) -> float:

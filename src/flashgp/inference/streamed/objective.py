@@ -17,7 +17,7 @@ from flashgp.inference.sites import SiteSettings, from_prior
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound, shape_of
 from flashgp.inference.streamed.rows import inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
-from flashgp.inference.training.gradient_search import evaluation_of_first
+from flashgp.inference.training.gradient_search import evaluated_over
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
 from flashgp.processes.agreement import late
 from flashgp.processes.gradient_shares import sum_together
@@ -122,11 +122,7 @@ class StreamedLogJoint(LogJoint):
         return self.survey.count
 
     def __call__(self, theta: Array) -> Evaluation:
-        group, evaluation = self.survey.group, None
-        with group.together(), contextlib.suppress(TimeUp):  # which comes on all ranks
-            evaluation = evaluation_of_first(super().__call__(theta), group)
-        if evaluation is None:
-            raise TimeUp
+        evaluation = evaluated_over(self.survey.group, lambda: super(StreamedLogJoint, self).__call__(theta))
         assert evaluation.value is not None
         assert self._sums is not None
         if self._best is None or evaluation.value < self._best[0]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+from collections.abc import Callable
 
 import numpy
 import torch
@@ -79,14 +80,20 @@ def evaluation_of_first(evaluation: Evaluation, group: Group) -> Evaluation:
     return dataclasses.replace(evaluation, value=value, gradient=numbers[:-1])
 
 
-def _computed(objective: Objective, theta: numpy.ndarray, recorder: Recorder) -> Evaluation:
-    """The evaluation that all ranks go on from. Raises: as `recalled_or_computed`, on all ranks."""
-    evaluation, workspace = None, objective.problem.direct.workspace
-    with recorder.group.together() as group, contextlib.suppress(TimeUp):  # which comes on all ranks
-        evaluation = recorder.evaluate(objective, theta, objective.cost_rows, objective.cost_power, workspace)
+def evaluated_over(group: Group, evaluate: Callable[[], Evaluation]) -> Evaluation:
+    """The evaluation that all ranks go on from. Raises: as it does, on all ranks; TimeUp, which comes on all."""
+    evaluation = None
+    with group.together(), contextlib.suppress(TimeUp):
+        evaluation = evaluate()
     if evaluation is None:
         raise TimeUp
     return evaluation_of_first(evaluation, group)
+
+
+def _computed(objective: Objective, theta: numpy.ndarray, recorder: Recorder) -> Evaluation:
+    """The evaluation that all ranks go on from. Raises: as `recalled_or_computed`, on all ranks."""
+    rows, power, workspace = objective.cost_rows, objective.cost_power, objective.problem.direct.workspace
+    return evaluated_over(recorder.group, lambda: recorder.evaluate(objective, theta, rows, power, workspace))
 
 
 def recalled_or_computed(objective: Objective, theta: numpy.ndarray, run: SearchRun, recorder: Recorder) -> Evaluation:
