@@ -188,7 +188,7 @@ class StreamedFit(EngineFit[Any]):
         deadline, settings, best = self.options.run.deadline, self.options.conditioning(), self.stages.best
         state: StreamedState
         whole_learned, unexplained = True, list[Event]()
-        held = self.rows if isinstance(self.rows, Held) else None
+        held = self.rows if isinstance(self.rows, Held) and self.options.run.group.size == 1 else None
         widened = self.with_variance(self.problem.rows, trained)
         if self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
             points = sums = None
