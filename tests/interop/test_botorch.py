@@ -172,6 +172,9 @@ def test_a_kernel_of_ours_for_every_output() -> None:
     assert torch.allclose(one.mean, model.posterior(points).mean[:, [1]])
     deep = FlashGPModel(x, y[:, :1], kernel=fgp.kernels.Warped(torch.nn.Linear(2, 2).double(), fgp.kernels.Matern()))
     assert deep.fit(max_iterations=3).posterior(points).mean.shape == (4, 1)
+    for wrong in ("RBF", RBFKernel()):
+        with pytest.raises(fgp.DomainError, match=r"`kernel` must be a covariance function of flashgp.kernels, got"):
+            FlashGPModel(x, y, kernel=wrong)
     with pytest.raises(fgp.DomainError, match="`kernel` and `covar_module`"):
         FlashGPModel(x, y, kernel=kernel, covar_module=RBFKernel())
 
