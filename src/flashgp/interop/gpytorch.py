@@ -419,14 +419,15 @@ def _likelihood_to(likelihood: Gaussian, rows: int) -> Any:
     return made
 
 
-def kernel_to(kernel: Any, batch_shape: torch.Size = torch.Size()) -> Any:  # noqa: B008 - a value
+def kernel_to(given: Any, batch_shape: torch.Size = torch.Size()) -> Any:  # noqa: B008 - a value
     """A GPyTorch module of a covariance function, with copies for a batch. Raises: DomainError for a batch of what has
     no counterpart and is wrapped, and for what is none of ours."""
-    if not isinstance(kernel, Kernel):
+    if not isinstance(given, Kernel):
         raise DomainError(
-            f"`kernel` must be a covariance function of flashgp.kernels, got {type(kernel).__name__}; pass one, or "
+            f"`kernel` must be a covariance function of flashgp.kernels, got {type(given).__name__}; pass one, or "
             "GPyTorch's as covar_module"
         )
+    kernel: Any = given
     if isinstance(kernel, Scaled):
         module = _kernels.ScaleKernel(kernel_to(kernel.kernel, batch_shape), batch_shape=batch_shape).double()
     elif isinstance(kernel, Sum | Product):

@@ -31,7 +31,7 @@ class SolveSettings:
     directions are few; probes, the fewest, and most_probes of a log
     determinant, as many as probed_numbers of frequencies allow; probed_error and variance_error, relative errors of its
     solves and of those of variances, which err by their squares; batch_numbers, complex ones of vectors solved at
-    once."""
+    once; function_points, from which variances by a factor are one function, whose making takes as long as these."""
 
     dense: int = 2500
     block: int = 1500
@@ -44,6 +44,7 @@ class SolveSettings:
     probed_error: float = 1e-2
     variance_error: float = 1e-2
     batch_numbers: int = 2**23
+    function_points: int = 2000
 
     def probes_of(self, frequencies: int) -> int:
         return min(self.most_probes, max(self.probes, self.probed_numbers // max(1, frequencies)))
@@ -226,8 +227,9 @@ class WeightSystem:
 
     def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,); with a factor
-        one transform of all points, (M-448)."""
-        if self.dense and part is None:
+        one transform of many points, (M-448)."""
+        known = "variance_coefficients" in self.__dict__ or len(x) >= self.settings.function_points
+        if self.dense and part is None and known:
             found = self.grid.doubled.forward(x, self.variance_coefficients.unsqueeze(0))[0]
             return found.clamp_min(0.0)
         parts, basis, root = [x.new_zeros(0, dtype=F64)], self.basis, self.root if part is None else part * self.root
