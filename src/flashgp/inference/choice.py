@@ -1,7 +1,6 @@
 """Choice of inference and its sizes: plans of a prior, exact and approximate, ways out of a refusal, and "auto"."""
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,8 +44,9 @@ DEFAULTS, SERIES = SiteSettings(), SeriesSettings()
 SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
-# Modules, by approximation, whose `expected_sizes` has those of a grid; loaded where a plan asks for them.
-GRIDS = {"fourier": "flashgp.inference.fourier.planned"}
+# Sizes of the grid that rows are expected to take, by approximation, or the reason that there is none; the facade of
+# conditioning fills it.
+GRIDS: dict[str, Callable[..., GridSizes | Refusal]] = {}
 TOLD = (NoSeries.LIBRARY, NoSeries.FREQUENCIES)  # reasons that something can be done about
 WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
 
@@ -188,8 +188,7 @@ def approximate_plan(
 
 
 def _grid_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, **how: bool) -> GridSizes | Refusal:
-    of: Callable[..., GridSizes | Refusal] = importlib.import_module(GRIDS["fourier"]).expected_sizes
-    return of(prior, rows, settings.ranks, **how)
+    return GRIDS["fourier"](prior, rows, settings.ranks, **how)
 
 
 def _series_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool) -> GridSizes:
