@@ -44,8 +44,7 @@ DEFAULTS, SERIES = SiteSettings(), SeriesSettings()
 SOLVED = "without a factor a step takes solves for the variances of the rows too, which are not in these seconds"
 # What is taken, None for exact inference, with its sizes; its plan; and why, with all costs.
 Decision = tuple[Approximation | None, Plan, Event]
-# Sizes of the grid that rows are expected to take, by approximation, or the reason that there is none; the facade of
-# conditioning fills it.
+# Sizes of the grid that rows are expected to take, by approximation, or the reason that there is none; filled by GP.
 GRIDS: dict[str, Callable[..., GridSizes | Refusal]] = {}
 TOLD = (NoSeries.LIBRARY, NoSeries.FREQUENCIES)  # reasons that something can be done about
 WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}

@@ -10,10 +10,8 @@ from flashgp.foundations.errors import DomainError
 from flashgp.inference.approximate_products import MAKERS
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.base_state import BaseState
-from flashgp.inference.choice import GRIDS
 from flashgp.inference.data import Data, held
 from flashgp.inference.fourier.condition import condition as condition_fourier
-from flashgp.inference.fourier.planned import expected_sizes
 from flashgp.inference.fourier.product import fourier_products
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
@@ -25,7 +23,7 @@ from flashgp.inference.streamed.condition import condition as condition_streamed
 from flashgp.sources.source import RowSource
 
 S = TypeVar("S", bound=BaseState)
-GRIDS["fourier"], MAKERS["fourier"] = expected_sizes, fourier_products
+MAKERS["fourier"] = fourier_products
 
 
 def condition(
