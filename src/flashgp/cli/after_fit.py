@@ -78,8 +78,9 @@ class AfterFit:
     def has_time_for_left_out(self, posterior: Posterior, deadline: Deadline) -> bool:
         """True if leave-one-out fits into the time left. Of few rows it always does: it takes some milliseconds,
         however long a busy machine took to condition."""
-        few = posterior.count <= self.time.min_rows or posterior.can("leave_out") is None
-        return few or not self.time.late(deadline, self.left_out * (posterior.report.seconds or 0.0))
+        few, given = posterior.count <= self.time.min_rows, posterior.can("leave_out") is None  # by a pass over them
+        conditioned = self.left_out * (posterior.report.seconds or 0.0)
+        return few or not self.time.late(deadline, posterior.predict_seconds(posterior.count) if given else conditioned)
 
     def has_time_for_importance(self, prepared: PreparedTable, rows: int, deadline: Deadline) -> bool:
         """True if the importance of inputs fits into the time left, for a posterior of so many rows."""

@@ -225,7 +225,7 @@ _FOURIER: Answers = {
     **_ALL, **_TERMS, "append": fourier_append, "leave_one_out": fourier_left_out, "lost": lambda state: state.lost,
     "leave_out": fourier_leave_out,
     "log_marginal_likelihood": lambda state: state.log_marginal_likelihood(), "paths": fourier.draw_paths,
-    "predict": _predicted_by(fourier.predictor), "predict_seconds": _seconds_as_conditioning,
+    "predict": _predicted_by(fourier.predictor), "predict_seconds": fourier.predict_seconds,
 }  # fmt: skip
 _MIXTURE: Answers = {
     **_ALL, "append": _with_rows(online.append, online.append), "drop": online.drop, "replace": _replaced,

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.cli.after_fit import AFTER_FIT
+from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.fourier.local import WindowSettings
 from flashgp.inference.fourier.system import SolveSettings
@@ -173,6 +175,17 @@ def test_variances_by_windows_are_within_what_they_say(d: int, lengthscale: floa
     assert event.fields["error"] < 0.06
     assert float(ratio.abs().max()) < 1.5 * event.fields["error"] + 1e-3
     assert float(ratio.abs().median()) < 0.01
+
+
+def test_scores_without_a_factor_are_priced_before_a_time_limit_lets_them_begin() -> None:
+    """Windows and the solves that check them, not what conditioning took: these ran on for minutes past the limit."""
+    x, y = _rows(3000, 2, 0.05)
+    post = _gp(2, 0.05, 0.12).condition(x, y, approximation="fourier")
+    slow = _with_little_factored(post, WindowSettings(frequencies=(500,), checked=3000))
+    assert slow.predict_seconds(3000) - post.predict_seconds(3000) > 10.0
+    soon = Deadline.after(0.5 * slow.predict_seconds(3000), lambda: 0.0)
+    assert AFTER_FIT.has_time_for_left_out(post, soon)
+    assert not AFTER_FIT.has_time_for_left_out(slow, soon)
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -20,7 +20,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
-from flashgp.inference.fourier.local import windows_serve
+from flashgp.inference.fourier.local import windows_that_serve
 from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of
@@ -221,7 +221,7 @@ def _state(
     held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
     drawn = None
     if held is None and not system.dense:
-        serve = windows_serve(system, prior.kernel, survey.width, options.windows)
+        serve = windows_that_serve(system, prior.kernel, survey.width, options.windows)
         if not group.number_of_first(serve):
             again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail, deadline))
             drawn = drawn_weights(

@@ -119,6 +119,16 @@ class Windows:
         """Part of the box that a window has, with its weights."""
         return float(self._fading.sum()) / math.prod(self._lattice)
 
+    @property
+    def flops(self) -> float:
+        """About those of the factors of all windows that have rows."""
+        reach, middle = self.system.grid.reach, self.settings.middle
+        tiles = (
+            1 if size == count else math.ceil(length / step / max(1, int(middle * size)))
+            for length, step, size, count in zip(reach, self._steps, self.sizes, self._lattice, strict=True)
+        )
+        return 3.0 * math.prod(tiles) * self._grid.size**3
+
     def _tiles(self, x: Tensor) -> Tensor:
         """Lattice points at the centres of the windows of points, (n, axes)."""
         found = []
@@ -202,9 +212,8 @@ def near_variance(
 ) -> tuple[Tensor, float] | None:
     """phi* B^-1 phi at points (n, columns) by windows, (n,), and its relative error; None where they do not serve."""
     best: tuple[Tensor, float] | None = None
-    for frequencies in settings.frequencies:
-        windows = Windows(system, kernel, x.shape[-1], frequencies, settings)
-        found = windows.variance(x, tail) if windows.serve else (x, math.inf)
+    for windows in windows_that_serve(system, kernel, x.shape[-1], settings):
+        found = windows.variance(x, tail)
         if found[1] <= min(settings.most_error, best[1] if best else math.inf):
             best = found
         if best and best[1] <= settings.enough:
@@ -212,6 +221,7 @@ def near_variance(
     return best
 
 
-def windows_serve(system: WeightSystem, kernel: Kernel, d: int, settings: WindowSettings) -> bool:
-    """Whether variances may be by windows."""
-    return any(Windows(system, kernel, d, most, settings).serve for most in settings.frequencies)
+def windows_that_serve(system: WeightSystem, kernel: Kernel, d: int, settings: WindowSettings) -> list[Windows]:
+    """Windows that variances may be by, in the order in which they are tried."""
+    all_of_them = (Windows(system, kernel, d, most, settings) for most in settings.frequencies)
+    return [windows for windows in all_of_them if windows.serve]

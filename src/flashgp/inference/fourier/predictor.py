@@ -19,11 +19,13 @@ from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
-from flashgp.inference.fourier.local import near_variance
+from flashgp.inference.fourier.local import near_variance, windows_that_serve
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.predict.paths import Paths, repeated_mean
 from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
 from flashgp.inference.predict.prior_draws import PriorDraws, draw_seed
+from flashgp.planner.fourier_price import FourierPrice
+from flashgp.planner.problem import PlanSettings
 
 F64 = torch.float64
 TAPED_POINTS = 256  # of means with gradients at once, for each of which all waves are there
@@ -85,6 +87,20 @@ class FourierPredictor(Predictor):
             error = value * share
             self.report.events.append(Event(EventKind.FOURIER_VARIANCE, draws=state.settings.draws, error=share))
         return Variance(value + tail, error, (value - 2.0 * error).clamp_min(0.0) + tail, value + 2.0 * error + tail)
+
+    def seconds(self, points: int) -> float:
+        """About what means and variances of so many points take: with a factor as the passes took over as many rows,
+        else that, windows, and solves of those that are checked, or of draws."""
+        state, settings = self._state, self._state.settings
+        system, passes = state.weights.system, points * (state.report.seconds or 0.0) / max(1, state.count)
+        if system.dense:
+            return passes
+        local = windows_that_serve(system, state.prior.kernel, state.sample.x.shape[-1], settings.windows)
+        local = local if state.part is None and not self._by_solves(points) else []
+        solves = min(points, settings.windows.checked if local else settings.draws)
+        numbers = state.weights.solution.iterations * state.grid.size * 2**state.grid.d
+        gemm = PlanSettings(deterministic=self.deterministic).rates.rates(torch.device("cpu")).gemm(F64)
+        return passes + solves * numbers * FourierPrice.number_seconds + sum(each.flops for each in local[:1]) / gemm
 
     def _by_solves(self, points: int) -> bool:
         """True if a solve of each point takes little work, by the iterations of that of the mean."""
@@ -195,3 +211,7 @@ def _values(state: FourierState, functions: Tensor, x: Tensor) -> Tensor:
 def predictor(state: FourierState, *, deterministic: bool) -> Predictor:
     """Predictor of a state."""
     return FourierPredictor(state, deterministic=deterministic)
+
+
+def predict_seconds(state: FourierState, points: int) -> float:
+    return FourierPredictor(state, deterministic=state.run.deterministic).seconds(points)
