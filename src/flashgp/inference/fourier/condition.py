@@ -222,7 +222,7 @@ def _state(
     drawn = None
     if held is None and not system.dense:
         serve = windows_that_serve(system, prior.kernel, survey.width, options.windows)
-        if not group.number_of_first(serve):
+        if not group.number_of_first(bool(serve)):
             again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail, deadline))
             drawn = drawn_weights(
                 replace(weights, system=system.kept), again, options.draws, options, settings.run.seed + DRAWN_SEED,
