@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from pathlib import Path
 
 import gpytorch
 import pytest
@@ -9,7 +10,20 @@ import torch
 from gpytorch import kernels, means, priors
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, StudentTLikelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    StudentTLikelihood,
+)
+from gpytorch.variational import (
+    CholeskyVariationalDistribution,
+    CiqVariationalStrategy,
+    DeltaVariationalDistribution,
+    MeanFieldVariationalDistribution,
+    UnwhitenedVariationalStrategy,
+    VariationalStrategy,
+)
 
 import flashgp as fgp
 from flashgp.interop.gpytorch import FlashGPKernel, from_gpytorch, gp_from, kernel_from, kernel_to, members, to_gpytorch
@@ -155,3 +169,81 @@ def test_other_likelihoods_are_refused_by_name() -> None:
     model.likelihood = StudentTLikelihood()
     with pytest.raises(fgp.DomainError, match="StudentTLikelihood"):
         gp_from(model, 3)
+
+
+class Sparse(gpytorch.models.ApproximateGP):
+    """q(u) at the first rows, with parameters some variances above the prior's."""
+
+    def __init__(self, strategy=VariationalStrategy, values=CholeskyVariationalDistribution, batch=()) -> None:
+        points = X[:24, :2].expand(*batch, 24, 2).clone()
+        super().__init__(strategy(self, points, values(24, torch.Size(batch))))
+        self.mean_module = means.ConstantMean()
+        self.covar_module = kernels.ScaleKernel(kernels.MaternKernel(nu=2.5, ard_num_dims=2))
+        self.load_state_dict(moved(self.double()).state_dict())
+        self.variational_strategy.variational_params_initialized.fill_(1)
+        for each in self.modules():
+            if isinstance(each, CholeskyVariationalDistribution):
+                each.chol_variational_covar.data.mul_(0.1).diagonal(dim1=-2, dim2=-1)[..., ::3] += 1.3
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "values", [CholeskyVariationalDistribution, MeanFieldVariationalDistribution, DeltaVariationalDistribution]
+)
+@pytest.mark.parametrize("strategy", [VariationalStrategy, UnwhitenedVariationalStrategy])
+def test_inducing_points_predict_as_the_model_does(strategy, values, dtype) -> None:
+    model, points = Sparse(strategy, values).to(dtype), X[:9, :2] + 0.05
+    model.train()(model.variational_strategy.inducing_points[:3])  # whose cached tensors have a graph
+    found = from_gpytorch(model, GaussianLikelihood()).predict(points)  # eqs. (M-463), (M-464)
+    jitter = model.variational_strategy.jitter_val
+    model.eval().double().variational_strategy.jitter_val = jitter
+    with gpytorch.settings.fast_computations(False, False, False), torch.no_grad():
+        said = model(points)
+    more = jitter if strategy is VariationalStrategy else 0.0
+    assert torch.allclose(found.mean, said.mean, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(found.variance + more, said.variance, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_join_the_inducing_points_and_files_keep_them(tmp_path: Path) -> None:
+    model, noise = Sparse(), GaussianLikelihood().noise.detach().double()
+    post, at = from_gpytorch(model, GaussianLikelihood()), model.variational_strategy.inducing_points[:5].detach()
+    joint = post.predict(at)
+    known = torch.distributions.MultivariateNormal(joint.mean, joint.covariance() + noise * torch.eye(5))
+    longer = post.append(at, Y[:5])
+    assert (post.count, float(post.log_marginal_likelihood())) == (0, pytest.approx(0.0, abs=1e-9))
+    assert longer.log_marginal_likelihood().item() == pytest.approx(known.log_prob(Y[:5]).item(), rel=1e-5)
+    assert longer.bound.lower <= longer.bound.upper
+    for one in (post, longer):
+        fgp.save(one, tmp_path / "model.safetensors")
+        back = fgp.load(tmp_path / "model.safetensors").predict(at + 0.03)
+        assert torch.allclose(back.variance, one.predict(at + 0.03).variance, rtol=1e-9, atol=1e-12)
+    draws = post.paths(2000, seed=0)(at)
+    assert torch.allclose(draws.mean(0), joint.mean, atol=4.0 * float(joint.variance.max() / 2000) ** 0.5)
+    with pytest.raises(fgp.DomainError, match="`importance` is of rows that were read"):
+        post.importance()
+
+
+def test_classes_of_inducing_points() -> None:
+    model, likelihood = Sparse(), BernoulliLikelihood()
+    found = from_gpytorch(model, likelihood).predict(X[:9, :2] + 0.05)
+    with torch.no_grad():
+        said = likelihood(model.eval()(X[:9, :2] + 0.05)).probs
+    assert torch.allclose(found.distribution.probability, said, atol=1e-6)  # whose variance has the jitter
+
+
+@pytest.mark.parametrize(
+    ("model", "likelihood", "wrong"),
+    [
+        (lambda: Sparse(CiqVariationalStrategy), GaussianLikelihood(), "CiqVariationalStrategy"),
+        (lambda: Sparse(batch=(2,)), GaussianLikelihood(), r"inducing points \(2, 24, 2\)"),
+        (lambda: Sparse(), StudentTLikelihood(), "StudentTLikelihood"),
+        (lambda: Sparse(), FixedNoiseGaussianLikelihood(torch.ones(40)), "numbers of single rows"),
+        (lambda: Sparse(), None, "must have a `likelihood`"),
+    ],
+)
+def test_refusals_of_inducing_points(model, likelihood, wrong: str) -> None:
+    with pytest.raises(fgp.DomainError, match=wrong):
+        from_gpytorch(model(), likelihood)

@@ -1,7 +1,8 @@
 """GPyTorch's models as FlashGP's and back, parameter by parameter.
 
-    post = from_gpytorch(model)     posterior of a live ExactGP given its rows, checked against its own predictions
-    k = to_gpytorch(kernel)         a GPyTorch module of the same covariance function
+    post = from_gpytorch(model)               posterior of a live ExactGP given its rows
+    post = from_gpytorch(model, likelihood)   and of an ApproximateGP (SVGP), both checked against its own predictions
+    k = to_gpytorch(kernel)                   a GPyTorch module of the same covariance function
 
 A state_dict does not say which covariance function it is of, so that live modules are read. Where the libraries
 parametrise differently COUNTERPARTS has the map: GPyTorch's Periodic divides by its lengthscale, not by the square, and
@@ -26,6 +27,7 @@ from flashgp.foundations.parameters import Parameter
 from flashgp.inference.gp import GP
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.state import State
+from flashgp.inference.streamed.given import state_of_values
 from flashgp.kernels import (
     Constant,
     Coregionalization,
@@ -42,7 +44,7 @@ from flashgp.kernels import (
     SquaredExponential,
     Sum,
 )
-from flashgp.likelihoods import Gaussian
+from flashgp.likelihoods import Bernoulli, Gaussian, Likelihood
 
 __all__ = ["FlashGPKernel", "from_gpytorch", "to_gpytorch"]
 
@@ -249,8 +251,8 @@ def mean_from(module: Any, index: Index = ()) -> nn.Module:
     )
 
 
-def likelihood_from(module: Any, index: Index = ()) -> Gaussian:
-    """Noise of a GPyTorch likelihood. Raises: DomainError that names what has no counterpart."""
+def likelihood_from(module: Any, index: Index = ()) -> Likelihood:
+    """Likelihood of a GPyTorch module. Raises: DomainError that names what has no counterpart."""
     noise = Link("noise_variance", "noise", *NUMBER)
     if isinstance(module, gpytorch.likelihoods.FixedNoiseGaussianLikelihood):
         of_rows = member_of(module.noise_covar.noise.detach(), 1, index).double()
@@ -258,36 +260,50 @@ def likelihood_from(module: Any, index: Index = ()) -> Gaussian:
         return Gaussian(None if more is None else noise.read(more, index), row_variance=of_rows)
     if isinstance(module, gpytorch.likelihoods.GaussianLikelihood):
         return Gaussian(noise.read(module.noise_covar, index))
+    if type(module) is gpytorch.likelihoods.BernoulliLikelihood:
+        return Bernoulli()
     raise DomainError(
-        f"`model` has the likelihood {type(module).__name__}, which has no counterpart; take GaussianLikelihood or "
-        "FixedNoiseGaussianLikelihood"
+        f"`model` has the likelihood {type(module).__name__}, which has no counterpart; take GaussianLikelihood, "
+        "FixedNoiseGaussianLikelihood or BernoulliLikelihood"
     )
 
 
-def gp_from(model: Any, columns: int, index: Index = ()) -> GP:
-    """Prior of a model with `covar_module`, `mean_module` and `likelihood`; of one member of its batch."""
-    for name in ("covar_module", "mean_module", "likelihood"):
+def gp_from(model: Any, columns: int, index: Index = (), likelihood: Any = None) -> GP:
+    """Prior of a model with `covar_module` and `mean_module`; of one member of its batch.
+
+    Args: likelihood, where it is not the model's own."""
+    for name in ("covar_module", "mean_module", *(["likelihood"] if likelihood is None else [])):
         if not hasattr(model, name):
             raise DomainError(f"`model` must have a `{name}`, got {type(model).__name__} without; name its module so")
     kernel = kernel_from(model.covar_module, columns, index)
-    return GP(kernel, mean_from(model.mean_module, index), likelihood_from(model.likelihood, index))
+    of_rows = likelihood_from(model.likelihood if likelihood is None else likelihood, index)
+    return GP(kernel, mean_from(model.mean_module, index), of_rows)
 
 
-def from_gpytorch(model: Any) -> Posterior:
-    """The posterior of a live ExactGP given its own rows, `post.gp` its prior.
+def from_gpytorch(model: Any, likelihood: Any = None) -> Posterior:
+    """The posterior of a live model, `post.gp` its prior: of an ExactGP given its rows, or q(f) of an ApproximateGP.
 
-    Args: model, an ExactGP with train_inputs and train_targets; of one model, not a batch.
+    The latter holds no rows: its bound is of those that are appended. GPyTorch's VariationalStrategy adds its jitter to
+    the variance of f at every point too, which is no part of q(f) and is left out.
+
+    Args:
+        model: an ExactGP with train_inputs and train_targets, or an ApproximateGP with a VariationalStrategy or an
+            UnwhitenedVariationalStrategy; one model, not a batch.
+        likelihood: that the ApproximateGP was trained with, where it is not `model.likelihood`.
     Raises: DomainError that names what has no counterpart, or says how far predictions are apart.
-    Cost: that of `gp.condition`, and GPyTorch's own prediction from at most 2,000 rows, for the check.
+    Cost: that of `gp.condition`, or 3 m^3 flops of m inducing points, and GPyTorch's own prediction from at most 2,000
+        rows, for the check.
 
     Example:
         >>> from flashgp.interop.gpytorch import from_gpytorch  # doctest: +SKIP
-        >>> from_gpytorch(model).predict(x_test).mean  # doctest: +SKIP
+        >>> from_gpytorch(model, likelihood).predict(x_test).mean  # doctest: +SKIP
     """
+    if isinstance(model, gpytorch.models.ApproximateGP):
+        return _from_inducing_points(model, likelihood)
     if not isinstance(model, gpytorch.models.ExactGP) or model.train_inputs is None:
         raise DomainError(
-            f"`model` must be a gpytorch ExactGP with training rows, got {type(model).__name__}; pass the live model, "
-            "not its state_dict"
+            "`model` must be a gpytorch ExactGP with training rows or an ApproximateGP, got "
+            f"{type(model).__name__}; pass the live model, not its state_dict"
         )
     (x, *others), y = model.train_inputs, model.train_targets
     if others or x.dim() != 2 or y.dim() != 1:
@@ -301,6 +317,72 @@ def from_gpytorch(model: Any) -> Posterior:
 
 
 @torch.no_grad()
+def _from_inducing_points(model: Any, likelihood: Any) -> Posterior:
+    """See `from_gpytorch`."""
+    kinds, strategy = gpytorch.variational, model.variational_strategy
+    if type(strategy) not in (kinds.VariationalStrategy, kinds.UnwhitenedVariationalStrategy):
+        raise DomainError(
+            f"`model` has the strategy {type(strategy).__name__}, which has no counterpart; take VariationalStrategy "
+            "or UnwhitenedVariationalStrategy"
+        )
+    if strategy.inducing_points.dim() != 2 or strategy._variational_distribution.shape()[:-1]:
+        raise DomainError(
+            f"`model` must be one model of one output, got inducing points {tuple(strategy.inducing_points.shape)}; "
+            "convert the models of a batch one by one"
+        )
+    caches = (getattr(module, "_memoize_cache", None) for module in model.modules())
+    theirs = copy.deepcopy(model, {id(cache): {} for cache in caches if cache is not None}).double().eval()
+    jitter = strategy.jitter_val  # of the dtype that it was trained in
+    strategy = theirs.variational_strategy
+    strategy.jitter_val = jitter
+    points = strategy.inducing_points.detach()
+    at = _points_between(points)
+    with gpytorch.settings.fast_computations(False, False, False):
+        said = theirs(at)  # which initialises what is not yet trained
+    values = strategy._variational_distribution()
+    gp, mean = gp_from(theirs, points.shape[-1], likelihood=likelihood), values.mean
+    if gp.likelihood.row_tensors:
+        raise DomainError(
+            f"`likelihood` must be of rows that are alike, got {gp.likelihood.name} with numbers of single rows, which "
+            "an ApproximateGP does not hold; pass GaussianLikelihood"
+        )
+    point_mass = isinstance(values, gpytorch.distributions.Delta)
+    covariance = torch.diag_embed(torch.zeros_like(mean)) if point_mass else values.covariance_matrix
+    whitened = type(strategy) is kinds.VariationalStrategy
+    if not whitened:
+        block = gp.kernel(points).to_dense()
+        block.diagonal().add_(jitter)
+        half = torch.linalg.cholesky(block)
+        mean = torch.linalg.solve_triangular(half, (mean - gp.mean(points)).unsqueeze(-1), upper=False).squeeze(-1)
+        covariance = torch.linalg.solve_triangular(half, covariance, upper=False)
+        covariance = torch.linalg.solve_triangular(half, covariance.mT, upper=False)
+    post = Posterior(state_of_values(gp, points, mean, covariance, jitter))
+    found = post.predict(at)
+    prior = gp.kernel(at).diagonal().max()
+    allowed = max(AGREEMENT, float(len(points) * torch.finfo(torch.float64).eps * prior / jitter))
+    more = jitter if whitened else 0.0
+    _compare("mean", found.mean, said.mean, (said.mean - gp.mean(at)).abs().max().maximum(prior.sqrt()), allowed)
+    _compare("variance", found.variance, said.variance - more, prior, allowed)
+    return post
+
+
+def _points_between(rows: Tensor) -> Tensor:
+    """Points between the first rows; on them where a column has codes."""
+    codes = (rows == rows.round()).all(0)
+    return torch.where(codes, rows, (rows + rows.roll(1, 0)) / 2.0)[:CHECKED_POINTS]
+
+
+def _compare(name: str, ours: Tensor, theirs: Tensor, scale: Tensor, allowed: float) -> None:
+    """Raises: DomainError."""
+    apart = float((ours - theirs).abs().max() / scale)
+    if not apart <= allowed:
+        raise DomainError(
+            f"`model` must be its mean, covariance and noise modules and no more, but its {name} differs from "
+            f"theirs by {apart:.1e} of the largest; look at its forward"
+        )
+
+
+@torch.no_grad()
 def _check(model: Any, gp: GP, x: Tensor, y: Tensor) -> None:
     """DomainError unless both predict the same between the first rows, from these."""
     rows, targets = x[:CHECKED_ROWS].double(), y[:CHECKED_ROWS].double()
@@ -311,8 +393,7 @@ def _check(model: Any, gp: GP, x: Tensor, y: Tensor) -> None:
         variance = variance[:CHECKED_ROWS].double()
         theirs.likelihood.noise_covar.noise = variance
         gp = gp.with_likelihood(Gaussian(likelihood.noise_variance, row_variance=variance))
-    codes = (rows == rows.round()).all(0)
-    points = torch.where(codes, rows, (rows + rows.roll(1, 0)) / 2.0)[:CHECKED_POINTS]
+    points = _points_between(rows)
     with gpytorch.settings.fast_computations(False, False, False), warnings.catch_warnings():
         warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
         said = theirs(points)
@@ -320,14 +401,8 @@ def _check(model: Any, gp: GP, x: Tensor, y: Tensor) -> None:
     least = prior.new_tensor(0.0) if variance is None else variance.min()
     least = least + (0.0 if likelihood.noise_variance is None else likelihood.noise_variance.value)
     allowed = max(AGREEMENT, float(len(rows) * torch.finfo(torch.float64).eps * prior / least))
-    scales = {"mean": targets.abs().max(), "variance": prior}
-    for name, scale in scales.items():
-        apart = float((getattr(ours, name) - getattr(said, name)).abs().max() / scale)
-        if not apart <= allowed:
-            raise DomainError(
-                f"`model` must be its mean, covariance and noise modules and no more, but its {name} differs from "
-                f"theirs by {apart:.1e} of the largest; look at its forward"
-            )
+    _compare("mean", ours.mean, said.mean, targets.abs().max(), allowed)
+    _compare("variance", ours.variance, said.variance, prior, allowed)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -173,6 +173,11 @@ class StreamedState(StateOfPasses):
                 f"`{question}` of inducing points needs sites that are observations, got those of "
                 f"{self.prior.likelihood.name}, found by iteration; {OBSERVED[question]}"
             )
+        if question == "importance" and self.count < len(self.sample.x):
+            return (
+                f"`importance` is of rows that were read, got a posterior of q(u) as it was given and {self.count:,} "
+                "rows since; condition on the rows that count"
+            )
         return super().obstacle(question)
 
     @property
