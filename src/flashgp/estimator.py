@@ -7,7 +7,7 @@ imported. Its model files are `flashgp.model_files`' matter.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -204,6 +204,24 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
         return likelihood
 
     # -- answers ------------------------------------------------------------------------------------------------
+    @overload
+    def predict(
+        self, X: Any, return_std: Literal[False] = False, return_cov: Literal[False] = False, latent: bool = False,
+        variance: Literal["auto", "exact", "sampled"] = "auto", time_limit: float | None = None,
+    ) -> Array: ...  # fmt: skip
+
+    @overload
+    def predict(
+        self, X: Any, return_std: Literal[True], return_cov: Literal[False] = False, latent: bool = False,
+        variance: Literal["auto", "exact", "sampled"] = "auto", time_limit: float | None = None,
+    ) -> tuple[Array, Array]: ...  # fmt: skip
+
+    @overload
+    def predict(
+        self, X: Any, return_std: Literal[False] = False, *, return_cov: Literal[True], latent: bool = False,
+        variance: Literal["auto", "exact", "sampled"] = "auto", time_limit: float | None = None,
+    ) -> tuple[Array, Array]: ...  # fmt: skip
+
     def predict(
         self,
         X: Any,
