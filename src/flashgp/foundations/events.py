@@ -84,6 +84,7 @@ class ApproximationReason(StrEnum):
     FITS = "an exact plan keeps to the limits"
     TIME = "an exact fit would pass the time limit"
     QUICKER = "it is much quicker than an exact fit, and as close as the noise lets tell"
+    READ = "it is much quicker than passes over the rows by inducing points"
     MEMORY = "an exact fit does not fit the memory"
     SITES = "an exact fit would look for sites much longer"
     NO_OTHER = "no approximation of this model would be quicker"

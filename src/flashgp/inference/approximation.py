@@ -207,10 +207,14 @@ def refuse_exact(**settings: Any) -> None:
 
 
 def approximation_of_read(kind: Any, inducing: Any, neighbours: Any) -> Approximation:
-    """The approximation of rows that are read: inducing points alone, or Fourier series. Raises: DomainError."""
+    """The approximation of rows that are read: inducing points alone, Fourier series, or "auto" of these where no sizes
+    were asked for. Raises: DomainError."""
     if kind == "full_scale":
         raise DomainError(
             "`approximation` must be 'sparse', 'fourier' or 'auto' for rows that are read, got 'full_scale', which "
             "needs rows that are held; pass x and y, or leave it out"
         )
-    return Approximation("sparse" if kind is None or kind == "auto" else kind, inducing, neighbours)
+    if kind is not None and kind != "auto":
+        return Approximation(kind, inducing, neighbours)
+    points = Approximation("sparse", inducing, neighbours)
+    return replace(points, kind="auto") if points.without_sizes else points

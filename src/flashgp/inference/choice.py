@@ -1,7 +1,9 @@
 """Choice of inference and its sizes: plans of a prior, exact and approximate, ways out of a refusal, and "auto"."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -367,6 +369,42 @@ def decided(
     if exact is None:
         raise [*refusals, *others][0]
     return None, replace(exact, no_series=without), event(None, ApproximationReason.NO_OTHER, exact, plans)
+
+
+def decided_of_read(
+    prior: Prior,
+    rows: RowCounts,
+    asked: Approximation,
+    settings: PlanSettings,
+    time_limit: float | None = None,
+    *,
+    training: bool = True,
+) -> tuple[Approximation, Plan, Event | None, Plan]:
+    """For rows that are read Fourier series where these have a factor, keep to the time limit and are much quicker than
+    passes over all rows by inducing points; else these.
+
+    Args: as `decided`. Returns: what is taken; its plan; the event where it is series; and the plan of points.
+    Raises: MemoryBudgetError where the points do not fit.
+    """
+    points = Approximation("sparse", asked.inducing)
+
+    def of_points(limit: float | None) -> Plan:
+        return approximate_plan(prior, rows, points, settings, limit, training=training, read=True)
+
+    def took(plan: Plan) -> float:
+        return plan.seconds_of(training=training)
+
+    other = of_points(time_limit)
+    whole = other if time_limit is None else of_points(None)
+    series, factored = _series(prior, rows, asked, settings, training=training)
+    quicker = isinstance(series, Plan) and took(whole) >= max(SERIES.min_seconds, SERIES.min_gain * took(series))
+    if isinstance(series, Plan) and quicker and factored and took(series) <= max(time_limit or math.inf, took(other)):
+        exact, both = None, (series, whole)
+        with suppress(MemoryBudgetError):
+            exact = conditioning_plan(prior, rows, settings, training=training)
+        event = _chosen("fourier", ApproximationReason.READ, exact, both, training=training)
+        return Approximation("fourier"), series, event, other
+    return points, replace(other, no_series=NoSeries.SLOWER if isinstance(series, Plan) else series), None, other
 
 
 def _series(

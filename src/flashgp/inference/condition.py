@@ -19,8 +19,10 @@ from flashgp.inference.over_ranks import asked_alike, check_alike, choose_infere
 from flashgp.inference.posterior_by_sites import condition_exactly, refuse_beside_sites
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
+from flashgp.inference.streamed.chosen import chosen_of_read
 from flashgp.inference.streamed.condition import condition as condition_streamed
 from flashgp.sources.source import RowSource
+from flashgp.sources.survey import Survey
 
 S = TypeVar("S", bound=BaseState)
 MAKERS["fourier"] = fourier_products
@@ -40,6 +42,10 @@ def condition(
         )
         if asked is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
+    seen: RowSource | Survey | None = None
+    if not isinstance(rows, Data) and asked is not None and asked.kind == "auto":
+        replace(settings, progress=None).of_approximation()
+        asked, seen, _, event = chosen_of_read(prior, rows, asked, settings, training=False)
     if isinstance(rows, Data) and asked is not None and asked.by_passes:
         if group.size == 1 and not rows.count:  # other ranks may have rows
             asked.points_of(rows.x.shape[-1])  # which may be refused
@@ -52,7 +58,7 @@ def condition(
         engine = functools.partial(condition_full_scale if isinstance(rows, Data) else by_passes, asked)
 
     refuse_beside_sites(prior, rows, approximate=asked is not None, differentiable=settings.differentiable)
-    state = _shared(prior, rows, settings, asked, engine)
+    state = _shared(prior, seen or rows, settings, asked, engine)
     if event is not None:
         state.report.events.insert(0, event)
     return state
@@ -60,7 +66,7 @@ def condition(
 
 @entered(lambda prior, rows, settings, *_: settings.run.deterministic)
 def _shared(
-    prior: Prior, rows: Data | RowSource, settings: ConditionSettings, asked: Approximation | None,
+    prior: Prior, rows: Data | RowSource | Survey, settings: ConditionSettings, asked: Approximation | None,
     engine: Callable[[Prior, Any, ConditionSettings], S],
 ) -> S:  # fmt: skip
     """The state by an engine: of rows that are held the engine gets all, of those that are read this rank's."""

@@ -51,6 +51,7 @@ from flashgp.inference.progress_bar import shown_progress
 from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.site_methods import method_of
+from flashgp.inference.streamed.chosen import chosen_of_read
 from flashgp.inference.streamed.fit import StreamedFit
 from flashgp.inference.training.exact_fit import fit_exact
 from flashgp.inference.training.fit import EngineLeft, ExactPosterior, Fitted, fitted_by, refuse_exact_fit
@@ -61,6 +62,7 @@ from flashgp.planner.plan import Plan
 from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource, source_of
+from flashgp.sources.survey import Survey
 
 __all__ = ["Fit", "FitSettings", "HistoryEntry", "Progress", "fit", "fit_as"]
 
@@ -239,8 +241,9 @@ def fit(
             else exact inference where its plan keeps to time_limit and memory, and to a minute where sites are found by
             iteration, else full scale, else inducing points alone; under a time_limit that full scale of all rows would
             pass, full scale of some, or points where these lose less on rows held out, eq. (M-245), if the first rows
-            leave time to try; the report says which and why. Rows that are read are fitted by inducing points, whether
-            "sparse", "auto" or nothing is asked for, or by "fourier".
+            leave time to try; the report says which and why. Rows that are read are fitted by inducing points or by
+            "fourier"; where "auto" or nothing is asked for by the series where they are planned to take a third of the
+            time of passes by inducing points, with a factor of their weights.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.
@@ -347,7 +350,8 @@ def fit_as(
 
     Args: exact, for the exact posterior beside an approximation. Raises: as `fit`.
     """
-    event, rival, group = None, None, options.run.group
+    event, rival, instead_of_series, group = None, None, None, options.run.group
+    first: Survey | None = None
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
@@ -356,7 +360,10 @@ def fit_as(
         asked, planned, event = choose_inference(group, gp, rows, asked, wanted, limit, training=True)
         if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
             rival = candidates[-1]
-    instead_of_series = None
+    if not isinstance(rows, Data) and asked is not None and asked.kind == "auto":
+        refuse_exact_fit(options)
+        how, least = options if gp.likelihood.has_sites else options.by_sites(), options.stages.first_rows
+        asked, first, instead_of_series, event = chosen_of_read(gp, rows, asked, how, least, training=True)
     held_rows = isinstance(rows, Data) and gp.likelihood.has_sites and group.size == 1
     if held_rows and asked is not None and asked.kind == "fourier":
         assert isinstance(rows, Data)
@@ -385,9 +392,10 @@ def fit_as(
         fitted: Fitted[Any] = fit_exact(gp, rows, options)
     elif instead_of_series is not None:
         assert not isinstance(passes, Data)
+        columns = passes.columns
         other, plan = instead_of_series
         try:
-            fitted = fitted_by(FourierFit, gp, passes, options, asked, exact=exact, rival=plan)
+            fitted = fitted_by(FourierFit, gp, first or passes, options, asked, exact=exact, rival=plan)
         except EngineLeft as left:
             found = fit_as(cast(GP, left.prior), rows, _going_on(options), other, exact=exact)
             found.report.seconds = (found.report.seconds or 0.0) + left.seconds
@@ -398,7 +406,7 @@ def fit_as(
         assert not isinstance(passes, Data)
         columns = passes.columns
         fitted = fitted_by(
-            FourierFit if asked.kind == "fourier" else StreamedFit, gp, passes, options, asked, exact=exact
+            FourierFit if asked.kind == "fourier" else StreamedFit, gp, first or passes, options, asked, exact=exact
         )
     elif rival is None:
         fitted = fitted_by(FullScaleFit, gp, rows, options, asked, exact=exact)

@@ -70,7 +70,7 @@ def surveyed_over(
     )
     return GroupSurvey(
         source, outputs, found.total, like.width, like.dtype, like.device, checksum, x_moments, y_moments, kept,
-        places, any(cut), group, own,
+        places, any(cut), group=group, own=own,
     )  # fmt: skip
 
 

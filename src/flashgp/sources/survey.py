@@ -180,7 +180,7 @@ class Survey:
 
     Fields: source; outputs, columns of y, None for one without an axis; count of rows; width, columns of x; dtype and
     device of x; checksum; x_moments and y_moments, of the columns; sample, some of the rows; places, (size,), their
-    numbers among all; cut, whether time ended the pass before its end.
+    numbers among all; cut, whether time ended the pass before its end; seconds that it took, where these were counted.
     """
 
     source: RowSource
@@ -195,6 +195,7 @@ class Survey:
     sample: Block
     places: Tensor
     cut: bool = False
+    seconds: float = 0.0
     group: ClassVar[Group] = ALONE  # whose ranks have read rows of their own
 
     @property

@@ -145,7 +145,7 @@ class TableModel:
         approximation: None for exact inference; "full_scale", "sparse" and "fourier" (one to three columns of numbers,
             a stationary kernel) for ones that are linear in the rows; "auto" for exact inference where it keeps to
             time_limit and memory, else an approximation, as `flashgp.fit`. Tables that are read are fitted by inducing
-            points, whether "sparse", "auto" or nothing is asked for.
+            points or series, as `flashgp.fit` says.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
         likelihood: None: classes where the target is text, true or false, or holds two numbers in five rows or more,

@@ -24,7 +24,7 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference import plan as plans
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
-from flashgp.inference.choice import approximate_plan, conditioning_plan
+from flashgp.inference.choice import approximate_plan, conditioning_plan, decided_of_read
 from flashgp.inference.findings import counts_suggested
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
@@ -232,7 +232,9 @@ def prepare_rows(
     gp, words, chosen, more = _chosen_kernel(settings, gp, words, encoding, standard, options, group)
     if survey.count < total:
         notes.append(f"{total - survey.count:,} of {total:,} rows have missing values and are left out.")
-    _, plan, _ = planned(group, gp, RowCounts(survey.count, survey.width), settings, options, read=asked)
+    extent = tuple(((moments.high - moments.low).numpy() / of_x.scale).tolist())
+    rows = RowCounts(survey.count, survey.width, extent=extent)
+    _, plan, _ = planned(group, gp, rows, settings, options, read=asked)
     return PreparedTable(
         settings, gp, (scaling,), StandardisedRows(EncodedRows(parts, encoding), scaling),
         with_run(options, group=group), asked,
@@ -279,6 +281,10 @@ def planned(
     )
     if asked is None:
         return None, agreed_plan(conditioning_plan(gp, rows, wanted, training=True), group), ()
+    if read is not None and read.kind == "auto" and group.size == 1:
+        _, plan, _, _ = decided_of_read(gp, rows, read, replace(wanted, dtype=None, solver=None), limit)
+        return read, plan, ()  # which the fit decides by what it reads
+    asked = Approximation("sparse") if read is not None and read.kind == "auto" else asked
     if asked.kind == "auto":
         approximation, taken, event = decided_over(group, gp, rows, asked, wanted, limit)
         return approximation, taken, (event,)

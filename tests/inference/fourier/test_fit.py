@@ -1,6 +1,7 @@
 """Fits by Fourier series: gradients beside differences, optima beside exact ones, plans, and what has none."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy
 import pytest
@@ -9,8 +10,10 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.deadline import NO_DEADLINE
-from flashgp.foundations.events import Event, EventKind, of_kind
+from flashgp.foundations.events import ApproximationReason, Event, EventKind, NoSeries, of_kind
+from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
+from flashgp.inference.choice import decided_of_read
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import grid_for
 from flashgp.inference.fourier.objective import FourierLogJoint
@@ -19,14 +22,19 @@ from flashgp.inference.fourier.spectrum import GridSettings
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.streamed.rows import numbers_to_rows, prior_of_rows, survey_of
 from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.pairwise.torch.tiles import TorchTiles
+from flashgp.planner.problem import PlanSettings
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held
 
 F64 = torch.float64
 k = fgp.kernels
+FEW = FitSettings(search=SearchSettings(start_rows=40), stochastic=StochasticSettings(first_rows=60))
 
 
 def _rows(n: int, d: int, noise: float = 0.05, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -183,3 +191,40 @@ def test_rows_of_their_own_noise_and_a_mean_that_moves_are_fitted(name: str) -> 
     slope = torch.autograd.grad(exact, list(fit.gp.parameters()))
     assert max(float(one.abs().max()) for one in slope) < 5.0  # nats, of some 1,000 rows each
     assert abs(float(exact.detach() - fit.posterior.log_marginal_likelihood())) < 1.0
+
+
+def test_rows_that_are_read_take_series_where_these_are_much_quicker() -> None:
+    """By a plan that knows their range from the first pass, which is not made again; else inducing points."""
+    gp, settings = fgp.GP(1.0 * k.Matern(nu=2.5)), PlanSettings(memory="64GiB", profile=BUILT_IN)
+
+    def taken(rows: RowCounts, limit: float | None = None, asked: Any = None) -> tuple[str, Any]:
+        one, plan, event, points = decided_of_read(gp, rows, asked or Approximation("auto"), settings, limit)
+        assert points.approximation == "sparse"
+        assert (event is None) == (one.kind == "sparse")
+        return one.kind, plan.no_series
+
+    assert taken(RowCounts(10**7, 1, extent=(3.0,))) == ("fourier", None)
+    assert taken(RowCounts(10**7, 1, extent=(3.0,)), 60.0) == ("fourier", None)
+    assert taken(RowCounts(10**7, 3, extent=(3.0,) * 3)) == ("sparse", NoSeries.SLOWER)  # no factor
+    assert taken(RowCounts(500, 1, extent=(3.0,))) == ("sparse", NoSeries.SLOWER)
+    assert taken(RowCounts(10**7, 4, extent=(3.0,) * 4)) == ("sparse", NoSeries.COLUMNS)
+
+    x, y = _rows(40_000, 1)
+    passes = list[int]()
+
+    class Counted(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            passes.append(1)
+            return super().__iter__()
+
+    rows = Counted(zip(x.split(9000), y.split(9000), strict=True))
+    fit = fgp.fit(gp, rows, progress=False, starts=1, settings=FEW)
+    chosen = len(passes)
+    named = fgp.fit(gp, rows, progress=False, starts=1, settings=FEW, approximation="fourier")
+    (event,) = of_kind(fit.report.events, EventKind.APPROXIMATION_CHOSEN)
+    assert event.fields["reason"] == ApproximationReason.READ
+    assert event.fields["fourier_seconds"] * 3.0 < event.fields["sparse_seconds"]
+    assert float(fit.posterior.log_marginal_likelihood()) == float(named.posterior.log_marginal_likelihood())
+    assert chosen == len(passes) - chosen
+    assert of_kind(gp.condition([*rows] * 25).report.events, EventKind.FOURIER)  # of a million rows
+    assert gp.condition(rows[:1], inducing=5).can("bound") is None

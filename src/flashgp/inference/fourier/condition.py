@@ -26,13 +26,13 @@ from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of
 from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
-from flashgp.inference.over_ranks import shard
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
+    first_pass,
     numbers_to_likelihood,
     numbers_to_rows,
     prior_of_rows,
@@ -57,13 +57,15 @@ def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
         raise DomainError(f"`approximation` {refusal.text}")
 
 
-def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> FourierState:
+def condition(
+    asked: Approximation, prior: Prior, rows: RowSource | Survey, settings: ConditionSettings
+) -> FourierState:
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
     began, run, own = time.perf_counter(), settings.run, prior
+    prior, survey = first_pass(prior, rows, asked, run)
+    rows = survey.source
     refuse_read(prior, rows)
-    prior, rows = numbers_to_rows(prior, shard(rows, run.group), run.group)
-    survey = survey_of(prior, rows, asked, run.seed, deadline=run.deadline, group=run.group)
     refuse_unfit(prior, survey.width, run.group.size)
     library()
     if prior.likelihood.has_sites or not isinstance(rows, Held):

@@ -37,14 +37,13 @@ from flashgp.inference.fourier.planned import passes_of, sizes_of
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.state import FourierSettings, FourierState
 from flashgp.inference.gathered import agreed_memory
-from flashgp.inference.over_ranks import shard
-from flashgp.inference.plan_settings import RowCounts, conditioning_problem
+from flashgp.inference.plan_settings import conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.rows import (
+    counts_of,
+    first_pass,
     numbers_to_likelihood,
-    numbers_to_rows,
     prior_of_rows,
-    survey_of,
 )
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import (
@@ -69,6 +68,7 @@ from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import deadline_of
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
+from flashgp.sources.survey import Survey
 
 KEPT_SECONDS = 5.0  # with a factor, of which the price is known, a fit that takes less is not left
 SEARCHED = 0.6  # of a time limit, which leaves the solve of the posterior its time
@@ -85,27 +85,27 @@ class FourierFit(EngineFit[FourierState]):
     again = 'gp.condition(rows, approximation="fourier")'
 
     def __init__(
-        self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation, rival: Plan | None = None
+        self,
+        prior: Prior,
+        rows: RowSource | Survey,
+        options: FitOptions,
+        asked: Approximation,
+        rival: Plan | None = None,
     ) -> None:
         group = options.run.group
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
         self._settled, self._taken = False, 0
         refuse_exact_fit(options)
-        refuse_read(prior, rows)
-        prior, self.rows = numbers_to_rows(prior, shard(rows, group), group)
+        prior, self.whole = first_pass(prior, rows, asked, options.run, options.stages.first_rows)
+        whole, self.rows = self.whole, self.whole.source
+        refuse_read(prior, self.rows)
         self.asked, self.by_sites = asked, not prior.likelihood.has_sites
-        self.whole = whole = survey_of(
-            prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline, group
-        )
         self.survey = whole.of_sample if whole.cut else whole
         refuse_unfit(prior, self.survey.width, group.size)
         library()
         self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
-        moments = self.survey.x_moments
-        extent = tuple((moments.high - moments.low).tolist())
-        alike = not self.survey.sample.numbers
-        self.counts = RowCounts(self.survey.count, self.survey.width, alike=alike, extent=extent)
+        self.counts = counts_of(self.survey)
         target = chosen_device(options.run.device, self.survey.x)
         self.wanted = options.planning(memory=agreed_memory(options.run.memory, target, group), device=target)
         self.plan: Plan = approximate_plan(

@@ -142,10 +142,12 @@ class FourierPredictor(Predictor):
         outside = ((x.detach().double() < low - room * wide) | (x.detach().double() > high + room * wide)).any(-1)
         if bool(outside.any()):
             row = int(outside.nonzero()[0])
+            other = 'approximation="sparse"'
+            if self._state.held is not None:
+                other = 'approximation="full_scale", or condition exactly'
             raise DomainError(
                 f"`{name}` must lie within {room:.0%} of the range of the rows by Fourier series, got "
-                f'{int(outside.sum()):,} points outside, the first is row {row}; pass approximation="full_scale", or '
-                "condition exactly"
+                f"{int(outside.sum()):,} points outside, the first is row {row}; pass {other}"
             )
 
     def _took(self, began: float) -> None:

@@ -17,7 +17,7 @@ from flashgp.inference.choice import approximate_plan
 from flashgp.inference.extent import check_residual
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
-from flashgp.inference.over_ranks import planned_over, shard
+from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import with_run
@@ -27,11 +27,10 @@ from flashgp.inference.streamed.bound import BoundSums, StreamedBound
 from flashgp.inference.streamed.objective import blocks_of, first_values
 from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
+    first_pass,
     inputs_of,
     noise_of,
     numbers_to_likelihood,
-    numbers_to_rows,
-    survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
@@ -46,12 +45,12 @@ from flashgp.sources.survey import Survey
 ROUTE = "streamed"
 
 
-def condition(asked: Approximation, prior: Prior, rows: RowSource, settings: ConditionSettings) -> StreamedState:
+def condition(
+    asked: Approximation, prior: Prior, rows: RowSource | Survey, settings: ConditionSettings
+) -> StreamedState:
     """The state of a prior given rows, this rank's or all. Raises: as `GP.condition`."""
     settings.of_approximation()
-    group = settings.run.group
-    prior, rows = numbers_to_rows(prior, shard(rows, group), group)
-    survey = survey_of(prior, rows, asked, settings.run.seed, deadline=settings.run.deadline, group=group)
+    prior, survey = first_pass(prior, rows, asked, settings.run)
     return condition_on(prior, survey, asked, settings)
 
 

@@ -27,7 +27,7 @@ from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.full_scale.trial import Trial
 from flashgp.inference.gathered import agreed_memory
-from flashgp.inference.over_ranks import planned_over, shard
+from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import with_run
@@ -37,11 +37,10 @@ from flashgp.inference.streamed.learning import learned_values
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
 from flashgp.inference.streamed.rows import (
+    first_pass,
     noise_of,
     numbers_to_likelihood,
-    numbers_to_rows,
     prior_of_rows,
-    survey_of,
 )
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.inference.training.checkpoint import EvaluationLog
@@ -80,18 +79,13 @@ class StreamedFit(EngineFit[Any]):
     gathers = False
     again = "gp.condition(rows, inducing=...)"
 
-    def __init__(self, prior: Prior, rows: RowSource, options: FitOptions, asked: Approximation) -> None:
+    def __init__(self, prior: Prior, rows: RowSource | Survey, options: FitOptions, asked: Approximation) -> None:
         group = options.run.group
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.searchers, self.interrupts = options, ALONE, []
         refuse_exact_fit(options)
-        prior, self.rows = numbers_to_rows(prior, shard(rows, group), group)
-        clock = options.run.deadline.clock
-        began = clock()
-        self.whole = whole = survey_of(
-            prior, self.rows, asked, options.run.seed, options.stages.first_rows, options.run.deadline, group
-        )
-        self.reading = clock() - began
+        prior, whole = first_pass(prior, rows, asked, options.run, options.stages.first_rows)
+        self.whole, self.rows = whole, whole.source
         self.survey = survey = whole.of_sample if whole.cut else whole
         asked = at_most(asked, survey.count) if whole.cut else asked
         self.prior, target = prior.released(), chosen_device(options.run.device, survey.x)
@@ -121,7 +115,7 @@ class StreamedFit(EngineFit[Any]):
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
         one_noise = not self.prior.likelihood.has_sites or not (self.prior.separate or self.survey.sample.numbers)
         if not self.whole.cut and self.options.run.group.size == 1 and one_noise:
-            self.weighted = sample_chosen(self.plan, self.survey, self.options, self.reading, log)
+            self.weighted = sample_chosen(self.plan, self.survey, self.options, log)
         if self.weighted is None:
             return deadline
         return self.options.run.deadline.share(self.options.settings.sample.share)
@@ -230,12 +224,12 @@ def _least_evidence(state: Any) -> float:
     return state.sums.lower
 
 
-def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, reading: float, log: EvaluationLog) -> Event | None:
+def sample_chosen(plan: Plan, survey: Survey, options: FitOptions, log: EvaluationLog) -> Event | None:
     """Event if a sample takes the place of passes over all rows, with the reason; None for passes.
 
-    Args: reading, seconds of the first pass; log, of the checkpoint, whose way is kept.
+    Args: survey, with the seconds of the first pass; log, of the checkpoint, whose way is kept.
     """
-    deadline, least = options.run.deadline, options.settings.sample.min_evaluations
+    deadline, least, reading = options.run.deadline, options.settings.sample.min_evaluations, survey.seconds
     seconds, reason = max(plan.fit_step_seconds, 2.0 * reading), None
     if log.has(str(SearchRun(Stage.WEIGHTED, len(survey.x)))):
         reason = SampleReason.CHECKPOINT

@@ -11,7 +11,10 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import refuse_batch
 from flashgp.inference.full_scale.layout import PIVOT_SHARE
+from flashgp.inference.over_ranks import shard
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
+from flashgp.inference.run import Run
 from flashgp.inference.site_methods import Variational
 from flashgp.inference.sites import from_prior, local_sites
 from flashgp.inference.streamed.bound import BlockInputs
@@ -136,6 +139,25 @@ def survey_of(
             first += len(block.x)
         raise
     return survey
+
+
+def first_pass(
+    prior: Prior, rows: RowSource | Survey, asked: Approximation, run: Run, least: int = SAMPLE_ROWS
+) -> tuple[Prior, Survey]:
+    """The prior without numbers of single rows, and the first pass over this rank's, unless a choice has made it.
+    Raises: DomainError, ShapeError."""
+    if isinstance(rows, Survey):
+        return prior, rows
+    prior, rows = numbers_to_rows(prior, shard(rows, run.group), run.group)
+    began = run.deadline.clock()
+    survey = survey_of(prior, rows, asked, run.seed, least, run.deadline, run.group)
+    return prior, replace(survey, seconds=run.deadline.clock() - began)
+
+
+def counts_of(survey: Survey) -> RowCounts:
+    """Sizes of rows that plans are made for."""
+    extent = tuple((survey.x_moments.high - survey.x_moments.low).tolist())
+    return RowCounts(survey.count, survey.width, alike=not survey.sample.numbers, extent=extent)
 
 
 def sample_rows(inducing: int, least: int = SAMPLE_ROWS) -> int:

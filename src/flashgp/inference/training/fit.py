@@ -55,6 +55,7 @@ from flashgp.inference.training.train import Trained
 from flashgp.planner.plan import Plan
 from flashgp.processes.group import Group
 from flashgp.sources.source import RowSource
+from flashgp.sources.survey import Survey
 
 S = TypeVar("S", bound="FittedState")  # a state of any kind
 
@@ -234,7 +235,7 @@ class EngineFit(ABC, Generic[S]):
 def fitted_by(
     engine: type[EngineFit[S]],
     prior: Prior,
-    rows: Data | RowSource,
+    rows: Data | RowSource | Survey,
     options: FitOptions,
     *asked: Any,
     exact: ExactPosterior | None = None,
