@@ -119,6 +119,8 @@ def test_the_posterior_says_that_it_is_standardised(model: fgp.TableModel, tmp_p
         assert "of standardised columns and target" in repr(one.posterior).splitlines()[0]
         assert "standardised" in one.posterior._repr_html_()
         assert "standardised" in repr(one)
+        assert one._repr_html_().count("<p>") == 3
+        assert "<table></table>" not in one._repr_html_()
     assert model.training is not None
     assert "standardised" in repr(model.training.posterior)
     assert "standardised" in (fgp.TableModel.posterior.__doc__ or "")

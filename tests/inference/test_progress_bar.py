@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 import flashgp as fgp
-from flashgp.inference.progress_bar import ProgressBar, shown_progress
+from flashgp.inference.progress_bar import NotebookBar, ProgressBar, shown_progress
 from flashgp.inference.training.history import Progress
 from inference.training.tables import prior, table
 
@@ -24,6 +24,21 @@ def test_a_bar_says_the_phase_and_goes_away() -> None:
     assert len(file.getvalue()) == shown, "ten lines a second are enough"
     bar.close()
     assert file.getvalue().endswith("\x1b[2K"), "the line is taken away"
+
+
+def test_a_notebook_has_one_output_that_is_rewritten() -> None:
+    shown, calls = {}, []
+
+    def display(data, *, raw, display_id, update):
+        calls.append(update)
+        shown[display_id] = data["text/html"]
+
+    bar = NotebookBar(display, after=0.0)
+    bar(STEP)
+    assert list(shown.values()) == [f'<progress value="{STEP.fraction:.3f}"></progress> {STEP}']
+    bar(STEP)
+    bar.close()
+    assert (calls, list(shown.values())) == ([False, True], [""])
 
 
 def test_where_nobody_looks_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,6 +139,11 @@ class Fit:
         return "\n".join([str(self._judged()), title, *pairs, table, str(self.report)])
 
     def _repr_html_(self) -> str:
+        return self._judged()._repr_html_() + self.tables_html()
+
+    def tables_html(self) -> str:
+        """Evidence, numbers and report, for notebooks."""
+
         def line(cells: Sequence[str], tag: str = "td") -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
@@ -146,7 +151,7 @@ class Fit:
         table = self.gp._repr_html_()
         if not self.gp.kernel.batch_shape:
             table = f"<table>{line(HEAD, 'th')}{''.join(line(cells) for cells in row_cells(self.rows()))}</table>"
-        return f"{self._judged()._repr_html_()}<table>{pairs}</table>{table}{self.report._repr_html_()}"
+        return f"<table>{pairs}</table>{table}{self.report._repr_html_()}"
 
 
 @usual_names_refused

@@ -1,10 +1,12 @@
 """A bar for what takes a while, where somebody looks: on a terminal or in a notebook."""
 
-import importlib.util
+import importlib
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 from typing import Any, Literal, Protocol, TypeVar
 
 WAIT_SECONDS = 1.0  # what takes less shows none
@@ -21,37 +23,72 @@ class Shown(Protocol):
 ShownT = TypeVar("ShownT", bound=Shown)
 
 
-class ProgressBar:
-    """A callback that draws a line with a bar on stderr, and takes it away at the end.
+class ProgressLine:
+    """A callback that shows a bar and a text in one place, again and again.
 
-    Args: console: rich's, where to; after: seconds before it appears.
+    Args: after: seconds before it appears.
     """
+
+    def __init__(self, after: float = WAIT_SECONDS) -> None:
+        self._next, self._started = time.monotonic() + after, False
+
+    def __call__(self, progress: Shown) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._draw(progress.fraction, str(progress))
+        self._next, self._started = time.monotonic() + REFRESH_SECONDS, True
+
+    def close(self) -> None:
+        """Take it away."""
+        if self._started:
+            self._erase()
+
+    def _draw(self, fraction: float, text: str) -> None:
+        raise NotImplementedError
+
+    def _erase(self) -> None:
+        raise NotImplementedError
+
+
+class ProgressBar(ProgressLine):
+    """A line on stderr. Args: console: rich's, where to."""
 
     def __init__(self, console: Any, after: float = WAIT_SECONDS) -> None:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bar
 
+        super().__init__(after)
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         # What other threads print meanwhile goes above the bar, but where stdout is a file it stays there.
         redirect = sys.stdout is not None and sys.stdout.isatty()
         # No thread of its own: there is none to spare.
         self._bar = Bar(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect)
         self._task = self._bar.add_task("", total=1.0)
-        self._next, self._started = time.monotonic() + after, False
 
-    def __call__(self, progress: Shown) -> None:
-        if time.monotonic() < self._next:
-            return
+    def _draw(self, fraction: float, text: str) -> None:
         if not self._started:
             self._bar.start()
-            self._started = True
-        self._next = time.monotonic() + REFRESH_SECONDS
-        self._bar.update(self._task, completed=progress.fraction, description=str(progress), refresh=True)
+        self._bar.update(self._task, completed=fraction, description=text, refresh=True)
 
-    def close(self) -> None:
-        """Take the line away."""
-        if self._started:
-            self._bar.stop()
+    def _erase(self) -> None:
+        self._bar.stop()
+
+
+class NotebookBar(ProgressLine):
+    """An output of a notebook's cell. Args: display: IPython's."""
+
+    def __init__(self, display: Callable[..., Any], after: float = WAIT_SECONDS) -> None:
+        super().__init__(after)
+        self._display, self._output = display, uuid.uuid4().hex
+
+    def _draw(self, fraction: float, text: str) -> None:
+        self._show({"text/plain": text, "text/html": f'<progress value="{fraction:.3f}"></progress> {escape(text)}'})
+
+    def _erase(self) -> None:
+        self._show({"text/plain": "", "text/html": ""})
+
+    def _show(self, shown: dict[str, str]) -> None:
+        self._display(shown, raw=True, display_id=self._output, update=self._started)
 
 
 @contextmanager
@@ -65,17 +102,15 @@ def shown_progress(
     from rich.console import Console
 
     console = Console(stderr=True)
-    shown = console.is_terminal or (console.is_jupyter and _notebook_draws())
-    if not shown or console.is_dumb_terminal:
+    bar: ProgressLine
+    if console.is_jupyter:
+        bar = NotebookBar(importlib.import_module("IPython.display").display)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        bar = ProgressBar(console)
+    else:
         yield None
         return
-    bar = ProgressBar(console)
     try:
         yield bar
     finally:
         bar.close()
-
-
-def _notebook_draws() -> bool:
-    """True if rich finds what it draws bars in notebooks with: without it one would only be warned."""
-    return importlib.util.find_spec("ipywidgets") is not None

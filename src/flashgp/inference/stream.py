@@ -82,6 +82,8 @@ class StreamMetrics:
     refining_seconds: float
 
     def __str__(self) -> str:
+        if not self.rows:
+            return "no row predicted yet"
         refined = ""
         if self.refinements:
             refined = f"; refined {self.refinements:,} times in {readable_seconds(self.refining_seconds)}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,6 @@ from flashgp.data.table_parts import ParquetParts
 from flashgp.files import load_metadata, save
 from flashgp.files.container import file_path
 from flashgp.fitted_table import FittedTable, TableSettings, restored
-from flashgp.foundations.cells import html_table
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError, ModelFileError, ShapeError
@@ -677,9 +677,12 @@ class TableModel:
         ])  # fmt: skip
 
     def _repr_html_(self) -> str:
-        title, *_ = repr(self).splitlines()
-        shown = None if self._fitted is None else self.training or self.posterior
-        return html_table((), title=title) + ("" if shown is None else shown._repr_html_())
+        title = "".join(f"<p>{escape(line)}</p>" for line in repr(self).splitlines()[:2])
+        if self._fitted is None:
+            return title
+        if self.training is None:
+            return title + self.posterior._repr_html_()
+        return f"{title}<p>Posterior of {escape(self.posterior.units)}</p>{self.training.tables_html()}"
 
     def _judged(self) -> str:
         """The verdict, where it takes a moment or has been asked for."""
