@@ -102,6 +102,29 @@ def fitted(group: Any, counts: tuple[int, ...], each: bool) -> tuple[float, floa
     return *found, ours.posterior.state.ranks, kinds
 
 
+def of_counts(group: Any, counts: tuple[int, ...]) -> tuple[list[float], int, list[str]]:
+    """Differences from one process that reads: of conditioning on rows held, and read, and of a fit; ranks; events."""
+    shares = Shares(counts)
+    own, every = shares.slice(dist.get_rank(group)), slice(0, shares.total)
+    x, f = table(shares.total)
+    y, hours = torch.poisson(torch.exp(f), generator=torch.Generator().manual_seed(0)), 1.0 + x[:, 0].round()
+    kernel = 1.2 * fgp.kernels.Matern(nu=2.5, lengthscale=0.5)
+    gp = fgp.GP(kernel, fgp.means.Constant(0.1), fgp.likelihoods.Poisson())
+
+    def batches(rows: slice) -> list[Any]:
+        return [(x[rows], y[rows], {"exposure": hours[rows]})] * (rows.stop > rows.start)
+
+    asked: dict[str, Any] = {"approximation": "fourier", "group": group}
+    alone = gp.condition(batches(every), approximation="fourier")
+    held = gp.with_likelihood(fgp.likelihoods.Poisson(exposure=hours[own])).condition(x[own], y[own], **asked)
+    read = gp.condition(batches(own), **asked)
+    how: dict[str, Any] = {"settings": FEW, "progress": False, "starts": 1}
+    fits = [fgp.fit(gp, batches(every), approximation="fourier", **how), fgp.fit(gp, batches(own), **asked, **how)]
+    found = [apart(answers(alone), answers(post)) for post in (held, read)]
+    found.append(apart(answers(fits[0].posterior), answers(fits[1].posterior)))
+    return found, held.state.ranks, [event.kind.name for event in fits[1].report.events]
+
+
 def without_factor(process_group: Any, counts: tuple[int, ...]) -> tuple[float, list[float], list[float]]:
     """Where there is no factor and no window serves: how far means are from one process's with a factor, and ratios of
     variances by draws to its variances; and the mean of the sample alone, where the time is up on one rank."""
@@ -144,13 +167,13 @@ def limited_at(group: Any, moment: int | None) -> dict[str, Any]:
 
 
 def refused(group: Any) -> list[str]:
-    """What is said on every rank: bad rows on one, sites by iteration, other columns, questions of rows."""
+    """What is said on every rank: bad rows on one, several classes, other columns, questions of rows."""
     rank = dist.get_rank(group)
     x, y = table(40, 2)
     bad = y.clone()
     bad[3] = torch.nan if rank else 0.0
     asked: dict[str, Any] = {"approximation": "fourier", "group": group}
-    classes = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Bernoulli())
+    classes = fgp.GP(fgp.kernels.RBF(), likelihood=fgp.likelihoods.Categorical(3))
     post = model(2).condition(x, y, **asked)
     calls = [
         lambda: model(2).condition(x, bad, **asked),

@@ -28,6 +28,17 @@ def test_a_fit_is_that_of_one_process(ranks: Ranks, counts: tuple[int, ...], eac
     assert "NOTHING_EXPLAINED" not in kinds
 
 
+def test_sites_are_those_of_one_process(ranks: Ranks) -> None:
+    """(M-456): sites by passes, of rows held and read, and a fit."""
+    told = ranks.run(fourier_jobs.of_counts, 2, (61, 40))
+    assert told[0] == told[1]
+    (held, read, fit), size, kinds = told[0]
+    assert max(held, read) < 1e-5  # steps end alike
+    assert fit < 10 * SEARCHED
+    assert size == 2
+    assert {"SHARED", "FOURIER", "FIT_SITES"} <= set(kinds)
+
+
 def test_solves_draws_and_clocks_are_of_all_ranks(ranks: Ranks) -> None:
     """Draws take of each rank the part of its rows; time that is up on one is up on all."""
     told = ranks.run(fourier_jobs.without_factor, 2, (40, 21))
@@ -55,8 +66,8 @@ def test_every_rank_is_told_the_same(ranks: Ranks) -> None:
     assert "`y`" in bad
     assert bad_fit == bad
     for text in (classes, classes_fit):
-        assert "finds sites by iteration" in text
-        assert 'pass "sparse"' in text
+        assert "one noise for all outputs" in text
+        assert '"full_scale"' in text
     assert columns.startswith("RankMismatchError")
     assert "a posterior of 2 ranks" in append
     assert "spread over ranks" in left_out

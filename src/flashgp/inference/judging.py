@@ -19,6 +19,8 @@ from flashgp.foundations.parameters import named_parameter_objects
 from flashgp.inference.answers import answer, refusal
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.findings import why_unfinished
+from flashgp.inference.fourier.left_out import of_rows
+from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.judgement.residuals import order_left, period_left, tails
 from flashgp.inference.judgement.scored import Array, Scored, of_classes, of_numbers
 from flashgp.inference.judgement.verdict import VERDICT, How, Verdict, VerdictSettings, judged, unjudged
@@ -227,6 +229,8 @@ def _left_out(state: BaseState) -> tuple[LeaveOneOut, Tensor, Tensor, How] | str
         return answer(state, "leave_one_out"), state.x, state.y, How.LEFT_OUT
     if refusal(state, "leave_out") is None:
         sample = state.sample  # type: ignore[attr-defined]
+        if isinstance(state, FourierState):
+            return of_rows(state, sample), sample.x, sample.y, How.SAMPLE
         return leave_out(cast(StreamedState, state), sample), sample.x, sample.y, How.SAMPLE
     return f"{refusal(state, 'leave_one_out')}; or hold rows out, posterior.judge(x, y)."
 

@@ -227,4 +227,5 @@ def test_rows_that_are_read_take_series_where_these_are_much_quicker() -> None:
     assert float(fit.posterior.log_marginal_likelihood()) == float(named.posterior.log_marginal_likelihood())
     assert chosen == len(passes) - chosen
     assert of_kind(gp.condition([*rows] * 25).report.events, EventKind.FOURIER)  # of a million rows
+    assert fit.verdict.explained.value > 0.5
     assert gp.condition(rows[:1], inducing=5).can("bound") is None

@@ -9,20 +9,26 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import grid_for
+from flashgp.inference.fourier.pass_objective import FourierPassLogJoint
+from flashgp.inference.fourier.passes import sums_at
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
+from flashgp.inference.fourier.spectrum import GridSettings
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.system import SolveSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.streamed.rows import survey_of
 from flashgp.inference.training.objective import Problem
+from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.settings import StochasticSettings
 from flashgp.likelihoods import Likelihood
 from flashgp.pairwise.torch.tiles import TorchTiles
-from flashgp.sources.source import Held
+from flashgp.sources.source import Batches, Held
 from inference.iterated import Iterated
 
 F64 = torch.float64
@@ -153,15 +159,97 @@ def test_a_fit_of_labels_comes_to_where_an_exact_one_does(tmp_path: Path) -> Non
     torch.testing.assert_close(again.leave_one_out().log_prob, fit.posterior.leave_one_out().log_prob)
 
 
-def test_what_keeps_no_sites_is_refused() -> None:
-    x, f, _ = _table(60)
+READ = [l.Bernoulli(), l.NegativeBinomial(), l.Poisson(exposure=COUNTS), l.StudentT(4.0, 0.1)]
+
+
+def _batches(x: Tensor, y: Tensor, numbers: dict[str, Tensor]) -> list[tuple[object, ...]]:
+    rows = list(zip(x.split(40), y.split(40), strict=True))
+    parts = [{name: each.split(40)[i] for name, each in numbers.items()} for i in range(len(rows))]
+    return [(*row, part) if part else row for row, part in zip(rows, parts, strict=True)]
+
+
+@pytest.mark.parametrize("likelihood", READ, ids=lambda one: one.name)
+def test_rows_that_are_read_give_what_rows_that_are_held_do(likelihood: Likelihood) -> None:
+    """(M-453): of a row nothing is kept, and its site is where one that is kept settles, by the variational bound."""
+    x, f, at = _table()
+    y = _targets(likelihood, f)
+    held = likelihood.by_method("variational") if "variational" in likelihood.methods else likelihood
+    one = _gp(held).condition(x, y, approximation="fourier")
+    rows = _batches(x, y, dict(likelihood.row_tensors))
+    other = _gp(likelihood.with_rows()).condition(rows, approximation="fourier")
+    known, found = one.predict(at), other.predict(at)
+    assert float(((found.mean - known.mean) / known.variance.sqrt()).abs().max()) < 2e-3
+    torch.testing.assert_close(found.variance, known.variance, rtol=5e-3, atol=0.0)
+    value = float(one.log_marginal_likelihood())
+    assert float(other.log_marginal_likelihood()) == pytest.approx(value, abs=2e-3)
+    (event,) = of_kind(other.report.events, EventKind.SITES)
+    assert event.fields["moved"] < 1e-4
+    assert other.can("leave_one_out") is not None
+    left = other.leave_out(x[:9], y[:9], **{name: each[:9] for name, each in likelihood.row_tensors.items()})
+    torch.testing.assert_close(left.log_prob, one.leave_one_out().log_prob[:9], rtol=0.0, atol=2e-3)
+    assert other.can("importance") is not None
+
+
+def _pass_objective(likelihood: Likelihood, mean: torch.nn.Module) -> FourierPassLogJoint:
+    x, f, _ = _table(40)
+    gp = fgp.GP(_gp(likelihood, 1, 0.6).kernel, mean, likelihood)
+    coarse = GridSettings(tail=(1.0, 1.0, 1.0), finer=(1.0, 1.0))  # so that much is left to the tail
+    how, tight = replace(FourierSettings.of(likelihood), grid=coarse), SiteSettings(search=1e-8)
+    survey = survey_of(gp, Batches([(x, _targets(likelihood, f))]), Approximation("fourier"), 0)
+    sites = IteratedSites.of(gp, survey.x, survey.y, tight)
+    problem = Problem(gp, survey.x, survey.y, DirectSettings(TorchTiles()), sites=sites)
+    grid = grid_for(gp, survey, how)
+    return FourierPassLogJoint(problem, gp, survey, grid, how, 0)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "mean"),
+    [(l.NegativeBinomial(), fgp.means.Constant(0.2)), (l.Poisson(), fgp.means.Linear(torch.ones(1, dtype=F64)))],
+)
+def test_gradients_of_passes_are_slopes_of_the_bound(likelihood: Likelihood, mean: torch.nn.Module) -> None:
+    """(M-454) and (M-455), with a parameter of the likelihood, by sites that settle anew at every vector."""
+    objective = _pass_objective(likelihood, mean)
+    theta = objective.parameters.values()
+    found = objective(theta)
+    assert found.value is not None
+    assert objective.values is not None
+    assert objective.values.tail > 1e-3
+    bound = objective.values.bound(sums_at(
+        objective.problem.prior, objective._survey, objective.grid, objective.values.tail, objective.values, NO_DEADLINE
+    ))  # fmt: skip
+    prior = objective.priors.value_and_gradient(theta)[0]
+    assert -found.value - prior == pytest.approx(bound, abs=1e-6)
+    towards = numpy.random.default_rng(0).standard_normal(len(theta))
+    above, below = (objective(theta + step * towards).value for step in (1e-4, -1e-4))
+    assert above is not None
+    assert below is not None
+    assert float(found.gradient @ towards) == pytest.approx((above - below) / 2e-4, rel=1e-4, abs=1e-3)
+
+
+def test_a_fit_of_rows_that_are_read_is_that_of_held_ones(tmp_path: Path) -> None:
+    x, f, at = _table(900)
+    y = _targets(l.Poisson(), f)
+    gp = fgp.GP(1.0 * k.Matern(nu=2.5), likelihood=l.Poisson())
+    few = FitSettings(stochastic=StochasticSettings(first_rows=100))
+    how = {"approximation": "fourier", "progress": False, "settings": few}
+    fit, held = fgp.fit(gp, _batches(x, y, {}), **how), fgp.fit(gp, x, y, **how)
+    values = [float(one.posterior.log_marginal_likelihood()) for one in (fit, held)]
+    assert values[0] == pytest.approx(values[1], abs=0.1)
+    one, other = fit.posterior.predict(at), held.posterior.predict(at)
+    assert float(((one.mean - other.mean) / other.std).abs().max()) < 0.05
+    assert fit.verdict.findings is not None
+    fgp.save(fit.posterior, tmp_path / "model.fgp")
+    again = fgp.load(tmp_path / "model.fgp")
+    torch.testing.assert_close(again.predict(at).observation_mean, one.observation_mean)
+    assert float(again.log_marginal_likelihood()) == pytest.approx(values[0], rel=1e-9)
+
+
+def test_what_has_no_sites_is_refused() -> None:
+    x, f, _ = _table(60, 3)
     y = (f > 0.0).double()
-    gp = _gp(l.Bernoulli())
-    for call in (gp.condition, lambda rows, **how: fgp.fit(gp, rows, progress=False, **how)):
-        with pytest.raises(DomainError, match="got rows that are read"):
-            call([(x, y)], approximation="fourier")
-    with pytest.raises(DomainError, match="`append` to Fourier series"):
-        gp.condition(x, y, approximation="fourier").append(x, y)
+    rough = fgp.GP(k.Matern(nu=1.5, lengthscale=0.1), likelihood=l.Bernoulli())
+    with pytest.raises(DomainError, match="where the weights have a factor"):
+        rough.condition([(x, y)], approximation="fourier")
     with pytest.raises(DomainError, match="one noise for all outputs"):
         fgp.GP(k.Matern(), likelihood=l.Categorical(3)).condition(x, y, approximation="fourier")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import entered
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, warn
 from flashgp.foundations.events import Event, EventKind
@@ -21,6 +21,7 @@ from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
 from flashgp.inference.fourier.local import windows_that_serve
+from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled
 from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import NoGridError, grid_of
@@ -29,19 +30,18 @@ from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run, with_run
 from flashgp.inference.settings import ConditionSettings
-from flashgp.inference.sites import IteratedSites, SiteSettings
+from flashgp.inference.sites import IteratedSites, SiteSettings, steps_event
 from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
     first_pass,
+    noise_of,
     numbers_to_likelihood,
     numbers_to_rows,
-    prior_of_rows,
     survey_of,
 )
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan
-from flashgp.processes.agreement import late
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
@@ -51,9 +51,9 @@ MOST_ERROR = 30.0  # times the tolerance, of means at any point, in standard dev
 ROOM = 3.0  # times the error that was asked for, up to which nothing is said but the report's bound
 
 
-def refuse_unfit(prior: Prior, d: int, ranks: int = 1) -> None:
+def refuse_unfit(prior: Prior, d: int) -> None:
     """DomainError for models that have no Fourier series."""
-    if refusal := unfit(prior, d, ranks):
+    if refusal := unfit(prior, d):
         raise DomainError(f"`approximation` {refusal.text}")
 
 
@@ -65,25 +65,15 @@ def condition(
     began, run, own = time.perf_counter(), settings.run, prior
     prior, survey = first_pass(prior, rows, asked, run)
     rows = survey.source
-    refuse_read(prior, rows)
-    refuse_unfit(prior, survey.width, run.group.size)
+    refuse_unfit(prior, survey.width)
     library()
-    if prior.likelihood.has_sites or not isinstance(rows, Held):
+    if prior.likelihood.has_sites or not isinstance(rows, Held) or run.group.size > 1:
         return condition_on(prior, survey, settings)
     prior, told = found_sites(own, rows, survey, run)
     state = condition_on(*with_sites(prior, rows.x, rows.y, asked, run), with_run(settings, deadline=NO_DEADLINE))
     state.report.events += told
     state.report.seconds = time.perf_counter() - began
     return state
-
-
-def refuse_read(prior: Prior, rows: RowSource) -> None:
-    """DomainError for rows that are read, where sites are kept of each."""
-    if not (prior.likelihood.has_sites or isinstance(rows, Held)):
-        raise DomainError(
-            "`approximation` by Fourier series keeps a site of every row where these are found by iteration, as those "
-            f'of {prior.likelihood.name}, got rows that are read; hold them, as x and y, or pass "sparse"'
-        )
 
 
 def found_sites(prior: Prior, rows: Held, survey: Survey, run: Run) -> tuple[Prior, list[Event]]:
@@ -108,7 +98,7 @@ def grid_for(
     """The grid at the parameters that a prior has. Args: noise, of rows; None for that of the sample's. Raises:
     DomainError."""
     with torch.no_grad():
-        noise = prior_of_rows(prior, survey.sample).sites(survey.y).variance if noise is None else noise
+        noise = noise_of(prior, survey.sample) if noise is None else noise
         level = 1.0 / float((1.0 / noise).mean())  # (M-449)
         try:
             grid = grid_of(
@@ -165,49 +155,53 @@ def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
     return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
 
 
-def blocks_of(prior: Prior, survey: Survey, more: float, deadline: Deadline) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """x, residual and variance of the rows, in pieces; of several ranks of this one's. Args: more, variance beside the
-    noise. Raises: TimeUp, but for held rows of one piece, which take less time than their solve; of several ranks at
-    the beginning, on all."""
-    shared = survey.group.size > 1
-    if shared and late(survey.group, deadline):
-        raise TimeUp
-    brief = shared or (isinstance(survey.source, Held) and survey.count <= PIECE)
-
-    def check() -> None:
-        if deadline.passed() and not brief:
-            raise TimeUp
-
-    for block in survey.blocks(PIECE, check):
-        sites = prior_of_rows(prior, block).sites(block.y)
+def inputs_of(prior: Prior, survey: Survey, more: float, deadline: Deadline) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise. Raises: TimeUp, but for
+    held rows of one piece, which take less time than their solve; as `blocks_of`."""
+    brief = isinstance(survey.source, Held) and survey.count <= PIECE
+    for of_rows, block in blocks_of(prior, survey, PIECE, deadline, brief):
+        sites = of_rows.sites(block.y)
         residual = prior.residual(block.x, sites.targets)
         check_residual(residual)
         yield block.x, residual, sites.variance.detach().double() + more
+
+
+def refuse_without_factor(prior: Prior, grid: Grid, settings: FourierSettings) -> None:
+    """DomainError where passes find sites, whose steps need the variance of every row."""
+    if not factored(grid, settings.solves.dense):
+        raise DomainError(
+            f"`approximation` by Fourier series finds sites in passes, as those of {prior.likelihood.name}, where the "
+            f"weights have a factor, of up to {settings.solves.dense:,} of them, got {grid.size:,} frequencies; hold "
+            'all rows in one process, as x and y, or pass "sparse"'
+        )
 
 
 @entered(lambda prior, survey, settings, *_, **__: settings.run.deterministic)
 @torch.no_grad()
 def condition_on(
     prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None = None,
-    options: FourierSettings | None = None,
+    options: FourierSettings | None = None, start: SeriesValues | None = None,
 ) -> FourierState:  # fmt: skip
     """Condition after the first pass; on the sample alone where there is no time for another one.
 
+    Args: start, q of the weights that sites are made from first, where passes find them.
     Raises: DomainError, ConvergenceError.
     """
     prior, found = prior.held(), options or FourierSettings.of(prior.likelihood)
 
     def part(survey: Survey) -> FourierState:
         untimed = with_run(settings, deadline=NO_DEADLINE)
-        state = _state(prior, survey.of_sample, untimed, plan, found)
-        return state if survey.group.size == 1 else replace(state, prior=prior, held=None, ranks=survey.group.size)
+        state = _state(prior, survey.of_sample, untimed, plan, found, start)
+        kept = survey.group.size == 1 and prior.likelihood.has_sites
+        return state if kept else replace(state, prior=prior, held=None, ranks=survey.group.size)
 
-    return on_time(survey, settings, lambda: _state(prior, survey, settings, plan, found), part, lambda _: False)
+    return on_time(survey, settings, lambda: _state(prior, survey, settings, plan, found, start), part, lambda _: False)
 
 
 def _state(
-    prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None, options: FourierSettings
-) -> FourierState:
+    prior: Prior, survey: Survey, settings: ConditionSettings, plan: Plan | None, options: FourierSettings,
+    start: SeriesValues | None,
+) -> FourierState:  # fmt: skip
     """The state of all rows. Raises: TimeUp, of several ranks on all."""
     began, group = time.perf_counter(), survey.group
     grid = grid_for(prior, survey, options)
@@ -215,8 +209,18 @@ def _state(
     spectrum, tail = spectrum_of(prior, grid, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     deadline = settings.run.deadline
-    sums = FourierSums.of(grid, blocks_of(prior, survey, tail, deadline), outputs, group)
-    least = float(prior_of_rows(prior, survey.sample).sites(survey.y).variance.min()) + tail
+    events = list[Event]()
+    if prior.likelihood.has_sites:
+        sums = FourierSums.of(grid, inputs_of(prior, survey, tail, deadline), outputs, group)
+    else:
+        refuse_without_factor(prior, grid, options)
+        steps = SiteSettings().of_posterior()
+        enough, none = steps.posterior_of(survey.count), SeriesValues.of_prior(grid, spectrum, tail, options.solves)
+        passes = settled(prior, survey, none, start, enough, steps, deadline)
+        tolerance = steps.of_rows(enough, survey.count)
+        events.append(steps_event(prior.likelihood, passes.steps, passes.moved, tolerance, deadline))
+        sums = passes.sums
+    least = float(noise_of(prior, survey.sample).min()) + tail
     system = sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked).of_first(group)
@@ -225,12 +229,12 @@ def _state(
     if held is None and not system.dense:
         serve = windows_that_serve(system, prior.kernel, survey.width, options.windows)
         if not group.number_of_first(bool(serve)):
-            again = ((x, variance) for x, _, variance in blocks_of(prior, survey, tail, deadline))
+            again = ((x, variance) for x, _, variance in inputs_of(prior, survey, tail, deadline))
             drawn = drawn_weights(
                 replace(weights, system=system.kept), again, options.draws, options, settings.run.seed + DRAWN_SEED,
                 group,
             )  # fmt: skip
-    events = [Event(
+    events += [Event(
         EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
         iterations=weights.solution.iterations or None,
     )]  # fmt: skip

@@ -27,12 +27,13 @@ from flashgp.inference.fourier.condition import (
     condition_on,
     grid_bytes,
     grid_for,
-    refuse_read,
     refuse_unfit,
+    refuse_without_factor,
     with_sites,
 )
 from flashgp.inference.fourier.grid import Grid, library
 from flashgp.inference.fourier.objective import FourierLogJoint
+from flashgp.inference.fourier.pass_objective import FourierPassLogJoint
 from flashgp.inference.fourier.planned import passes_of, sizes_of
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.state import FourierSettings, FourierState
@@ -75,7 +76,7 @@ SEARCHED = 0.6  # of a time limit, which leaves the solve of the posterior its t
 
 
 class FourierFit(EngineFit[FourierState]):
-    """See `EngineFit`; the search holds a random sample of the rows.
+    """See `EngineFit`; the search holds a random sample of the rows, or where it keeps a site of each, all of them.
 
     Args: rival, the plan of what is taken instead, with `EngineLeft`, where the lengthscales of the sample ask for more
         frequencies than are quicker; None for nothing.
@@ -99,10 +100,9 @@ class FourierFit(EngineFit[FourierState]):
         refuse_exact_fit(options)
         prior, self.whole = first_pass(prior, rows, asked, options.run, options.stages.first_rows)
         whole, self.rows = self.whole, self.whole.source
-        refuse_read(prior, self.rows)
         self.asked, self.by_sites = asked, not prior.likelihood.has_sites
         self.survey = whole.of_sample if whole.cut else whole
-        refuse_unfit(prior, self.survey.width, group.size)
+        refuse_unfit(prior, self.survey.width)
         library()
         self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
         self.counts = counts_of(self.survey)
@@ -115,7 +115,9 @@ class FourierFit(EngineFit[FourierState]):
             TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.run.deadline)
         )
         searched, x, y = prior_of_rows(self.prior, self.survey.sample), self.survey.x, self.survey.y
-        if self.by_sites and isinstance(self.rows, Held):
+        self.kept = self.by_sites and isinstance(self.rows, Held) and group.size == 1
+        if self.kept:
+            assert isinstance(self.rows, Held)
             searched, x, y = self.result, self.rows.x.double(), self.rows.y.double()
         self.problem = problem_of(searched, Data(searched, x, y), target, direct, options, joined=False)
         self.mark = (asked.kind, self.survey.count, self.survey.checksum)
@@ -174,16 +176,21 @@ class FourierFit(EngineFit[FourierState]):
     def _objective(self, recorder: Recorder, size: int, theta: numpy.ndarray) -> LogJoint:
         """Objective of all rows, on a grid chosen at a vector."""
         grid, run = self._kept(recorder, theta), self.options.run
-        if self.by_sites:
+        if self.kept:
             return FourierRowLogJoint(self.problem, grid, self.how, run.seed, self.searched)
         deadline = deadline_of(run.group, self.searched)
-        return FourierLogJoint(self.problem, self.prior, self.survey, grid, self.how, run.seed, deadline)
+        if self.by_sites:
+            refuse_without_factor(self.prior, grid, self.how)
+        of_rows = FourierPassLogJoint if self.by_sites else FourierLogJoint
+        return of_rows(self.problem, self.prior, self.survey, grid, self.how, run.seed, deadline)
 
     def _noise(self, problem: Problem) -> Tensor | None:
         """Variances of sites where these are held; None for those of the likelihood."""
         return None if problem.sites is None else problem.sites.held.variance
 
     def of_rows(self, rows: int, trained: Trained) -> LogJoint:
+        if not self.kept:
+            return super().of_rows(rows, trained)
         ParameterVector(self.problem.prior, self.problem.roles).assign(trained.theta)
         problem, seed = self.problem, self.options.run.seed
         problem = problem if rows == problem.rows else problem.subset(rows, seed)
@@ -191,17 +198,24 @@ class FourierFit(EngineFit[FourierState]):
         return FourierRowLogJoint(problem, grid, self.how, seed)
 
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> FourierState:
-        settings, deadline = self.conditioning(), self.options.run.deadline
+        settings, deadline = (
+            self.conditioning() if self.kept else self.options.conditioning(),
+            self.options.run.deadline,
+        )
         if self.rival is not None and not self._settled and not deadline.by_hand:  # the time was up before
             self._kept(recorder, trained.theta)
         prior, survey, cut = self.prior, self.whole, list[Event]()
-        if self.by_sites:
+        if self.by_sites and not self.kept:
+            widened = self.with_variance(self.problem.rows, trained)
+            cut += [] if widened is None else [widened]
+        if self.kept:
             prior, data, cut = self.with_sites(Data(self.result, self.problem.x, self.problem.y), trained)
             x, y = (t.to(self.survey.dtype) for t in (data.x, data.y))
             prior, survey = with_sites(prior, x, y, self.asked, self.options.run)
 
         def conditioned() -> FourierState:
-            return condition_on(prior, survey, settings, self.plan, self.how)
+            start = getattr(trained.objective, "values", None)
+            return condition_on(prior, survey, settings, self.plan, self.how, start)
 
         state, unexplained = conditioned(), list[Any]()
         held = self.rows if isinstance(self.rows, Held) and self.options.run.group.size == 1 else None

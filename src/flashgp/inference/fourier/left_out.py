@@ -17,7 +17,9 @@ from flashgp.inference.fourier.predictor import FourierPredictor
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.online.update import checked_rows
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, of_observations
+from flashgp.likelihoods.held_sites import HeldSites
 from flashgp.sources.source import Held
+from flashgp.sources.survey import Block
 
 LEAST = 1e-6  # of a row's noise that the others leave
 
@@ -45,12 +47,24 @@ def leave_one_out(state: FourierState) -> LeaveOneOut:
 
 def leave_out(state: FourierState, x: Any, y: Any, **numbers: Any) -> LeaveOneOut:
     """Training rows given once more, each predicted from all the others. Raises: DomainError, ShapeError."""
-    prior, likelihood = state.prior, state.prior.likelihood
-    if not likelihood.underlying.has_sites:
+    likelihood = state.prior.likelihood
+    if likelihood.has_sites and not likelihood.underlying.has_sites:
         raise DomainError(
-            f"`leave_out` needs sites that are observations, got those of {likelihood.name}, found by iteration; judge "
-            "rows held out by post.judge(x, y)"
+            f"`leave_out` needs sites that are observations or found in passes, got those of {likelihood.name}, kept "
+            "with their rows; take posterior.leave_one_out()"
         )
-    prior = prior.with_likelihood(likelihood.with_rows())
+    prior = state.prior.with_likelihood(likelihood.with_rows())
     rows = Held(*checked_rows(prior, x, y, state.like), likelihood.read(numbers, ""))
-    return leave_one_out(replace(state, prior=prior, held=rows))
+    return of_rows(state, Block(rows.x, rows.y, rows.numbers))
+
+
+def of_rows(state: FourierState, rows: Block) -> LeaveOneOut:
+    """Some of the rows that a state has seen, as `leave_out`; with the sites that passes find for them."""
+    prior, likelihood, numbers = state.prior, state.prior.likelihood.with_rows(), rows.numbers
+    if not likelihood.has_sites:
+        likelihood = likelihood.with_rows(**numbers)
+        sites, _ = state.values.sites(prior.with_likelihood(likelihood), rows.x, rows.y.double())
+        likelihood = HeldSites(likelihood, sites)
+        numbers = likelihood.row_tensors
+    prior = prior.with_likelihood(likelihood)
+    return leave_one_out(replace(state, prior=prior, held=Held(rows.x, rows.y, numbers)))

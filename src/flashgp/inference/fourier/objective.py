@@ -35,6 +35,7 @@ from flashgp.inference.streamed.rows import prior_of_rows
 from flashgp.inference.training.gradient_search import evaluated_over
 from flashgp.inference.training.objective import Array, Estimate, Evaluation, LogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
+from flashgp.means import Constant, Zero
 from flashgp.sources.survey import Survey
 
 F64 = torch.float64
@@ -181,12 +182,17 @@ class FourierLogJoint(SeriesLogJoint):
                 0.5 * (float(self._left(other, mean)) - outputs * (total - trace))
                 for other, total, trace in zip(others, group.sum(totals).tolist(), traces, strict=True)
             ]
+        one_mean = isinstance(self._prior.mean, Constant | Zero)
         with torch.enable_grad():
             inputs, by = [spectrum, left], [by_spectrum, torch.tensor(slopes[0], dtype=F64)]
+            if one_mean:
+                zero: Any = (slice(None), *grid.orders[:-1], 0)
+                inputs = [*inputs, self._prior.mean_at(self.problem.x[:1])[0].expand(outputs)]
+                by = [*by, weights.dual[zero].real]
             if moving is not None:
                 inputs, by = [*inputs, moving.value], [*by, torch.tensor(slopes[1], dtype=F64)]
             extra, gradient = self.pull(inputs, by)
-        moves = any(one.requires_grad for one in self._prior.mean.parameters())
+        moves = not one_mean and any(one.requires_grad for one in self._prior.mean.parameters())
         return value + extra, gradient + self._by_mean(mean, float(left.detach())) if moves else gradient
 
     def _left(self, sums: FourierSums, mean: Tensor) -> Tensor:
@@ -194,8 +200,9 @@ class FourierLogJoint(SeriesLogJoint):
         product = Toeplitz(self.grid, sums.entries)(mean)
         return (sums.squares + self.grid.dot(mean, product - 2.0 * sums.projected)).sum()
 
-    def _blocks(self, left: float) -> Iterator[tuple[Prior, Tensor, Tensor, Tensor]]:
-        """The prior of some rows, their x, residual and variance, one block after the other."""
+    def _blocks(self, left: float, *, again: bool = False) -> Iterator[tuple[Prior, Tensor, Tensor, Tensor]]:
+        """The prior of some rows, their x, residual and variance, one block after the other. Args: again, whether an
+        evaluation has gone through them."""
         for block in self._survey.blocks(PIECE):
             of_rows = prior_of_rows(self._prior, block)
             sites = of_rows.sites(block.y)
@@ -204,7 +211,7 @@ class FourierLogJoint(SeriesLogJoint):
     def _by_mean(self, mean: Tensor, left: float) -> Array:
         """Slopes by parameters of the prior mean, from a = (r - E u) / s. Args: mean, u, (p, *shape)."""
         found = numpy.zeros(self.parameters.size)
-        for _, x, residual, variance in self._blocks(left):
+        for _, x, residual, variance in self._blocks(left, again=True):
             with torch.no_grad():
                 dual = (residual - self.grid.forward(x, mean).mT) / variance.unsqueeze(-1)
             with torch.enable_grad():

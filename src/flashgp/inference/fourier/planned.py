@@ -47,7 +47,7 @@ class ExpectedSettings:
     solves: SolveSettings = field(default_factory=SolveSettings)
 
 
-def unfit(prior: Prior, d: int, ranks: int = 1) -> Refusal | None:
+def unfit(prior: Prior, d: int) -> Refusal | None:
     """Reason that a model of d columns has no Fourier series; None if it has."""
     why = ""
     if prior.separate:
@@ -59,26 +59,22 @@ def unfit(prior: Prior, d: int, ranks: int = 1) -> Refusal | None:
         why = "by Fourier series is of one model, got a batch; fit its members one by one"
     if why:
         return Refusal(NoSeries.MODEL, why)
-    if ranks > 1 and not prior.likelihood.has_sites:
-        why = (
-            f"by Fourier series finds sites by iteration, as those of {prior.likelihood.name}, in one process, got a "
-            'group; pass "sparse"'
-        )
-        return Refusal(NoSeries.RANKS, why)
     return obstacle(prior.kernel, d)
 
 
 def passes_of(prior: Prior, *, alike: bool = True) -> int:
-    """Passes over the rows that an evaluation of a fit takes: none where rows have one noise and a constant mean, so
-    that sums over them hardly change. Args: alike, whether rows that were given have no variance of their own."""
+    """Passes over the rows that an evaluation of a fit takes, or the value of its sites: none where rows have one noise
+    and a constant mean, so that sums over them hardly change. Args: alike, whether rows that were given have no
+    variance of their own."""
     moves = not isinstance(prior.mean, Constant | Zero)
-    return 3 + moves if moves or not (alike and prior.likelihood.rows_alike) else 0
+    unlike = moves or not (alike and prior.likelihood.rows_alike and prior.likelihood.has_sites)
+    return 3 + moves if unlike else 0
 
 
 def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool, named: bool) -> GridSizes | Refusal:
     """Sizes of the grid that rows are expected to take, or the reason that there is none. Args: training, whether a fit
     finds the parameters; named, whether the caller named series, who is then told what is wrong when it is."""
-    refusal = unfit(prior, rows.d, ranks)
+    refusal = unfit(prior, rows.d)
     if not named and refusal is None and importlib.util.find_spec("finufft") is None:
         refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
     if not named and refusal is None and ranks > 1:

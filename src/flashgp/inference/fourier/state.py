@@ -15,11 +15,13 @@ from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
 from flashgp.inference.fourier.grid import Grid
 from flashgp.inference.fourier.local import WindowSettings, near_variance
+from flashgp.inference.fourier.passes import SeriesValues
 from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
+from flashgp.inference.streamed.rows import noise_of
 from flashgp.inference.streamed.state import RowsKept, StateOfPasses
 from flashgp.kernels.base import Kernel, terms
 from flashgp.likelihoods import Likelihood
@@ -158,7 +160,7 @@ class FourierState(StateOfPasses):
     @cached_property
     def noise_of_rows(self) -> float:
         """The least noise variance of a row of the sample."""
-        return float(self.prior_of(self.sample).sites(self.sample.y).variance.min())
+        return float(noise_of(self.prior_of(self.sample), self.sample._replace(numbers={})).min())
 
     @cached_property
     def sampled(self) -> Tensor:
@@ -183,6 +185,12 @@ class FourierState(StateOfPasses):
         alike = likelihood.rows_alike and not rows.numbers
         return self.prior if alike else self.prior.with_likelihood(likelihood.with_rows(**rows.numbers))
 
+    @property
+    def values(self) -> SeriesValues:
+        """q of the weights, which sites of other rows are made from."""
+        weights = self.weights
+        return SeriesValues(weights.sums, weights.system.spectrum, self.tail, self.settings.solves, known=weights)
+
     def variance_of(self, rows: Held) -> Tensor:
         """Noise and tail of rows, (n,)."""
         block = Block(rows.x, rows.y, rows.numbers)
@@ -199,10 +207,10 @@ class FourierState(StateOfPasses):
     def obstacle(self, question: str) -> str | None:
         if self.held is None and (question in OF_ROWS or (question == "paths" and not self.weights.system.dense)):
             return self.not_held(question)
-        if question == "append" and not self.prior.likelihood.underlying.has_sites:
+        if question in ("importance", "noise") and not self.prior.likelihood.has_sites:
             return (
-                "`append` to Fourier series needs sites that are observations, got those of "
-                f"{self.prior.likelihood.name}, found by iteration; condition on all rows again"
+                f"`{question}` of Fourier series needs sites that are kept, got those of {self.prior.likelihood.name}, "
+                "found in passes; hold all rows in one process"
             )
         return super().obstacle(question)
 

@@ -26,7 +26,7 @@ F64 = torch.float64
 @dataclass(frozen=True, eq=False)
 class FourierSums:
     """Fields: grid; count of rows; entries, t, a half of twice the orders; projected, g of each output, (p, *shape);
-    squares, r^2 / s, (p,); logs, log s."""
+    squares, r^2 / s, (p,); logs, log s, less 2 nats for each that a likelihood has beside its sites, (M-453)."""
 
     grid: Grid
     count: int
@@ -42,8 +42,9 @@ class FourierSums:
         projected = torch.zeros(outputs, *grid.shape, dtype=C128)
         return cls(grid, 0, torch.zeros(doubled, dtype=C128), projected, torch.zeros(outputs, dtype=F64), 0.0)
 
-    def added(self, x: Tensor, residual: Tensor, variance: Tensor) -> "FourierSums":
-        """Sums with more rows. Args: x (n, d); residual (n, p); variance, s of each row, (n,) or (1,)."""
+    def added(self, x: Tensor, residual: Tensor, variance: Tensor, beyond: float = 0.0) -> "FourierSums":
+        """Sums with more rows. Args: x (n, d); residual (n, p); variance, s of each row, (n,) or (1,); beyond, nats
+        that their likelihood has beside the density of its sites, of one output."""
         precision = (1.0 / variance.double()).expand(len(x))
         weighted = residual.double() * precision.unsqueeze(-1)
         found = self.grid.adjoint(x, torch.cat([precision.unsqueeze(0), weighted.mT]), times=2)
@@ -51,14 +52,12 @@ class FourierSums:
             self, count=self.count + len(x), entries=self.entries + found[0],
             projected=self.projected + self._inner(found[1:]),
             squares=self.squares + (weighted * residual).sum(0).cpu(),
-            logs=self.logs - float(precision.log().sum()),
+            logs=self.logs - float(precision.log().sum()) - 2.0 * beyond,
         )  # fmt: skip
 
     @classmethod
-    def of(
-        cls, grid: Grid, blocks: Iterable[tuple[Tensor, Tensor, Tensor]], outputs: int, group: Group = ALONE
-    ) -> "FourierSums":
-        """Sums over blocks (x, residual, variance), one after the other, of all ranks."""
+    def of(cls, grid: Grid, blocks: Iterable[tuple[Any, ...]], outputs: int, group: Group = ALONE) -> "FourierSums":
+        """Sums over blocks, arguments of `added`, one after the other, of all ranks."""
         found = cls.none(grid, outputs)
         for block in blocks:
             found = found.added(*block)
@@ -80,6 +79,21 @@ class FourierSums:
         front = (slice(m, 3 * m + 1) for m in self.grid.orders[:-1])
         inside: Any = (..., *front, slice(0, self.grid.orders[-1] + 1))
         return doubled[inside]
+
+    def times(self, factor: float) -> "FourierSums":
+        """Sums where each row counts so many times."""
+        return FourierSums(
+            self.grid, round(factor * self.count), factor * self.entries, factor * self.projected,
+            factor * self.squares, factor * self.logs,
+        )  # fmt: skip
+
+    def towards(self, other: "FourierSums", share: float) -> "FourierSums":
+        """Sums so far from here to others, in what the weights follow from."""
+        entries, projected = (
+            torch.lerp(one, its, share)
+            for one, its in ((self.entries, other.entries), (self.projected, other.projected))
+        )
+        return replace(other, entries=entries, projected=projected)
 
     @property
     def ones(self) -> Tensor:

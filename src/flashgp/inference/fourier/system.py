@@ -225,6 +225,11 @@ class WeightSystem:
         traces = [float(grid.dot(v, self.root * other(self.root * u)).mean()) for other in others]
         return logs, 0.5 * products.real.mean(0), traces
 
+    def trace(self, other: Toeplitz) -> float:
+        """tr(B^-1 B') less the number of coordinates, B' of another T, where there is a factor."""
+        matrix = self.basis.matrix(other, self.root)
+        return float((self._block_inverse * matrix).sum()) - self.basis.size
+
     def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,); with a factor
         one transform of many points, (M-448)."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,18 @@ class InducingValues:
     def of_prior(cls, basis: Basis, floor: float, shape: Sequence[int] = (1,)) -> "InducingValues":
         """Args: shape, see `BoundSums.none`."""
         return cls(basis, BoundSums.none(basis.rank, shape, basis.lower.device), floor)
+
+    def none(self, *, new: bool = False) -> "InducingValues":
+        """Those of the prior. Args: new, whether rows are by themselves."""
+        return replace(self.of_prior(self.basis, self.floor, self.sums.shape), new=new)
+
+    def of(self, sums: BoundSums) -> "InducingValues":
+        """q(u) that these sums have."""
+        return InducingValues(self.basis, sums, self.floor)
+
+    def bound(self, sums: BoundSums) -> float:
+        """The bound (M-274), nats. Args: sums, of the sites that were made from here."""
+        return sums.lower_at(self.sums)
 
     def towards(self, sums: BoundSums, share: float) -> "InducingValues":
         """q(u) after a part of the step to that of some sums."""
@@ -129,14 +142,30 @@ def _spread(a: Tensor, inner: Tensor) -> Tensor:
     return torch.linalg.vector_norm(solved, dim=-1).square_()
 
 
+class PassValues(Protocol):
+    """What sites of a pass are made from, and sums of these lead to: q(u), or q of the weights of a series, as
+    `InducingValues` has its methods."""
+
+    @property
+    def sums(self) -> Any: ...
+    def none(self, *, new: bool = False) -> Self: ...
+    def of(self, sums: Any) -> Self: ...
+    def towards(self, sums: Any, share: float) -> Self: ...
+    def bound(self, sums: Any) -> float: ...
+    def divergence(self, other: Any) -> float: ...
+
+
+Q = TypeVar("Q", bound=PassValues)
+
+
 @dataclass(frozen=True)
-class Pass:
+class Pass(Generic[Q]):
     """A pass over all rows. Fields: before, q(u) that sites are made from; sums, of those; value, the bound at that
     q(u), (M-274); size of the step that led there; steps to it, and moved, nats by which a whole one would move q(u).
     """
 
-    before: InducingValues
-    sums: BoundSums
+    before: Q
+    sums: Any
     value: float
     size: float = 1.0
     steps: int = 1
@@ -144,9 +173,9 @@ class Pass:
 
 
 def settled_pass(
-    likelihood: Likelihood, start: InducingValues, sums_at: Callable[[InducingValues], BoundSums],
-    least: float, tolerance: float, settings: SiteSettings, group: Group,
-) -> Pass:  # fmt: skip
+    likelihood: Likelihood, start: Q, sums_at: Callable[[Q], Any], least: float, tolerance: float,
+    settings: SiteSettings, group: Group,
+) -> Pass[Q]:  # fmt: skip
     """The pass whose sums are a whole step from a q(u) that has settled.
 
     Args: start; sums_at, of a pass; least, the bound of the prior or about, where steps begin if the start has a lower
@@ -154,20 +183,18 @@ def settled_pass(
     Raises: ConvergenceError where no step raises the bound, TimeUp.
     """
 
-    def at(q: InducingValues, size: float = 1.0) -> Pass:
+    def at(q: Q, size: float = 1.0) -> Pass[Q]:
         sums = sums_at(q)
-        return Pass(q, sums, group.number_of_first(sums.lower_at(q.sums)), size)
+        return Pass(q, sums, group.number_of_first(q.bound(sums)), size)
 
-    def divergence(one: Pass, other: Pass) -> float:
+    def divergence(one: Pass[Q], other: Pass[Q]) -> float:
         return group.number_of_first(one.before.divergence(other.before))
 
     first, passes = at(start), 1
-    none = InducingValues.of_prior(start.basis, start.floor, start.sums.shape)
     if not first.value >= least:  # NaN too
-        first, passes = at(none), 2
+        first, passes = at(start.none()), 2
     if not math.isfinite(first.value):  # under a wide prior: from sites of rows by themselves
-        alone = replace(none, new=True)
-        first, passes = at(InducingValues(start.basis, sums_at(alone), start.floor)), passes + 2
+        first, passes = at(start.of(sums_at(start.none(new=True)))), passes + 2
     tolerance = settings.of_rows(tolerance, first.sums.count)
     last, steps, moved = settle(
         likelihood, first, lambda kept, size: at(kept.before.towards(kept.sums, size), size),
@@ -180,8 +207,8 @@ def settled_pass(
         if not whole >= last.value - most:
             raise ConvergenceError(
                 f"`likelihood` {likelihood.name}: its sites did not settle in {steps} steps, and a whole one takes the "
-                f"bound from {last.value:.3g} to {whole:.3g}; scale the targets, take more inducing points, or give "
-                "the kernel a smaller variance",
+                f"bound from {last.value:.3g} to {whole:.3g}; scale the targets, take more inducing points, or "
+                "give the kernel a smaller variance",
                 iterations=steps, residual=moved, tolerance=tolerance,
             )  # fmt: skip
     return replace(last, steps=passes + steps, moved=moved)
