@@ -34,7 +34,8 @@ def joint_moments(state: State, x: Any) -> JointMoments:
     """
     x = check_points(x, "x_test", like=state.x)
     rows = state.prior.kernel.rows(x)
-    mean, covariance = state.prior.mean_at(x), state.prior_covariance(rows).to_dense()
+    mean, prior = state.prior.mean_at(x), state.prior_covariance(rows)
+    covariance = prior.diagonal().unsqueeze(-1) if x.shape[-2] == 1 else prior.to_dense()
     if not state.count:
         return JointMoments(mean, covariance, None, rows, x.dtype)
     assert state.factor is not None
