@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from flashgp.cli.demo import NOISE, flats
 def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that the checkout stays as it is."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    (folder / "docs").mkdir()
+    for name in ("pyproject.toml", "docs/package.md", "LICENSE"):
         shutil.copy(root / name, folder / name)
     shutil.copytree(root / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -43,6 +45,15 @@ def test_the_wheel_holds_the_library_alone(wheel: Path, root: Path) -> None:
         if path.is_file() and path.parent.name != "__pycache__"
     }
     assert names == sources
+
+
+def test_the_page_of_a_package_index_leads_nowhere_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        headers, _, page = archive.read(metadata).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in headers
+    assert page.startswith("# FlashGP")
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", page) == []
 
 
 def test_it_installs_into_a_fresh_environment_and_shows_itself(wheel: Path, root: Path, tmp_path: Path) -> None:
