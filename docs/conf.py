@@ -20,7 +20,7 @@ import flashgp as fgp
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from site_pages import Pictures, gallery_sources, kernel_pages, reference_pages  # noqa: E402
+from site_pages import Pictures, broken_links, gallery_sources, kernel_pages, reference_pages  # noqa: E402
 
 mpl.use("agg")
 
@@ -32,7 +32,15 @@ extensions = [
 ]  # fmt: skip
 html_theme, html_title = "furo", f"FlashGP {release}"
 html_static_path: list[str] = []
-exclude_patterns = ["made/sources", "made/gallery/*.py", "**/README.md", "**/sg_execution_times.rst", "*.py"]
+html_search_scorer = str(HERE / "search.js")
+exclude_patterns = [
+    "made/sources",
+    "made/gallery/*.py",
+    "**/README.md",
+    "package.md",
+    "**/sg_execution_times.rst",
+    "*.py",
+]
 myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"
@@ -105,6 +113,12 @@ def _links(app: Any, name: str, text: list[str]) -> None:
     text[0] = re.sub(r"\(((?:\.\./)+)(examples|src|benchmark|data|README|CONTRIBUTING)([^)]*)\)", r"(\1\2\3)", text[0])
 
 
+def _check_links(app: Any, error: Exception | None) -> None:
+    if error is None and app.builder.name == "html":
+        for link in broken_links(Path(app.outdir)):
+            logging.getLogger(__name__).warning("broken link: %s", link)
+
+
 def setup(app: Any) -> None:
     app.add_html_math_renderer(
         "mathml",
@@ -113,6 +127,7 @@ def setup(app: Any) -> None:
     )
     app.connect("autodoc-process-docstring", _docstring, priority=400)
     app.connect("source-read", _links)
+    app.connect("build-finished", _check_links)
 
 
 torch.manual_seed(0)

@@ -4,9 +4,11 @@ import ast
 import inspect
 import re
 import shutil
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from matplotlib.figure import Figure
@@ -33,8 +35,9 @@ def gallery_sources(tasks: Path, folder: Path) -> None:
         text = path.read_text()
         told = ast.get_docstring(ast.parse(text)) or path.stem
         code = text.split('"""', 2)[2]
-        title, _, rest = told.partition(":")
-        told = f"{title.strip().rstrip('.')}\n{'=' * 100}\n\n{rest.strip()}"
+        first, _, more = told.partition("\n")
+        title, _, rest = first.partition(":")
+        told = f"{title.strip().rstrip('.')}\n{'=' * 100}\n\n{rest.strip()}\n{more}"
         (folder / path.name).write_text(f'"""\n{told}\n"""\n{code}{_picture(path.stem)}')
 
 
@@ -107,6 +110,22 @@ def _drawn(kernel: Any, x: torch.Tensor, path: Path) -> None:
     axes.plot(x[:, 0], vectors @ (values.clamp_min(0.0).sqrt()[:, None] * normal), linewidth=1.2)
     axes.set(xlabel="x", ylabel="f(x)")
     figure.savefig(path)
+
+
+def broken_links(site: Path) -> list[str]:
+    """Links between pages that lead nowhere: a file that is not there, or a place in it."""
+    pages = {path.resolve(): path.read_text() for path in site.rglob("*.html")}
+    places = {path: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for path, text in pages.items()}
+    broken = []
+    for path, text in pages.items():
+        for link in map(unescape, re.findall(r'\b(?:href|src)="([^"]*)"', text)):
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            name, _, place = link.partition("#")
+            to = (path.parent / unquote(name.partition("?")[0])).resolve() if name else path
+            if not to.exists() or (place and to in places and unquote(place) not in places[to]):
+                broken.append(f"{path.relative_to(site.resolve())}: {link}")
+    return sorted(broken)
 
 
 class Pictures:

@@ -1,4 +1,7 @@
-"""Classes: labels of any type, probabilities, and how far they can be relied on."""
+"""Classes: labels of any type, probabilities, and how far they can be relied on.
+
+Classification, calibrated, with the estimator of scikit-learn.
+"""
 
 from sklearn.datasets import load_iris
 

@@ -1,4 +1,7 @@
-"""One lengthscale per column, priors of your own, and which columns matter."""
+"""One lengthscale per column, priors of your own, and which columns matter.
+
+A lengthscale per column: ARD, automatic relevance determination, and the importance of columns.
+"""
 
 import torch
 from torch.distributions import LogNormal

@@ -1,4 +1,7 @@
-"""Outputs that tell of each other: one row for each value, and a column that says of which output."""
+"""Outputs that tell of each other: one row for each value, and a column that says of which output.
+
+Multitask regression: correlated outputs, the linear model of coregionalization.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Counts, with an exposure for each row."""
+"""Counts, with an exposure for each row.
+
+Poisson regression.
+"""
 
 import torch
 

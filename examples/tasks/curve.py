@@ -1,4 +1,7 @@
-"""Fit a curve, and draw its mean and intervals."""
+"""Fit a curve, and draw its mean and intervals.
+
+The plot of a regression in one column.
+"""
 
 import torch
 

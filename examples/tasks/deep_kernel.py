@@ -1,4 +1,7 @@
-"""A neural network inside a covariance function, trained by the same fit."""
+"""A neural network inside a covariance function, trained by the same fit.
+
+Deep kernel learning.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Many rows, approximately: full scale, and what it loses."""
+"""Many rows, approximately: full scale, and what it loses.
+
+Large n: inducing points and neighbours, for a million rows too.
+"""
 
 import torch
 

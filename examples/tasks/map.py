@@ -1,4 +1,7 @@
-"""A map by Fourier series: rain at stations, its mean and deviation on a grid, drawn."""
+"""A map by Fourier series: rain at stations, its mean and deviation on a grid, drawn.
+
+Spatial statistics: kriging.
+"""
 
 import torch
 from matplotlib.figure import Figure

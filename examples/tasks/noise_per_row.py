@@ -1,4 +1,7 @@
-"""Measurements with known errors, and rows that count more than others."""
+"""Measurements with known errors, and rows that count more than others.
+
+Heteroscedastic noise: a variance per row, or weights.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""A few wrong targets: a Student t likelihood hardly sees them."""
+"""A few wrong targets: a Student t likelihood hardly sees them.
+
+Robust regression.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""A covariance function of your own, in plain torch."""
+"""A covariance function of your own, in plain torch.
+
+A custom kernel, compiled.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Rows that are read from Parquet files and never held, with a bound on what is lost."""
+"""Rows that are read from Parquet files and never held, with a bound on what is lost.
+
+Out of core: a million rows and more.
+"""
 
 import numpy as np
 import pyarrow

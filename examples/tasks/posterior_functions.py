@@ -1,4 +1,7 @@
-"""Draw posterior functions, and follow their slopes."""
+"""Draw posterior functions, and follow their slopes.
+
+Samples of f that can be evaluated and differentiated anywhere, as Thompson sampling needs them.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""Ratings in an order: from 0 to 3 stars."""
+"""Ratings in an order: from 0 to 3 stars.
+
+Ordinal regression.
+"""
 
 import torch
 

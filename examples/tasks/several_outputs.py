@@ -1,4 +1,7 @@
-"""Several outputs, some of whose cells are missing, each with noise of its own."""
+"""Several outputs, some of whose cells are missing, each with noise of its own.
+
+Independent outputs under one kernel.
+"""
 
 import torch
 

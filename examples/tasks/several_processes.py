@@ -1,4 +1,7 @@
-"""Several processes: the same call on every rank. Run: torchrun --nproc-per-node 2 several_processes.py"""
+"""Several processes: the same call on every rank. Run: torchrun --nproc-per-node 2 several_processes.py
+
+Distributed inference.
+"""
 
 import os
 

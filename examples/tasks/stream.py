@@ -1,4 +1,7 @@
-"""Learn rows one by one, each predicted before it is learned."""
+"""Learn rows one by one, each predicted before it is learned.
+
+Streaming, or online, learning with its metrics.
+"""
 
 import torch
 

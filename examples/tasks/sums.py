@@ -1,4 +1,7 @@
-"""Add and multiply covariance functions: a trend and a season, together and each alone."""
+"""Add and multiply covariance functions: a trend and a season, together and each alone.
+
+A sum of kernels and its components, as for CO2 at Mauna Loa.
+"""
 
 import torch
 

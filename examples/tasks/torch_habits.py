@@ -1,4 +1,7 @@
-"""At home in torch: float32, gradients by inputs, second derivatives, a loss of your own."""
+"""At home in torch: float32, gradients by inputs, second derivatives, a loss of your own.
+
+Hessian, log marginal likelihood by theta, training loops.
+"""
 
 import torch
 

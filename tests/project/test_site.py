@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,45 @@ import flashgp as fgp
 from flashgp.kernels import REGISTRY
 
 pytest.importorskip("matplotlib")
+
+
+TOUR, TASK = "docs/tour/{}.md", "examples/tasks/{}.py"
+SEARCHES = {  # what thirty tasks are looked for by, and the page that has the answer
+    "plot regression": TASK.format("curve"),
+    "lengthscale per column ARD": TASK.format("columns"),
+    "priors LogNormal": TOUR.format("priors"),
+    "fixed trainable bounds": TOUR.format("priors"),
+    "sum of kernels components": TASK.format("sums"),
+    "choose covariance active_dims SpectralMixture": TOUR.format("choosing"),
+    "CO2 Periodic time series": TOUR.format("choosing"),
+    "custom kernel": TASK.format("own_kernel"),
+    "deep kernel": TASK.format("deep_kernel"),
+    "several outputs missing cells": TASK.format("several_outputs"),
+    "multitask coregionalization": TASK.format("coregionalization"),
+    "heteroscedastic noise per row": TASK.format("noise_per_row"),
+    "bayesian optimisation expected improvement": TASK.format("optimise"),
+    "Thompson sampling": TOUR.format("bayesian-optimisation"),
+    "BoTorch Ax": TOUR.format("botorch-and-gpytorch"),
+    "Pipeline cross-validation": TASK.format("scikit_learn"),
+    "SGPR SVGP multitask Interval state_dict": "docs/coming_from_gpytorch.md",
+    "scikit-learn GridSearchCV": "docs/coming_from_scikit_learn.md",
+    "leave-one-out": TASK.format("leave_one_out"),
+    "is my model good": TOUR.format("judging"),
+    "posterior samples": TASK.format("posterior_functions"),
+    "streaming online": TASK.format("stream"),
+    "save load": TASK.format("files"),
+    "float32 Hessian": TASK.format("torch_habits"),
+    "time limit": TASK.format("plan_first"),
+    "million rows inducing points": TASK.format("many_rows"),
+    "Parquet": TASK.format("parquet"),
+    "torchrun distributed": TASK.format("several_processes"),
+    "classification": TOUR.format("classes"),
+    "command line predict": TOUR.format("command-line"),
+    "dates text missing currency": TASK.format("messy_table"),
+    "many columns": TASK.format("many_columns"),
+    "forecast": TASK.format("forecast"),
+    "spatial kriging": "docs/maps_and_series.md",
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +76,19 @@ def test_every_task_has_a_title_and_its_code(pages: ModuleType, root: Path, tmp_
     drawn = {path.name for path in tasks.glob("*.py") if "savefig" in path.read_text()}
     assert len(drawn | {f"{name}.py" for name in pages.PICTURES}) >= 25  # with a picture
     assert {f"{name}.py" for name in pages.PICTURES} <= names
+
+
+@pytest.mark.parametrize("words", SEARCHES)
+def test_a_page_has_the_words_that_it_is_looked_for_by(words: str, root: Path) -> None:
+    text = set(re.findall(r"\w+", (root / SEARCHES[words]).read_text(encoding="utf-8").lower()))
+    assert [word for word in re.findall(r"\w+", words.lower()) if word not in text] == []
+
+
+def test_links_that_lead_nowhere_are_found(pages: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.html").write_text('<a id="top" href="../two.html#here"/><a href="#top"/><img src="x.png"/>')
+    (tmp_path / "two.html").write_text('<p id="here"/><a href="a/one.html#gone"/><a href="https://example.org/a"/>')
+    assert pages.broken_links(tmp_path) == ["a/one.html: x.png", "two.html: a/one.html#gone"]
 
 
 def test_the_reference_has_every_public_name(pages: ModuleType, tmp_path: Path) -> None:
