@@ -99,9 +99,9 @@ class GPRegressor(MultiOutputMixin, RegressorMixin, TableEstimator):
         random_state: of the random starts, as in scikit-learn, or a numpy.random.Generator; None is the fixed seed of
             `flashgp.fit`, not numpy's global generator.
         deterministic: fit and answer with the same bits whatever the number of threads, as `GP.condition`.
-        approximation: None for exact inference; "full_scale", "sparse" and "fourier" (one to three columns, a
-            stationary kernel) for ones that are linear in the rows; "auto" for exact inference where it keeps to
-            time_limit and memory, else an approximation, as `flashgp.fit`.
+        approximation: None for exact inference; "full_scale", "sparse" and "fourier" (a stationary kernel, whose terms
+            have one to three columns each) for ones that are linear in the rows; "auto" for exact inference where it
+            keeps to time_limit and memory, else an approximation, as `flashgp.fit`.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
         uncertainty: of the parameters, as `flashgp.fit`: "laplace", "nuts" or "auto" average predictions over draws of

@@ -13,7 +13,9 @@ from flashgp.foundations.json_values import json_count, json_fields, json_number
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.fourier import state as fourier
-from flashgp.inference.fourier.spectrum import MOST_COLUMNS, columns_of, obstacle
+from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.grids import Grids, coordinates_of
+from flashgp.inference.fourier.spectrum import MOST_COLUMNS, column_sets, columns_of, obstacle
 from flashgp.inference.full_scale import state as full_scale
 from flashgp.inference.full_scale.factor import Sums
 from flashgp.inference.full_scale.layout import Layout
@@ -55,8 +57,9 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
     "fourier": (
         ("count",), ("logs", "tail"),
         {"sample_x": "double s d", "sample_y": "double s t", "columns": "whole q", "orders": "whole q",
-         "box": "double 3 q", "corners": "double 2 d", "entries": "double e 2", "projected": "double p f 2",
-         "weights": "double p f 2", "errors": "double p", "squares": "double p", "drawn?": "double k f 2",
+         "grids?": "whole k",
+         "box": "double 3 q", "corners": "double 2 d", "entries": "double e c", "projected": "double p f 2",
+         "weights": "double p f 2", "errors": "double p", "squares": "double p", "drawn?": "double r f 2",
          "x?": "real count d", "y?": "real count t"},
     ),
 }  # fmt: skip
@@ -214,20 +217,24 @@ def _fourier(
     how: tuple[Report, Run, UpdateState], target: torch.device,
 ) -> BaseState:  # fmt: skip
     orders, columns, d = tensors["orders"].tolist(), tensors["columns"].tolist(), tensors["sample_x"].shape[-1]
-    if not 1 <= len(orders) <= MOST_COLUMNS or min(orders) < 1 or sorted({*columns}) != columns or columns[-1] >= d:
-        raise refused("orders", f"of one to {MOST_COLUMNS} columns below {d}, 1 or more each", f"{orders} of {columns}")
-    if columns[0] < 0 or obstacle(gp.kernel, d) or columns_of(gp.kernel, d) != tuple(columns):
+    widths = tensors["grids"].tolist() if "grids" in tensors else [len(orders)]
+    if sum(widths) != len(orders) or not widths or not 1 <= min(widths) <= max(widths) <= MOST_COLUMNS:
+        raise refused("grids", f"of one to {MOST_COLUMNS} columns each, of {len(orders)} in all", widths)
+    if min(orders) < 1:
+        raise refused("orders", "1 or more each", orders)
+    grid = fourier.restored_grid(tensors)
+    sets = [part.columns for part in grid.parts]
+    if obstacle(gp.kernel, d) or sets not in ([columns_of(gp.kernel, d)], column_sets(gp.kernel, d)):
         raise refused("columns", "those of a stationary covariance function", columns)
-    *front, last = orders
-    wanted = {
-        "entries": math.prod(4 * m + 1 for m in front) * (2 * last + 1),
-        "projected": math.prod(2 * m + 1 for m in front) * (last + 1),
-    }
-    for name, size in wanted.items():
-        if tensors[name].shape[-2] != size:
-            raise refused(name, f"{size:,} numbers of frequencies", tensors[name].shape[-2])
     if not bool((tensors["box"][1:] > 0.0).all()) or numbers["tail"] < 0.0 or bool((tensors["squares"] < 0.0).any()):
         raise refused("box", "lengths above 0, squares and a tail not below", "others")
+    if tensors["projected"].shape[-2] != (size := math.prod(grid.shape)):
+        raise refused("projected", f"{size:,} numbers of frequencies", tensors["projected"].shape[-2])
+    if isinstance(grid, Grids) and not coordinates_of(grid, size):
+        raise refused("orders", "such that there is a factor", orders)
+    wanted = (math.prod(grid.doubled.shape), 2) if isinstance(grid, Grid) else (grid.domains.size,) * 2
+    if tensors["entries"].shape != wanted:
+        raise refused("entries", f"of shape {wanted}", tuple(tensors["entries"].shape))
     if not 0 < len(tensors["sample_x"]) <= counts["count"]:
         raise refused("sample_x", f"one row at least, and at most {counts['count']}", len(tensors["sample_x"]))
     if ("x" in tensors) != ("y" in tensors):

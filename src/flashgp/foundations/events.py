@@ -96,7 +96,7 @@ class NoSeries(StrEnum):
 
     LIBRARY = "finufft is not installed"
     KERNEL = "the covariance function is not stationary"
-    COLUMNS = "the covariance function is not of one to three columns"
+    COLUMNS = "a term of the covariance function is not of one to three columns"
     FREQUENCIES = "the covariance function takes too many frequencies for the memory or the noise"
     MODEL = "the model has another likelihood, noise or number of outputs than they serve"
     RANKS = "there are several processes"

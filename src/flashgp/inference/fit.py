@@ -238,17 +238,18 @@ def fit(
             and a block-Vecchia factor of the residual covariance, eq. (M-148), linear in the rows: `fit.posterior.lost`
             says what that costs; "sparse" for inducing points alone by their collapsed bound, eq. (M-160):
             `fit.posterior.bound` has a lower and an upper bound on log p(y). "fourier", of a stationary covariance
-            function of one to three columns, is the series (M-431): after one pass of Gaussian noise an evaluation
-            does not see the rows, unless their noise differs or their mean is not constant; `fit.posterior.lost` says
-            what is left out, and points far outside the rows are refused; it pays for many more rows than frequencies.
-            It needs finufft. "auto" is the series where these are planned to take a third of an exact fit's time, with
-            a factor of their weights, or the least where that is late, unless the first rows say that they are slow;
-            else exact inference where its plan keeps to time_limit and memory, and to a minute where sites are found by
-            iteration, else full scale, else inducing points alone; under a time_limit that full scale of all rows would
-            pass, full scale of some, or points where these lose less on rows held out, eq. (M-245), if the first rows
-            leave time to try; the report says which and why. Rows that are read are fitted by inducing points or by
-            "fourier"; where "auto" or nothing is asked for by the series where they are planned to take a third of the
-            time of passes by inducing points, with a factor of their weights.
+            function whose terms have one to three columns each, is the series (M-431), (M-425): after one pass of
+            Gaussian noise an evaluation does not see the rows, unless their noise differs or their mean is not
+            constant; `fit.posterior.lost` says what is left out, and points far outside the rows are refused; it pays
+            for many more rows than frequencies. It needs finufft. "auto" is the series where these are planned to take
+            a third of an exact fit's time, with a factor of their weights, or the least where that is late, unless the
+            first rows say that they are slow; else exact inference where its plan keeps to time_limit and memory, and
+            to a minute where sites are found by iteration, else full scale, else inducing points alone; under a
+            time_limit that full scale of all rows would pass, full scale of some, or points where these lose less on
+            rows held out, eq. (M-245), if the first rows leave time to try; the report says which and why. Rows that
+            are read are fitted by inducing points or by "fourier"; where "auto" or nothing is asked for by the series
+            where they are planned to take a third of the time of passes by inducing points, with a factor of their
+            weights.
         inducing: of an approximation, how many points, 0 for block Vecchia alone; or the points themselves, (m, d).
             "auto" takes the largest sizes whose planned fit keeps to time_limit and memory, eq. (M-187); a checkpoint
             is of these, so name sizes in the first call to go on with another limit.

@@ -21,11 +21,20 @@ class Refusal(NamedTuple):
     text: str
 
 
+class Beside(NamedTuple):
+    """Work of a pass where grids are side by side, (M-427). Fields: transforms, columns of each and numbers of its
+    grid; row_flops, of products of functions at each row."""
+
+    transforms: tuple[tuple[int, int], ...]
+    row_flops: float
+
+
 @dataclass(frozen=True)
 class GridSizes:
     """Fields: columns that there are frequencies of; frequencies; coordinates, rows of the factor of the weights, 0
     where there is none; probes of a log determinant without one; passes over the rows of an evaluation; posterior, of
-    the finer grid that the posterior of a fit takes, None for this one."""
+    the finer grid that the posterior of a fit takes, None for this one; beside, of several grids, of which the
+    columns are those of one at most, None for one grid."""
 
     columns: int
     frequencies: int
@@ -33,6 +42,7 @@ class GridSizes:
     probes: int
     passes: int = 0
     posterior: "GridSizes | None" = None
+    beside: "Beside | None" = None
 
     @property
     def factor_bytes(self) -> int:
@@ -45,7 +55,8 @@ class GridSizes:
     @property
     def transform_bytes(self) -> int:
         """Of the grids of a transform."""
-        return 128 * self.frequencies * 2**self.columns
+        of_two = max((numbers for _, numbers in self.beside.transforms), default=0) if self.beside else 0
+        return max(128 * self.frequencies * 2**self.columns, 32 * of_two)
 
 
 @dataclass(frozen=True)
@@ -69,12 +80,17 @@ class FourierPrice(ApproximatePrice):
     def sums(self) -> float:
         """Seconds of a pass."""
         rows = self.of_rank(self.problem.n) * self.problem.outputs
-        return self.least_seconds + rows * self.row_seconds[self.grid.columns - 1]
+        if (beside := self.grid.beside) is None:
+            return self.least_seconds + rows * self.row_seconds[self.grid.columns - 1]
+        of_row = sum(self.row_seconds[d - 1] for d, _ in beside.transforms) + self.gemm(beside.row_flops)
+        numbers = sum(each for _, each in beside.transforms)
+        return self.least_seconds + numbers * self.number_seconds + rows * of_row
 
     @property
     def sums_wire(self) -> float:
         """Bytes sent for the sums of a pass, (M-452)."""
-        return summed_wire(self.problem, self.padded + self.problem.outputs * (self.grid.frequencies + 1) + 2)
+        entries = self.grid.coordinates**2 if self.grid.beside else self.padded
+        return summed_wire(self.problem, entries + self.problem.outputs * (self.grid.frequencies + 1) + 2)
 
     @property
     def settled(self) -> "FourierPrice":
@@ -114,7 +130,8 @@ class FourierPrice(ApproximatePrice):
         return Cost.of(2.0 * self.sums() + last.solve(problem.outputs), sent)
 
     def predict(self) -> float:
-        return self.row_seconds[self.grid.columns - 1]
+        functions = self.gemm(2.0 * self.grid.coordinates**2) if self.grid.beside else 0.0
+        return self.row_seconds[self.grid.columns - 1] + functions
 
     def rest(self) -> Cost:
         """What follows the search of few rows, on a grid that is known."""

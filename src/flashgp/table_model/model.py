@@ -142,10 +142,10 @@ class TableModel:
         tolerance: as `GP.condition`.
         seed: as `flashgp.fit`.
         deterministic: as `flashgp.fit`.
-        approximation: None for exact inference; "full_scale", "sparse" and "fourier" (one to three columns of numbers,
-            a stationary kernel) for ones that are linear in the rows; "auto" for exact inference where it keeps to
-            time_limit and memory, else an approximation, as `flashgp.fit`. Tables that are read are fitted by inducing
-            points or series, as `flashgp.fit` says.
+        approximation: None for exact inference; "full_scale", "sparse" and "fourier" (a stationary kernel, whose terms
+            have one to three columns of numbers each) for ones that are linear in the rows; "auto" for exact inference
+            where it keeps to time_limit and memory, else an approximation, as `flashgp.fit`. Tables that are read are
+            fitted by inducing points or series, as `flashgp.fit` says.
         inducing: of an approximation, how many points or "auto", as `flashgp.fit`.
         neighbours: of an approximation, as `flashgp.fit`.
         likelihood: None: classes where the target is text, true or false, or holds two numbers in five rows or more,

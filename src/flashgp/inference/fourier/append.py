@@ -53,7 +53,7 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         blocks.append(block)
     if sums.count == state.count:
         return state
-    system = replace(state.weights.system, toeplitz=replace(state.weights.system.toeplitz, entries=sums.entries))
+    system = replace(state.weights.system, gram=state.grid.gram(sums.entries))
     weights = WeightPosterior.of(sums, system, goal_of(sums, state.run), state.weights.solution.value)
     held = None
     if state.held is not None and y is not None:

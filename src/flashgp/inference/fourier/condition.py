@@ -1,8 +1,9 @@
 """Conditioning by Fourier series: the grid at the given parameters, one pass over the rows, one solve."""
 
+import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_residual
-from flashgp.inference.fourier.domain_basis import factored
 from flashgp.inference.fourier.grid import PIECE, Grid, library
+from flashgp.inference.fourier.grids import Series, coordinates_of, series_of
 from flashgp.inference.fourier.local import windows_that_serve
 from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled
 from flashgp.inference.fourier.planned import sizes_of, unfit
@@ -94,7 +95,7 @@ def with_sites(prior: Prior, x: Tensor, y: Tensor, asked: Approximation, run: Ru
 
 def grid_for(
     prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False
-) -> Grid:
+) -> Series:
     """The grid at the parameters that a prior has. Args: noise, of rows; None for that of the sample's. Raises:
     DomainError."""
     with torch.no_grad():
@@ -110,13 +111,12 @@ def grid_for(
     return _of_first(grid, survey.group)
 
 
-def _of_first(grid: Grid, group: Group) -> Grid:
+def _of_first(grid: Series, group: Group) -> Series:
     """Rank 0's grid: a last bit could decide a number of frequencies."""
-    own = torch.tensor([grid.centre, grid.lengths, grid.reach, grid.orders], dtype=torch.float64)
-    if group.size == 1 or not own.numel():
+    if group.size == 1:
         return grid
-    centre, lengths, reach, orders = map(tuple, group.from_first(own).tolist())
-    return Grid(grid.columns, centre, lengths, tuple(map(int, orders)), reach)
+    parts = json.loads(group.text_of_first(json.dumps([[*astuple(part)] for part in grid.parts])))
+    return series_of([Grid(*map(tuple, part)) for part in parts])
 
 
 def goal_of(sums: FourierSums, run: Run) -> float:
@@ -125,7 +125,7 @@ def goal_of(sums: FourierSums, run: Run) -> float:
     return run.tolerance * min(MOST_ERROR, max(1, sums.count) ** 0.5)
 
 
-def check_memory(grid: Grid, memory: str | int | None, settings: FourierSettings) -> None:
+def check_memory(grid: Series, memory: str | int | None, settings: FourierSettings) -> None:
     """MemoryBudgetError where vectors and grids of the frequencies need more than is available."""
     needed = grid_bytes(grid, settings)
     available = available_bytes(torch.device("cpu")) if memory is None else parse_bytes(memory, "memory")
@@ -147,11 +147,10 @@ def taken_bytes(sums: FourierSums, survey: Survey) -> int:
     return held + max(piece, sizes.transform_bytes + vectors + sizes.factor_bytes)
 
 
-def grid_bytes(grid: Grid, settings: FourierSettings) -> int:
+def grid_bytes(grid: Series, settings: FourierSettings) -> int:
     """Bytes of the work with a grid: transforms, and as many vectors as are solved at once."""
     spread, vectors = grid.size * 2**grid.d, settings.solves.probes + 1
-    most = settings.solves.dense
-    dense = sizes_of(grid).factor_bytes if factored(grid, most) else 0
+    dense = sizes_of(grid).factor_bytes
     return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
 
 
@@ -166,9 +165,9 @@ def inputs_of(prior: Prior, survey: Survey, more: float, deadline: Deadline) -> 
         yield block.x, residual, sites.variance.detach().double() + more
 
 
-def refuse_without_factor(prior: Prior, grid: Grid, settings: FourierSettings) -> None:
+def refuse_without_factor(prior: Prior, grid: Series, settings: FourierSettings) -> None:
     """DomainError where passes find sites, whose steps need the variance of every row."""
-    if not factored(grid, settings.solves.dense):
+    if not coordinates_of(grid, settings.solves.dense):
         raise DomainError(
             f"`approximation` by Fourier series finds sites in passes, as those of {prior.likelihood.name}, where the "
             f"weights have a factor, of up to {settings.solves.dense:,} of them, got {grid.size:,} frequencies; hold "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashgp.inference.fourier.grid import C128, Grid, Toeplitz, fast_length
+from flashgp.inference.fourier.grid import C128, Gram, Grid, fast_length
 
 F64 = torch.float64
 LEAST = 1e-11  # of a vector's energy that lies where rows are
@@ -27,6 +27,7 @@ WORTH = 0.7  # of the frequencies, for fewer coordinates
 JITTER = 1e-14  # of the largest prior variance of a coordinate
 
 
+@lru_cache(maxsize=64)
 def prolate(m: int, share: float) -> tuple[Tensor, Tensor]:
     """Eigenvectors of the energy in a share of the box, (2 m + 1, r), and whether they are odd, (r,).
 
@@ -87,6 +88,20 @@ class Domain:
             found = torch.tensordot(found, rows.to(C128), dims=([1], [1]))
         return found
 
+    def at(self, x: Tensor) -> Tensor:
+        """Psi = E V i^p, real functions at points (n, columns), (n, size)."""
+        found, grid = torch.ones(len(x), 1, dtype=F64), self.grid
+        for vectors, odd, column, centre, length in zip(
+            self.vectors, self.odd, grid.columns, grid.centre, grid.lengths, strict=True
+        ):
+            half = vectors[len(vectors) // 2 :] * 2.0
+            half[0] *= 0.5
+            waves = _powers((x[:, column].double() - centre) * (2.0 * math.pi / length), len(half))
+            own = torch.empty(len(x), len(odd), dtype=F64)
+            own[:, odd == 0], own[:, odd == 1] = waves.real @ half[:, odd == 0], waves.imag @ -half[:, odd == 1]
+            found = (found.unsqueeze(2) * own.unsqueeze(1)).flatten(1)
+        return found
+
     # -- quadratic forms: contractions of one axis after the other --------------------------------------------------
     def form(self, half: Tensor, times: int) -> Tensor:
         """V* A V, real, (size, size): of a diagonal A for `times` 0, of A_jk = a_(j - k) for 2, `half` (*shape)."""
@@ -143,25 +158,41 @@ class Domain:
         return self.grid.half(found).real.contiguous()
 
 
-@lru_cache(maxsize=8)
-def domain_of(grid: Grid, most: int) -> Domain | None:
-    """That of a grid whose rows lie in a part of the box; None where it has more coordinates than `most`, or hardly
-    fewer than there are frequencies, of which there may be no more than `most`; or where pairs of vectors of an axis
-    beside others take too much memory."""
-    shares = [part / length for part, length in zip(grid.reach, grid.lengths, strict=True)]
-    least = math.prod(2.0 * m * share + 1.0 for m, share in zip(grid.orders, shares, strict=True))
-    if least > min(most, WORTH * grid.size) or max(grid.orders) > MOST_ORDERS or max(grid.orders) * least > LAGGED:
+def least_coordinates(grid: Grid) -> float:
+    """About as many as a domain has at least."""
+    shares = (part / length for part, length in zip(grid.reach, grid.lengths, strict=True))
+    return math.prod(2.0 * m * share + 1.0 for m, share in zip(grid.orders, shares, strict=True))
+
+
+@lru_cache(maxsize=32)
+def prolate_domain(grid: Grid) -> Domain | None:
+    """That of a grid; None where pairs of vectors of an axis beside others take too much memory."""
+    if max(grid.orders) > MOST_ORDERS or max(grid.orders) * least_coordinates(grid) > LAGGED:
         return None
+    shares = (part / length for part, length in zip(grid.reach, grid.lengths, strict=True))
     vectors, odd = zip(*(prolate(m, share) for m, share in zip(grid.orders, shares, strict=True)), strict=True)
     found = Domain(grid, vectors, odd)
     if grid.d > 1 and any(r**2 * (8 * m + 2) > LAGGED for r, m in zip(found.sizes, grid.orders, strict=True)):
         return None
+    return found
+
+
+def domain_of(grid: Grid, most: int) -> Domain | None:
+    """That of a grid whose rows lie in a part of the box; None where it has more coordinates than `most`, or hardly
+    fewer than there are frequencies, of which there may be no more than `most`; or where there is none."""
+    if least_coordinates(grid) > min(most, WORTH * grid.size) or (found := prolate_domain(grid)) is None:
+        return None
     return found if found.size <= (most if grid.size > most else WORTH * grid.size) else None
 
 
-def factored(grid: Grid, most: int) -> bool:
-    """Whether a factor of B has no more than `most` rows."""
-    return grid.size <= most or domain_of(grid, most) is not None
+def _powers(angles: Tensor, count: int) -> Tensor:
+    """exp(i j a) for j below a count, (n, count): of few exponentials, and their products."""
+    step = math.isqrt(count - 1) + 1
+    fine, coarse = (
+        torch.polar(torch.ones_like(found), found)
+        for found in (angles.unsqueeze(1) * (torch.arange(step) * one) for one in (1, step))
+    )
+    return (coarse.unsqueeze(2) * fine.unsqueeze(1)).flatten(1)[:, :count]
 
 
 def _pairs(vectors: Tensor, times: int) -> Tensor:
@@ -179,7 +210,7 @@ def _pairs(vectors: Tensor, times: int) -> Tensor:
 class DomainBasis:
     """J. Fields: domain; root, W, of the grid's shape."""
 
-    domain: Domain
+    domain: Any
     root: Tensor
 
     @property
@@ -211,9 +242,9 @@ class DomainBasis:
         """(I - J J*) b of (k, *shape), on which B is I."""
         return vectors - self.put(vectors, self.coordinates(vectors))
 
-    def matrix(self, toeplitz: Toeplitz, root: Tensor) -> Tensor:
+    def matrix(self, gram: Gram, root: Tensor) -> Tensor:
         """J* B J, (size, size)."""
-        found = self._factor.mT @ self.domain.form(toeplitz.entries, 2) @ self._factor
+        found = self._factor.mT @ self.domain.form(gram.entries, 2) @ self._factor
         found.diagonal().add_(1.0)
         return found
 

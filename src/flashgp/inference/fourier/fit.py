@@ -31,7 +31,8 @@ from flashgp.inference.fourier.condition import (
     refuse_without_factor,
     with_sites,
 )
-from flashgp.inference.fourier.grid import Grid, library
+from flashgp.inference.fourier.grid import library
+from flashgp.inference.fourier.grids import Series
 from flashgp.inference.fourier.objective import FourierLogJoint
 from flashgp.inference.fourier.pass_objective import FourierPassLogJoint
 from flashgp.inference.fourier.planned import passes_of, sizes_of
@@ -141,7 +142,7 @@ class FourierFit(EngineFit[FourierState]):
         objective = functools.partial(self._objective, recorder)
         return LinearStages(self.problem, self.survey.count, lambda _: [], objective, self.options, recorder).run()
 
-    def _kept(self, recorder: Recorder, theta: numpy.ndarray) -> Grid:
+    def _kept(self, recorder: Recorder, theta: numpy.ndarray) -> Series:
         """The grid of a search at a vector. Raises: EngineLeft where the rest of the fit is expected to take longer
         than all of the rival's; without one DomainError, MemoryBudgetError."""
         rival, seconds, frequencies, self._settled = self.rival, math.inf, None, True
@@ -159,13 +160,13 @@ class FourierFit(EngineFit[FourierState]):
         event = Event(EventKind.SERIES_LEFT, taken=taken, frequencies=frequencies, **known)
         raise EngineLeft(self.result, event, recorder)
 
-    def _price(self, grid: Grid) -> FourierPrice:
+    def _price(self, grid: Series) -> FourierPrice:
         problem, no_sizes = conditioning_problem(self.prior, self.counts, self.wanted), Sizes(0, 0, 0, 0)
         device = self.wanted.devices[0]
-        sizes = sizes_of(grid, passes_of(self.prior, alike=self.counts.alike))
+        sizes = sizes_of(grid, self.counts.n, passes_of(self.prior, alike=self.counts.alike))
         return FourierPrice(problem, self.wanted.rates, device, no_sizes, ApproximateWork(), sizes)
 
-    def _grid(self, theta: numpy.ndarray) -> Grid:
+    def _grid(self, theta: numpy.ndarray) -> Series:
         """The grid of a search at a vector. Raises: DomainError, MemoryBudgetError."""
         ParameterVector(self.problem.prior, self.problem.roles).assign(theta)
         grid = grid_for(self.prior, self.survey, self.how, self._noise(self.problem), search=True)

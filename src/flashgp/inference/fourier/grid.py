@@ -8,6 +8,7 @@ m_d + 1), and count as vectors of as many real numbers as there are frequencies,
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,6 +42,10 @@ class Grid:
         return len(self.columns)
 
     @property
+    def parts(self) -> "tuple[Grid, ...]":
+        return (self,)
+
+    @property
     def size(self) -> int:
         """M, the number of frequencies."""
         return math.prod(2 * m + 1 for m in self.orders)
@@ -49,6 +54,11 @@ class Grid:
     def shape(self) -> tuple[int, ...]:
         """Shape of the half that arrays hold."""
         return *(2 * m + 1 for m in self.orders[:-1]), self.orders[-1] + 1
+
+    @property
+    def zero(self) -> Any:
+        """Place of the frequency 0 in arrays."""
+        return (..., *self.orders[:-1], 0)
 
     @cached_property
     def multiplicity(self) -> Tensor:
@@ -132,6 +142,25 @@ class Grid:
         found = torch.stack([0.5 * (total + mirrored), -0.5j * (total - mirrored)], 1).flatten(0, 1)
         return self.half(found[: len(strengths)])
 
+    def sums(self, x: Tensor, strengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Entries of T by the first of some strengths (k, n), and the adjoint of the others."""
+        found = self.adjoint(x, strengths, times=2)
+        return found[0], self.inner(found[1:])
+
+    def inner(self, doubled: Tensor) -> Tensor:
+        """The entries |j| <= m of arrays up to 2 m."""
+        front = (slice(m, 3 * m + 1) for m in self.orders[:-1])
+        inside: Any = (..., *front, slice(0, self.orders[-1] + 1))
+        return doubled[inside]
+
+    def ones(self, entries: Tensor) -> Tensor:
+        """E* S^-1 1, (*shape), by the entries of T."""
+        return self.inner(entries)
+
+    def gram(self, entries: Tensor) -> "Toeplitz":
+        """T."""
+        return Toeplitz(self, entries)
+
     def forward(self, x: Tensor, coefficients: Tensor, accuracy: float = ACCURACY) -> Tensor:
         """f at points (n, d) of k functions, (k, *shape): (k, n), float64."""
         whole = self.whole(coefficients)
@@ -174,8 +203,24 @@ def library() -> Any:
     return finufft
 
 
+class Gram(ABC):
+    """T = E* S^-1 E as a function of vectors."""
+
+    grid: Any
+    entries: Tensor
+
+    @property
+    @abstractmethod
+    def diagonal(self) -> float:
+        """Each entry of the diagonal, sum 1 / s."""
+
+    @abstractmethod
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """T v of (k, *shape)."""
+
+
 @dataclass(frozen=True, eq=False)
-class Toeplitz:
+class Toeplitz(Gram):
     """T_jk = t_(j - k) as a function of vectors, by one FFT of (4 m + 1)^d numbers and one back.
 
     Args: grid; entries, t_j for j up to twice the orders, as a half.

@@ -58,12 +58,12 @@ class Windows:
 
     @cached_property
     def _steps(self) -> list[float]:
-        return [length / count for length, count in zip(self.system.grid.lengths, self._lattice, strict=True)]
+        return [length / count for length, count in zip(self.system.toeplitz.grid.lengths, self._lattice, strict=True)]
 
     @cached_property
     def sizes(self) -> list[int]:
         """Points of a window along each axis: all, or an even number that is the same where it is fewer."""
-        orders = self.system.grid.orders
+        orders = self.system.toeplitz.grid.orders
 
         def sized(most: int) -> list[int]:
             return [count if count <= most else most for count in self._lattice]
@@ -85,7 +85,7 @@ class Windows:
     @cached_property
     def serve(self) -> bool:
         """Whether what decays does so within half a window along each axis that has windows."""
-        grid = self.system.grid
+        grid = self.system.toeplitz.grid
         return all(
             size == count or correlation(self.kernel, column, self.d, 0.5 * size * step) <= self.settings.correlated
             for column, size, count, step in zip(grid.columns, self.sizes, self._lattice, self._steps, strict=True)
@@ -94,7 +94,7 @@ class Windows:
     @cached_property
     def _grid(self) -> Grid:
         """That of a window at the centre of the box."""
-        grid, sizes = self.system.grid, self.sizes
+        grid, sizes = self.system.toeplitz.grid, self.sizes
         lengths = tuple(size * step for size, step in zip(sizes, self._steps, strict=True))
         return replace(grid, lengths=lengths, reach=lengths, orders=self._orders_of(sizes, grid.orders))
 
@@ -122,7 +122,7 @@ class Windows:
     @property
     def flops(self) -> float:
         """About those of the factors of all windows that have rows."""
-        reach, middle = self.system.grid.reach, self.settings.middle
+        reach, middle = self.system.toeplitz.grid.reach, self.settings.middle
         tiles = (
             1 if size == count else math.ceil(length / step / max(1, int(middle * size)))
             for length, step, size, count in zip(reach, self._steps, self.sizes, self._lattice, strict=True)
@@ -132,7 +132,7 @@ class Windows:
     def _tiles(self, x: Tensor) -> Tensor:
         """Lattice points at the centres of the windows of points, (n, axes)."""
         found = []
-        grid = self.system.grid
+        grid = self.system.toeplitz.grid
         for column, centre, size, count, step in zip(
             grid.columns, grid.centre, self.sizes, self._lattice, self._steps, strict=True
         ):
@@ -160,7 +160,7 @@ class Windows:
     @cached_property
     def _beyond(self) -> Tensor:
         """c of the frequencies of the grid that are higher than those of windows, each as often as it counts."""
-        grid, higher = self.system.grid, torch.zeros(self.system.grid.shape, dtype=torch.bool)
+        grid, higher = self.system.toeplitz.grid, torch.zeros(self.system.toeplitz.grid.shape, dtype=torch.bool)
         last = len(grid.orders) - 1
         for axis, (m, own, wide, window) in enumerate(
             zip(grid.orders, self._grid.orders, grid.lengths, self._grid.lengths, strict=True)

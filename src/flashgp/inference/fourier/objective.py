@@ -16,7 +16,6 @@ factor G and log|B| are estimates, by vectors that stay while parameters move.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy
 import torch
@@ -24,8 +23,8 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.transforms import vector_jacobian
-from flashgp.inference.fourier.domain_basis import factored
-from flashgp.inference.fourier.grid import PIECE, Grid, Toeplitz
+from flashgp.inference.fourier.grid import PIECE
+from flashgp.inference.fourier.grids import Series, coordinates_of
 from flashgp.inference.fourier.planned import passes_of
 from flashgp.inference.fourier.spectrum import coefficients, differentiable_variance
 from flashgp.inference.fourier.state import FourierSettings
@@ -51,7 +50,7 @@ class SeriesLogJoint(LogJoint):
     keeps_covariance = False
 
     def __init__(
-        self, problem: Problem, grid: Grid, settings: FourierSettings, seed: int, deadline: Deadline = NO_DEADLINE
+        self, problem: Problem, grid: Series, settings: FourierSettings, seed: int, deadline: Deadline = NO_DEADLINE
     ) -> None:
         super().__init__(problem)
         self._small = None
@@ -64,7 +63,7 @@ class SeriesLogJoint(LogJoint):
 
     @property
     def factored(self) -> bool:
-        return factored(self.grid, self.settings.solves.dense)
+        return bool(coordinates_of(self.grid, self.settings.solves.dense))
 
     @property
     def estimate(self) -> Estimate | None:
@@ -90,13 +89,11 @@ class SeriesLogJoint(LogJoint):
     ) -> tuple[float, Tensor, Tensor, list[float]]:
         """The log likelihood, its slopes by the spectrum, and what `log_determinant` has. Raises: TimeUp."""
         system, spectrum = weights.system, weights.system.spectrum
-        logs, shares, traces = system.log_determinant(
-            self._seed, [Toeplitz(self.grid, other.entries) for other in others]
-        )
+        logs, shares, traces = system.log_determinant(self._seed, [self.grid.gram(other.entries) for other in others])
         if not system.dense and self._deadline.passed():  # solves of a rank ended where they were
             raise TimeUp
         known = spectrum > torch.finfo(F64).tiny
-        per = torch.where(known, shares / spectrum, system.toeplitz.diagonal)
+        per = torch.where(known, shares / spectrum, system.gram.diagonal)
         by_spectrum = 0.5 * (self._powers(weights) - len(weights.dual) * per) * self.grid.multiplicity
         return weights.log_likelihood(logs), by_spectrum, shares, traces
 
@@ -114,7 +111,7 @@ class FourierLogJoint(SeriesLogJoint):
     """
 
     def __init__(
-        self, problem: Problem, prior: Prior, survey: Survey, grid: Grid, settings: FourierSettings, seed: int,
+        self, problem: Problem, prior: Prior, survey: Survey, grid: Series, settings: FourierSettings, seed: int,
         deadline: Deadline = NO_DEADLINE,
     ) -> None:  # fmt: skip
         super().__init__(problem, grid, settings, seed, deadline)
@@ -151,8 +148,7 @@ class FourierLogJoint(SeriesLogJoint):
             explained = float(self.grid.total(spectrum * self._powers(weights)))
             trace = self.rows - float(self.grid.total(shares))
             by_noise = 0.5 * (float(weights.quadratic.sum()) - explained - outputs * trace) / float(noise)
-            zero: Any = (slice(None), *self.grid.orders[:-1], 0)
-            slopes = [by_spectrum, torch.tensor(by_noise, dtype=F64), weights.dual[zero].real]
+            slopes = [by_spectrum, torch.tensor(by_noise, dtype=F64), weights.dual[self.grid.zero].real]
         with torch.enable_grad():
             extra, gradient = self.pull((spectrum, noise, mean), slopes)
         return value + extra, gradient
@@ -186,9 +182,8 @@ class FourierLogJoint(SeriesLogJoint):
         with torch.enable_grad():
             inputs, by = [spectrum, left], [by_spectrum, torch.tensor(slopes[0], dtype=F64)]
             if one_mean:
-                zero: Any = (slice(None), *grid.orders[:-1], 0)
                 inputs = [*inputs, self._prior.mean_at(self.problem.x[:1])[0].expand(outputs)]
-                by = [*by, weights.dual[zero].real]
+                by = [*by, weights.dual[grid.zero].real]
             if moving is not None:
                 inputs, by = [*inputs, moving.value], [*by, torch.tensor(slopes[1], dtype=F64)]
             extra, gradient = self.pull(inputs, by)
@@ -197,7 +192,7 @@ class FourierLogJoint(SeriesLogJoint):
 
     def _left(self, sums: FourierSums, mean: Tensor) -> Tensor:
         """|r - E u|^2 in the precisions of sums, of all outputs. Args: mean, u, (p, *shape)."""
-        product = Toeplitz(self.grid, sums.entries)(mean)
+        product = self.grid.gram(sums.entries)(mean)
         return (sums.squares + self.grid.dot(mean, product - 2.0 * sums.projected)).sum()
 
     def _blocks(self, left: float, *, again: bool = False) -> Iterator[tuple[Prior, Tensor, Tensor, Tensor]]:

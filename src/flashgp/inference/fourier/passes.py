@@ -21,7 +21,7 @@ from torch import Tensor
 from flashgp.foundations.deadline import Deadline, TimeUp
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.grids import Series
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
 from flashgp.inference.prior import Prior
@@ -52,7 +52,7 @@ class SeriesValues:
     known: WeightPosterior | None = None
 
     @classmethod
-    def of_prior(cls, grid: Grid, spectrum: Tensor, tail: float, settings: SolveSettings) -> "SeriesValues":
+    def of_prior(cls, grid: Series, spectrum: Tensor, tail: float, settings: SolveSettings) -> "SeriesValues":
         return cls(FourierSums.none(grid, 1), spectrum, tail, settings)
 
     def none(self, *, new: bool = False) -> "SeriesValues":
@@ -74,7 +74,7 @@ class SeriesValues:
         b, system = weights.solution.value, weights.system
         other = sums.system(self.spectrum, self.settings)
         squares = sums.squares - grid.dot(b, 2.0 * system.root * sums.projected - other(b))
-        found = squares.sum() + system.trace(other.toeplitz) + system.log_of_factor + sums.logs + sums.count * LOG_2PI
+        found = squares.sum() + system.trace(other.gram) + system.log_of_factor + sums.logs + sums.count * LOG_2PI
         return -0.5 * float(found)
 
     def divergence(self, other: "SeriesValues") -> float:
@@ -83,7 +83,7 @@ class SeriesValues:
         apart = own.solution.value - its.solution.value
         squares = float(self.sums.grid.dot(apart, its.system(apart)).sum())
         logs = own.system.log_of_factor - its.system.log_of_factor
-        return 0.5 * (own.system.trace(its.system.toeplitz) + logs + squares)
+        return 0.5 * (own.system.trace(its.system.gram) + logs + squares)
 
     def series(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the series at points, (n,) each."""
@@ -160,7 +160,7 @@ def sites_of(
 
 @torch.no_grad()
 def sums_at(
-    prior: Prior, survey: Survey, grid: Grid, tail: float, values: SeriesValues, deadline: Deadline
+    prior: Prior, survey: Survey, grid: Series, tail: float, values: SeriesValues, deadline: Deadline
 ) -> FourierSums:
     """Sums of a pass on a grid, which may be another than that of q. Raises: TimeUp."""
 

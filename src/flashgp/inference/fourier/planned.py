@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import NoSeries
-from flashgp.inference.fourier.domain_basis import domain_of
-from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.grids import Grids, Series, coordinates_of
 from flashgp.inference.fourier.spectrum import (
     GridSettings,
     NoGridError,
@@ -30,7 +29,7 @@ from flashgp.kernels.base import Kernel
 from flashgp.kernels.periodic import Periodic
 from flashgp.kernels.squared_exponential import Stationary
 from flashgp.means import Constant, Zero
-from flashgp.planner.fourier_price import GridSizes, Refusal
+from flashgp.planner.fourier_price import Beside, GridSizes, Refusal
 
 F64 = torch.float64
 
@@ -85,16 +84,16 @@ def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool,
         if refusal is not None:
             return refusal
         passes = passes_of(prior, alike=rows.alike)
-        found = sizes_of(expected_grid(prior, rows, training=training), passes)
+        found = sizes_of(expected_grid(prior, rows, training=training), rows.n, passes)
         if not training:
             return found
-        return replace(found, posterior=sizes_of(expected_grid(prior, rows, training=training, search=False)))
+        return replace(found, posterior=sizes_of(expected_grid(prior, rows, training=training, search=False), rows.n))
     except NoGridError as reason:
         return Refusal(NoSeries.FREQUENCIES, str(reason))
 
 
 @torch.no_grad()
-def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool | None = None) -> Grid:
+def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool | None = None) -> Series:
     """The grid that rows are expected to take: conditioning knows lengthscales and noise, a fit finds them. Args:
     search, whether it is that of the search of a fit, or of its posterior.
 
@@ -116,12 +115,17 @@ def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool
     return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, settings.solves.dense, search=search)
 
 
-def sizes_of(grid: Grid, passes: int = 0) -> GridSizes:
-    """Sizes of a grid, by which work is priced. Args: passes, of an evaluation."""
+def sizes_of(grid: Series, rows: int = 1, passes: int = 0) -> GridSizes:
+    """Sizes of a grid, by which work is priced. Args: rows, of a pass; passes, of an evaluation."""
     solves = SolveSettings()
-    domain = domain_of(grid, solves.dense)
-    coordinates = domain.size if domain is not None else grid.size if grid.size <= solves.dense else 0
-    return GridSizes(grid.d, grid.size, coordinates, solves.probes_of(grid.size), passes)
+    coordinates, probes = coordinates_of(grid, solves.dense), solves.probes_of(grid.size)
+    if not (isinstance(grid, Grids) and coordinates):
+        return GridSizes(grid.d, grid.size, coordinates, probes, passes)
+    pairs = grid.domains.pairs(rows).values()
+    transforms = [*grid.parts, *(pair.grid for pair in pairs if pair is not None)]
+    flops = float(coordinates) ** 2 if None in pairs else 0.0
+    beside = Beside(tuple((each.d, each.size * 2**each.d) for each in transforms), flops)
+    return GridSizes(grid.d, grid.size, coordinates, probes, passes, beside=beside)
 
 
 def _range(kernel: Kernel, column: int, d: int, settings: ExpectedSettings) -> float:

@@ -196,7 +196,7 @@ def draw_paths(state: FourierState, count: int, features: int, seed: int | None)
     outputs = len(state.coefficients)
     system = state.weights.system
     drawn = state.weight_draws(count * outputs, draw_seed(seed))
-    functions = system.root * drawn + state.coefficients.repeat(count, *(1,) * state.grid.d)
+    functions = system.root * drawn + state.coefficients.repeat(count, *(1,) * len(state.grid.shape))
     report = Report(route=state.report.route, device="cpu", dtype="float64", seconds=time.perf_counter() - began)
     return Paths(state, NoDraws(), partial(_values, state, functions), count, report)
 

@@ -17,9 +17,11 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.fourier.grid import Grid, library, transform
 from flashgp.inference.fourier.spectrum import (
+    MOST_COLUMNS,
     GridSettings,
     NoGridError,
     coefficients,
+    columns_of,
     obstacle,
     prior_variance,
     product_grid,
@@ -115,6 +117,8 @@ def _chosen(
         )
     if why := obstacle(kernel, d):
         raise NoGridError(why.text)
+    if (columns := len(columns_of(kernel, d))) > MOST_COLUMNS:
+        raise NoGridError(f"by Fourier series are for up to {MOST_COLUMNS} columns in all, got {columns}")
     library()
     wanted = run.tolerance * math.sqrt(least / (n * prior_variance(kernel, d)))
     low, high = x.amin(0), x.amax(0)

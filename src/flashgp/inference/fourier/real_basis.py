@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+from flashgp.inference.fourier.grid import C128, Gram, Grid, Toeplitz
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,12 @@ class RealBasis:
         found[own], found[mirrored] = both, both[of]
         return found.view(self.grid.shape)
 
-    def matrix(self, toeplitz: Toeplitz, root: Tensor) -> Tensor:
+    def matrix(self, gram: Gram, root: Tensor) -> Tensor:
         """I + W T W of these frequencies, (size, size). Args: root, W, of the grid's shape."""
         half, count, size = self._half, len(self._half), self.size
         found = torch.empty(size, size, dtype=torch.float64)
-        at, own = toeplitz.at, slice(1, 1 + count)
+        assert isinstance(gram, Toeplitz)
+        at, own = gram.at, slice(1, 1 + count)
         step = max(1, 2**20 // max(1, count))
         for start in range(0, count, step):
             some = half[start : start + step]
@@ -106,7 +107,7 @@ class RealBasis:
             found[imag, own] = apart.imag + joined.imag
             found[imag, 1 + count :] = apart.real - joined.real
         edge = at(half) * math.sqrt(2.0)
-        found[0, 0] = toeplitz.diagonal
+        found[0, 0] = gram.diagonal
         found[0, 1:] = found[1:, 0] = torch.cat([edge.real, edge.imag])
         scale = root.reshape(-1)[torch.cat([torch.tensor([self._zero]), self._places[0], self._places[0]])]
         found.mul_(scale).mul_(scale.unsqueeze(1))

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import NoSeries
-from flashgp.inference.fourier.domain_basis import factored
+from flashgp.inference.fourier.domain_basis import WORTH, least_coordinates
 from flashgp.inference.fourier.grid import Grid, fast_length
+from flashgp.inference.fourier.grids import Grids, Series, coordinates_of, series_of
 from flashgp.kernels.base import Constant, Kernel, Leaf, Product, Scaled, Sum, terms
 from flashgp.kernels.periodic import Cosine, Periodic
 from flashgp.kernels.spectral_mixture import SpectralMixture
@@ -82,14 +83,28 @@ def obstacle(kernel: Kernel, d: int) -> Refusal | None:
             f"by Fourier series needs a stationary covariance function, got {name}; pass sums or products of "
             'Matern and others like it, or "full_scale"',
         )
-    columns = columns_of(kernel, d)
-    if not 1 <= len(columns) <= MOST_COLUMNS:
+    widest = max(map(len, column_sets(kernel, d)), default=0)
+    if not 1 <= widest <= MOST_COLUMNS:
         return Refusal(
             NoSeries.COLUMNS,
-            f"by Fourier series is for covariance functions of one to {MOST_COLUMNS} columns, got one of "
-            f'{len(columns)}; pass "full_scale"',
+            f"by Fourier series is for covariance functions whose terms have one to {MOST_COLUMNS} columns each, got "
+            f'one of {widest}; pass a sum of terms of fewer columns, or "full_scale"',
         )
     return None
+
+
+def column_sets(kernel: Kernel, d: int) -> list[tuple[int, ...]]:
+    """Sets of columns that terms look at, each once."""
+    return [*dict.fromkeys(columns for term in terms(kernel) if (columns := columns_of(term, d)))]
+
+
+def by_columns(kernel: Kernel, sets: Sequence[tuple[int, ...]], d: int) -> list[Kernel | None]:
+    """The sum of the terms of each set of columns, None where there are none; constants are of the first set."""
+    found: list[list[Kernel]] = [[] for _ in sets]
+    for term in terms(kernel):
+        columns = columns_of(term, d)
+        found[sets.index(columns) if columns in sets else 0].append(term)
+    return [None if not some else some[0] if len(some) == 1 else Sum(*some) for some in found]
 
 
 def columns_of(kernel: Kernel, d: int) -> tuple[int, ...]:
@@ -149,8 +164,13 @@ def _folded(group: Decaying, d: int, axes: Sequence[tuple[int, float, Tensor]]) 
     return total
 
 
-def coefficients(kernel: Kernel, grid: Grid, d: int, oversampled: float = OVERSAMPLED) -> Tensor:
+def coefficients(kernel: Kernel, grid: Series, d: int, oversampled: float = OVERSAMPLED) -> Tensor:
     """c_j, a half of the grid's shape, differentiable by the parameters. Cost: 2^d M to 8^d M values."""
+    if isinstance(grid, Grids):
+        each = zip(by_columns(kernel, [part.columns for part in grid.parts], d), grid.parts, strict=True)
+        return grid.joined(
+            [torch.zeros(part.shape, dtype=F64) if own is None else coefficients(own, part, d) for own, part in each]
+        )
     counts = [fast_length(math.ceil(2 * oversampled * m) + 1) for m in grid.orders]
     vectors = (Cosine, SpectralMixture)
     even = not any(isinstance(leaf, vectors) and len(own_columns(leaf, d)) > 1 for leaf in kernel.leaves())
@@ -184,9 +204,9 @@ def prior_variance(kernel: Kernel, d: int) -> float:
 @torch.no_grad()
 def grid_of(
     kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, most: int, *, search: bool = False
-) -> Grid:
-    """The grid for rows between two corners (d,) at a noise variance. Args: most, rows of a factor of B; search,
-    whether parameters will move.
+) -> Series:
+    """The grid for rows between two corners (d,) at a noise variance, or one for each set of columns that terms have,
+    where that takes fewer coordinates. Args: most, rows of a factor of B; search, whether parameters will move.
 
     Raises: NoGridError.
     """
@@ -195,19 +215,49 @@ def grid_of(
     tails = [] if search else [(settings.finer[0], few_rows // 2), (settings.finer[1], few_rows)]
     for share, rows in [*tails, (1.0, few_rows)]:
         try:
-            found = _grid(kernel, low, high, share * noise, settings, (room, few))
+            found = _series(kernel, (low, high), share * noise, settings, (room, few), rows)
         except NoGridError:
             continue
-        if factored(found, rows):
+        if coordinates_of(found, rows):
             return found
-    return _grid(kernel, low, high, noise * (settings.searched if search else 1.0), settings, (room, many))
+    allowed = noise * (settings.searched if search else 1.0)
+    found = _series(kernel, (low, high), allowed, settings, (room, many), most)
+    if isinstance(found, Grids) and not coordinates_of(found, most):
+        sizes = ", ".join(f"{least_coordinates(part):,.0f} for {part.columns}" for part in found.parts)
+        raise NoGridError(
+            f"by Fourier series of terms in different columns has at most {most:,} coordinates of all terms, got about "
+            f'{sizes}; pass "full_scale"'
+        )
+    return found
+
+
+def _series(
+    kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings, how: tuple[float, float],
+    most: int,
+) -> Series:  # fmt: skip
+    """One grid of all columns, or one for each set of columns that terms have: what has the smaller factor of no more
+    than `most` rows, and one grid where neither has. Raises: NoGridError."""
+    d, choices, refused = len(corners[0]), list[Series](), list[NoGridError]()
+    for sets in dict.fromkeys([(columns_of(kernel, d),), tuple(column_sets(kernel, d))]):
+        if max(map(len, sets)) > MOST_COLUMNS:
+            continue
+        each = [kernel] if len(sets) == 1 else by_columns(kernel, sets, d)
+        try:
+            choices.append(series_of([_grid(own, corners, noise, settings, how) for own in each if own is not None]))
+        except NoGridError as reason:
+            refused.append(reason)
+    if not choices:
+        raise refused[0]
+    sizes = [coordinates_of(one, most) or math.inf for one in choices]
+    return choices[-1] if sizes[-1] < WORTH * sizes[0] else choices[0]
 
 
 def _grid(
-    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, how: tuple[float, float]
+    kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings, how: tuple[float, float]
 ) -> Grid:
     """The grid for a noise variance. Args: how, room and what may repeat. Raises: NoGridError."""
-    d, (room, repeated) = len(low), how
+    (low, high), (room, repeated) = corners, how
+    d = len(low)
     groups, columns = _groups(kernel, d), columns_of(kernel, d)
     tail = max(settings.tail[len(columns) - 1] * noise, settings.least_tail * prior_variance(kernel, d))
     lengths, orders, reach = [], [], []

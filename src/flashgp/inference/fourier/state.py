@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
 from flashgp.inference.fourier.grid import Grid
+from flashgp.inference.fourier.grids import Series, series_of
 from flashgp.inference.fourier.local import WindowSettings, near_variance
 from flashgp.inference.fourier.passes import SeriesValues
 from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
@@ -118,7 +119,7 @@ class FourierState(StateOfPasses):
     parts: ClassVar[tuple[()]] = ()
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> Series:
         return self.weights.sums.grid
 
     @property
@@ -269,11 +270,16 @@ class FourierState(StateOfPasses):
     # -- files -------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
         grid, sums, sample = self.grid, self.weights.sums, self.sample
+        parts, entries = grid.parts, sums.entries
+        columns, centre, lengths, orders, reach = (
+            [number for part in parts for number in getattr(part, f.name)] for f in fields(Grid)
+        )
         found = {
-            "columns": torch.tensor(grid.columns), "orders": torch.tensor(grid.orders),
-            "box": torch.tensor([grid.centre, grid.lengths, grid.reach], dtype=F64),
-            "corners": torch.stack(self.corners),
-            "entries": torch.view_as_real(sums.entries.reshape(-1)), "projected": _flat(sums.projected),
+            "columns": torch.tensor(columns), "orders": torch.tensor(orders),
+            "grids": torch.tensor([part.d for part in parts]),
+            "box": torch.tensor([centre, lengths, reach], dtype=F64), "corners": torch.stack(self.corners),
+            "entries": torch.view_as_real(entries.reshape(-1)) if entries.is_complex() else entries,
+            "projected": _flat(sums.projected),
             "weights": _flat(self.weights.solution.value), "errors": self.weights.solution.error,
             "squares": sums.squares, "sample_x": sample.x, "sample_y": sample.y,
         }  # fmt: skip
@@ -294,25 +300,33 @@ def _flat(vectors: Tensor) -> Tensor:
     return torch.view_as_real(vectors.reshape(len(vectors), -1))
 
 
+def restored_grid(tensors: Mapping[str, Tensor]) -> Series:
+    """The grid of what was computed before."""
+    columns, orders = tensors["columns"].tolist(), tensors["orders"].tolist()
+    centre, lengths, reach = tensors["box"].tolist()
+    parts, start = list[Grid](), 0
+    for d in tensors["grids"].tolist() if "grids" in tensors else [len(columns)]:
+        own = slice(start, start + d)
+        parts.append(Grid(*(tuple(each[own]) for each in (columns, centre, lengths, orders, reach))))
+        start += d
+    return series_of(parts)
+
+
 @torch.no_grad()
 def restore(
     prior: Prior, tensors: Mapping[str, Tensor], numbers: Mapping[str, float], how: tuple[Report, Run, UpdateState]
 ) -> FourierState:
     """A state from what was computed before; the spectrum is computed again. Args: prior, held; tensors and numbers, as
     the state has them; how it was made. Raises: NotPositiveDefiniteError for sums without a factor."""
-    (centre, lengths, reach), (report, run, online), settings = (
-        tensors["box"].tolist(),
-        how,
-        FourierSettings.of(prior.likelihood),
-    )
-    columns, orders = (tuple(tensors[name].tolist()) for name in ("columns", "orders"))
-    grid = Grid(columns, tuple(centre), tuple(lengths), orders, tuple(reach))
+    (report, run, online), settings = how, FourierSettings.of(prior.likelihood)
+    grid = restored_grid(tensors)
 
     def vectors(name: str) -> Tensor:
         return torch.view_as_complex(tensors[name].contiguous()).reshape(-1, *grid.shape)
 
-    doubled = *(4 * m + 1 for m in orders[:-1]), 2 * orders[-1] + 1
-    entries = torch.view_as_complex(tensors["entries"].contiguous()).reshape(doubled)
+    entries = tensors["entries"]
+    if isinstance(grid, Grid):
+        entries = torch.view_as_complex(entries.contiguous()).reshape(grid.doubled.shape)
     count, prefix = int(numbers["count"]), "sample_"
     known = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
     known = {name: each for name, each in known.items() if name not in ("x", "y")}
@@ -340,7 +354,8 @@ def drawn_weights(
 
     Args: blocks, (x, variance) of all rows, one after the other; of several ranks of this one's.
     """
-    grid, generator = weights.sums.grid, torch.Generator().manual_seed(seed + SEED_APART * group.rank)
+    grid = weights.system.toeplitz.grid
+    generator = torch.Generator().manual_seed(seed + SEED_APART * group.rank)
     total = grid.normal(count, generator) * (group.rank == 0)
     for x, variance in blocks:
         root = variance.double().rsqrt().expand(len(x))
@@ -367,7 +382,7 @@ def variance_at(
 
 
 @torch.no_grad()
-def spectrum_of(prior: Prior, grid: Grid, d: int) -> tuple[Tensor, float]:
+def spectrum_of(prior: Prior, grid: Series, d: int) -> tuple[Tensor, float]:
     """c on the grid, and the tail, which rounding and what repeats may make 0."""
     found = coefficients(prior.kernel, grid, d)
     return found, max(0.0, prior_variance(prior.kernel, d) - float(grid.total(found)))

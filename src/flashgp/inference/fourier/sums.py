@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.normal import LOG_2PI
-from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+from flashgp.inference.fourier.grids import Series
 from flashgp.inference.fourier.system import Solution, SolveSettings, WeightSystem
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE, Group
@@ -25,10 +25,11 @@ F64 = torch.float64
 
 @dataclass(frozen=True, eq=False)
 class FourierSums:
-    """Fields: grid; count of rows; entries, t, a half of twice the orders; projected, g of each output, (p, *shape);
-    squares, r^2 / s, (p,); logs, log s, less 2 nats for each that a likelihood has beside its sites, (M-453)."""
+    """Fields: grid; count of rows; entries, t, a half of twice the orders, or C of several grids, (M-426); projected,
+    g of each output, (p, *shape); squares, r^2 / s, (p,); logs, log s, less 2 nats for each that a likelihood has
+    beside its sites, (M-453)."""
 
-    grid: Grid
+    grid: Series
     count: int
     entries: Tensor
     projected: Tensor
@@ -36,27 +37,25 @@ class FourierSums:
     logs: float
 
     @classmethod
-    def none(cls, grid: Grid, outputs: int) -> "FourierSums":
+    def none(cls, grid: Series, outputs: int) -> "FourierSums":
         """Sums of no rows."""
-        doubled = *(4 * m + 1 for m in grid.orders[:-1]), 2 * grid.orders[-1] + 1
-        projected = torch.zeros(outputs, *grid.shape, dtype=C128)
-        return cls(grid, 0, torch.zeros(doubled, dtype=C128), projected, torch.zeros(outputs, dtype=F64), 0.0)
+        sums = grid.sums(torch.zeros(0, grid.columns[-1] + 1, dtype=F64), torch.zeros(1 + outputs, 0, dtype=F64))
+        return cls(grid, 0, *sums, torch.zeros(outputs, dtype=F64), 0.0)
 
     def added(self, x: Tensor, residual: Tensor, variance: Tensor, beyond: float = 0.0) -> "FourierSums":
         """Sums with more rows. Args: x (n, d); residual (n, p); variance, s of each row, (n,) or (1,); beyond, nats
         that their likelihood has beside the density of its sites, of one output."""
         precision = (1.0 / variance.double()).expand(len(x))
         weighted = residual.double() * precision.unsqueeze(-1)
-        found = self.grid.adjoint(x, torch.cat([precision.unsqueeze(0), weighted.mT]), times=2)
+        entries, projected = self.grid.sums(x, torch.cat([precision.unsqueeze(0), weighted.mT]))
         return replace(
-            self, count=self.count + len(x), entries=self.entries + found[0],
-            projected=self.projected + self._inner(found[1:]),
+            self, count=self.count + len(x), entries=self.entries + entries, projected=self.projected + projected,
             squares=self.squares + (weighted * residual).sum(0).cpu(),
             logs=self.logs - float(precision.log().sum()) - 2.0 * beyond,
         )  # fmt: skip
 
     @classmethod
-    def of(cls, grid: Grid, blocks: Iterable[tuple[Any, ...]], outputs: int, group: Group = ALONE) -> "FourierSums":
+    def of(cls, grid: Series, blocks: Iterable[tuple[Any, ...]], outputs: int, group: Group = ALONE) -> "FourierSums":
         """Sums over blocks, arguments of `added`, one after the other, of all ranks."""
         found = cls.none(grid, outputs)
         for block in blocks:
@@ -67,18 +66,14 @@ class FourierSums:
         """Sums over the rows of all ranks, from those of each, by one all-reduce, (M-452)."""
         if group.size == 1:
             return self
+        own = self.entries
         entries, projected, squares, numbers = sum_together(group, [
-            torch.view_as_real(self.entries), torch.view_as_real(self.projected), self.squares,
+            torch.view_as_real(own) if own.is_complex() else own, torch.view_as_real(self.projected), self.squares,
             torch.tensor([self.count, self.logs], dtype=F64),
         ])  # fmt: skip
-        entries, projected, (count, logs) = *map(torch.view_as_complex, (entries, projected)), numbers.tolist()
+        entries = torch.view_as_complex(entries) if own.is_complex() else entries
+        projected, (count, logs) = torch.view_as_complex(projected), numbers.tolist()
         return replace(self, count=int(count), entries=entries, projected=projected, squares=squares, logs=logs)
-
-    def _inner(self, doubled: Tensor) -> Tensor:
-        """The entries |j| <= m of arrays up to 2 m."""
-        front = (slice(m, 3 * m + 1) for m in self.grid.orders[:-1])
-        inside: Any = (..., *front, slice(0, self.grid.orders[-1] + 1))
-        return doubled[inside]
 
     def times(self, factor: float) -> "FourierSums":
         """Sums where each row counts so many times."""
@@ -98,22 +93,21 @@ class FourierSums:
     @property
     def ones(self) -> Tensor:
         """g of a residual of ones, (*shape)."""
-        return self._inner(self.entries)
+        return self.grid.ones(self.entries)
 
     def scaled(self, variance: float, shift: Tensor) -> "FourierSums":
         """Sums at another noise variance of all rows and a mean that lies so much higher, (p,), from those of variance
         one: what changes of rows alike while parameters move."""
-        zero: Any = (slice(None), *self.grid.orders[:-1], 0)
-        total = self.projected[zero].real
+        total = self.projected[self.grid.zero].real
         squares = self.squares - 2.0 * shift * total + self.count * shift.square()
-        moved = self.projected - shift.view(-1, *(1,) * self.grid.d) * self.ones
+        moved = self.projected - shift.view(-1, *(1,) * len(self.grid.shape)) * self.ones
         return replace(
             self, entries=self.entries / variance, projected=moved / variance, squares=squares / variance,
             logs=self.count * math.log(variance),
         )  # fmt: skip
 
     def system(self, spectrum: Tensor, settings: SolveSettings, deadline: Deadline = NO_DEADLINE) -> "WeightSystem":
-        return WeightSystem(spectrum, Toeplitz(self.grid, self.entries), settings, deadline)
+        return WeightSystem(spectrum, self.grid.gram(self.entries), settings, deadline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +146,7 @@ class WeightPosterior:
     @property
     def dual(self) -> Tensor:
         """E* (K + S)^-1 r, (p, *shape)."""
-        return self.sums.projected - self.system.toeplitz(self.system.root * self.solution.value)
+        return self.sums.projected - self.system.gram(self.system.root * self.solution.value)
 
     @property
     def quadratic(self) -> Tensor:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import NO_DEADLINE, Deadline
-from flashgp.inference.fourier.domain_basis import DomainBasis, domain_of, factored
-from flashgp.inference.fourier.grid import C128, Grid, Toeplitz
+from flashgp.inference.fourier.domain_basis import DomainBasis
+from flashgp.inference.fourier.grid import C128, Gram, Grid, Toeplitz
+from flashgp.inference.fourier.grids import Series, basis_domain, coordinates_of
 from flashgp.inference.fourier.real_basis import RealBasis
 
 F64 = torch.float64
@@ -63,16 +64,22 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class WeightSystem:
-    """B. Fields: spectrum, c of the grid's shape; toeplitz, T; settings; deadline, which ends solves."""
+    """B. Fields: spectrum, c of the grid's shape; gram, T; settings; deadline, which ends solves."""
 
     spectrum: Tensor
-    toeplitz: Toeplitz
+    gram: Gram
     settings: SolveSettings = field(default_factory=SolveSettings)
     deadline: Deadline = NO_DEADLINE
 
     @property
-    def grid(self) -> Grid:
-        return self.toeplitz.grid
+    def grid(self) -> Series:
+        return self.gram.grid
+
+    @property
+    def toeplitz(self) -> Toeplitz:
+        """T of one grid."""
+        assert isinstance(self.gram, Toeplitz)
+        return self.gram
 
     @cached_property
     def root(self) -> Tensor:
@@ -82,16 +89,16 @@ class WeightSystem:
     @cached_property
     def diagonal(self) -> Tensor:
         """diag B."""
-        return 1.0 + self.spectrum * self.toeplitz.diagonal
+        return 1.0 + self.spectrum * self.gram.diagonal
 
     @property
     def dense(self) -> bool:
         """Whether there is a factor."""
-        return factored(self.grid, self.settings.dense)
+        return bool(coordinates_of(self.grid, self.settings.dense))
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """B v of (k, *shape)."""
-        return vectors + self.root * self.toeplitz(self.root * vectors)
+        return vectors + self.root * self.gram(self.root * vectors)
 
     @property
     def kept(self) -> "WeightSystem":
@@ -105,9 +112,10 @@ class WeightSystem:
     def basis(self) -> RealBasis | DomainBasis:
         """Of what there is a factor of: all that rows tell of, or the lowest frequencies."""
         settings, size = self.settings, self.grid.size
-        domain = domain_of(self.grid, settings.dense)
+        domain = basis_domain(self.grid, settings.dense)
         if domain is not None:
             return DomainBasis(domain, self.root)
+        assert isinstance(self.grid, Grid)
         return RealBasis.leading(
             self.grid, settings.dense if self.dense else min(settings.block, size // settings.share)
         )
@@ -115,7 +123,7 @@ class WeightSystem:
     @cached_property
     def factor(self) -> Tensor:
         """Lower Cholesky factor of B in the basis."""
-        return torch.linalg.cholesky(self.basis.matrix(self.toeplitz, self.root))
+        return torch.linalg.cholesky(self.basis.matrix(self.gram, self.root))
 
     @property
     def log_of_factor(self) -> float:
@@ -152,16 +160,22 @@ class WeightSystem:
     @cached_property
     def variance_coefficients(self) -> Tensor:
         """Coefficients of phi(x)* B^-1 phi(x) as a function, where there is a factor, of twice the orders, (M-448)."""
-        grid, basis = self.grid, self.basis
+        basis, toeplitz, grid = self.basis, self.toeplitz, self.toeplitz.grid
         if isinstance(basis, DomainBasis) and grid.d > 1:
-            of_points = basis.whitened(self.factor)
+            of_points = self._whitened
             return basis.domain.lags(of_points.mT @ of_points)
-        size, total = basis.size, torch.zeros(self.toeplitz.padded, dtype=F64)
+        size, total = basis.size, torch.zeros(toeplitz.padded, dtype=F64)
         columns = torch.linalg.solve_triangular(self.factor, torch.eye(size, dtype=F64), upper=False)
         for some in columns.split(max(1, self.settings.batch_numbers // total.numel())):
             functions = basis.put(some.new_empty(len(some), *grid.shape, dtype=C128), some)
-            total += self.toeplitz.values(self.root * functions).square().sum(0)
-        return self.toeplitz.coefficients(total)
+            total += toeplitz.values(self.root * functions).square().sum(0)
+        return toeplitz.coefficients(total)
+
+    @cached_property
+    def _whitened(self) -> Tensor:
+        """L^-1 R', where points are told by functions of the coordinates, (size, size)."""
+        assert isinstance(self.basis, DomainBasis)
+        return self.basis.whitened(self.factor)
 
     def precondition(self, vectors: Tensor) -> Tensor:
         """P^-1 of (k, *shape)."""
@@ -172,7 +186,7 @@ class WeightSystem:
     def _by_iterations(self, b: Tensor, goal: float, share: float = 0.0, most: int | None = None) -> Solution:
         """Preconditioned conjugate gradients, until |b - B x| <= goal, which bounds the error as B >= I, (M-434); or,
         for draws, until |P^-1/2 (b - B x)|, which is near the error, has fallen to a share."""
-        dot, shape = self.grid.dot, (-1, *(1,) * self.grid.d)
+        dot, shape = self.grid.dot, (-1, *(1,) * len(self.grid.shape))
         x, r = torch.zeros_like(b), b.clone()
         z = self.precondition(r)
         p, rz = z.clone(), dot(r, z)
@@ -197,7 +211,7 @@ class WeightSystem:
             iteration += 1
 
     # -- the log determinant ---------------------------------------------------------------------------------------
-    def log_determinant(self, seed: int, others: Sequence[Toeplitz] = ()) -> tuple[float, Tensor, list[float]]:
+    def log_determinant(self, seed: int, others: Sequence[Gram] = ()) -> tuple[float, Tensor, list[float]]:
         """log|B|, (B^-1 (B - I))_jj = c_j d log|B| / d c_j, of the grid's shape, and tr(B^-1 W T W) of other T;
         estimated where there is no factor, (M-433)."""
         grid, settings = self.grid, self.settings
@@ -209,6 +223,7 @@ class WeightSystem:
                 matrix.diagonal().sub_(1.0)
                 traces.append(float((inverse * matrix).sum()))
             return logs, self.basis.powers(torch.eye(self.basis.size, dtype=F64) - inverse), traces
+        assert isinstance(grid, Grid)
         generator = torch.Generator().manual_seed(seed + PROBED_SEED)
         signs = grid.signs(settings.probes_of(grid.size), generator)
         z = self.diagonal.sqrt() * signs
@@ -225,30 +240,34 @@ class WeightSystem:
         traces = [float(grid.dot(v, self.root * other(self.root * u)).mean()) for other in others]
         return logs, 0.5 * products.real.mean(0), traces
 
-    def trace(self, other: Toeplitz) -> float:
+    def trace(self, other: Gram) -> float:
         """tr(B^-1 B') less the number of coordinates, B' of another T, where there is a factor."""
         matrix = self.basis.matrix(other, self.root)
         return float((self._block_inverse * matrix).sum()) - self.basis.size
 
     def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,); with a factor
-        one transform of many points, (M-448)."""
+        one transform of many points, (M-448), or of several grids functions at them, (M-426)."""
+        grid, basis, width = self.grid, self.basis, self.spectrum.numel()
+        parts, root = [x.new_zeros(0, dtype=F64)], self.root if part is None else part * self.root
+        if part is None and not isinstance(grid, Grid):
+            whitened = self._whitened.mT
+            blocks = x.split(max(1, self.settings.batch_numbers // len(whitened)))
+            return torch.cat([(grid.domains.at(some) @ whitened).square().sum(1) for some in blocks])
         known = "variance_coefficients" in self.__dict__ or len(x) >= self.settings.function_points
-        if self.dense and part is None and known:
-            found = self.grid.doubled.forward(x, self.variance_coefficients.unsqueeze(0))[0]
+        if self.dense and part is None and known and isinstance(grid, Grid):
+            found = grid.doubled.forward(x, self.variance_coefficients.unsqueeze(0))[0]
             return found.clamp_min(0.0)
-        parts, basis, root = [x.new_zeros(0, dtype=F64)], self.basis, self.root if part is None else part * self.root
-        width = self.spectrum.numel()
         for some in x.split(max(1, self.settings.batch_numbers // width // (8 if self.dense else 1))):
-            phi = root * self.grid.waves(some)
+            phi = root * grid.waves(some)
             if self.dense:
                 inside = basis.coordinates(phi)
                 value = torch.linalg.solve_triangular(self.factor, inside.mT, upper=False).square().sum(0)
                 if isinstance(basis, DomainBasis):
-                    value += (self.grid.dot(phi, phi) - inside.square().sum(1)).clamp_min(0.0)
+                    value += (grid.dot(phi, phi) - inside.square().sum(1)).clamp_min(0.0)
                 parts.append(value)
             else:
-                parts.append(self.grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
+                parts.append(grid.dot(phi, self._by_iterations(phi, 0.0, self.settings.variance_error).value))
         return torch.cat(parts)
 
 
