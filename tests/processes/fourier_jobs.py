@@ -53,11 +53,15 @@ def apart(one: list[Tensor], other: list[Tensor]) -> float:
 
 
 def conditioned(group: Any, counts: tuple[int, ...]) -> list[float]:
-    """Differences from one process: rows that are held, read, with variances and with weights of their own."""
+    """Differences from one process: rows that are held, read, with variances and with weights of their own, and terms
+    in different columns."""
     shares = Shares(counts)
     own, every = shares.slice(dist.get_rank(group)), slice(0, shares.total)
     x, y = table(shares.total)
     known = 0.01 + 0.1 * x[:, 0]
+    wide = table(shares.total, 2)[0]
+    terms = sum((fgp.kernels.Matern(nu=2.5, active_dims=[j]) for j in (0, 1)), 0.5 * fgp.kernels.RBF(active_dims=[0]))
+    additive = fgp.GP(terms, likelihood=fgp.likelihoods.Gaussian(0.02))
 
     def batches(rows: slice) -> list[tuple[Tensor, ...]]:
         return [(x[rows][i : i + 9], y[rows][i : i + 9]) for i in range(0, rows.stop - rows.start, 9)]
@@ -69,13 +73,16 @@ def conditioned(group: Any, counts: tuple[int, ...]) -> list[float]:
             model().condition(x[rows], y[rows], **asked), model().condition(batches(rows), **asked),
             model().condition(whole, **asked),
             model(row_weight=1.0 + known[rows]).condition(x[rows], y[rows], **asked),
+            additive.condition(wide[rows], y[rows], **asked),
         ]  # fmt: skip
 
     out = []
     for ours, alone in zip(of(own, group), of(every, None), strict=True):
         assert (ours.count, ours.state.ranks) == (shares.total, len(counts))
         assert "SHARED" in [event.kind.name for event in ours.report.events]
-        out.append(apart(answers(alone), answers(ours)))
+        d = alone.state.sample.x.shape[-1]
+        assert len(ours.state.grid.parts) == d
+        out.append(apart(answers(alone, d), answers(ours, d)))
     return out
 
 

@@ -222,6 +222,7 @@ Series = Grid | Grids
 
 
 def series_of(parts: Sequence[Grid]) -> Series:
+    """One grid, or several side by side."""
     return parts[0] if len(parts) == 1 else Grids(tuple(parts))
 
 
