@@ -70,6 +70,26 @@ def test_auto_takes_series_where_they_are_much_quicker() -> None:
     assert plans[0].fit_step_seconds < 0.1 * plans[1].fit_step_seconds
 
 
+def test_auto_takes_series_for_labels_where_these_have_a_factor() -> None:
+    """By the price of their steps: factors, variances and expectations of all rows."""
+    smooth = fgp.kernels.Matern(nu=1.5)
+    gp, settings = fgp.GP(smooth, likelihood=fgp.likelihoods.Bernoulli()), PlanSettings(profile=BUILT_IN)
+    settings = dataclasses.replace(settings, memory="640GiB", factored=True)
+
+    def of(n: int, d: int, prior: fgp.GP = gp) -> tuple[str, NoSeries | None, str]:
+        taken, plan, event = decided(prior, RowCounts(n, d), Approximation("auto"), settings)
+        return "" if taken is None else taken.kind, plan.no_series, event.fields["reason"]
+
+    assert of(100_000, 2) == ("fourier", None, ApproximationReason.SITES)
+    assert of(1000, 2) == ("", NoSeries.SLOWER, ApproximationReason.FITS)
+    assert of(100_000, 3) == ("full_scale", NoSeries.SLOWER, ApproximationReason.SITES)
+    rough = fgp.GP(fgp.kernels.Matern(nu=0.5), likelihood=fgp.likelihoods.Bernoulli())
+    assert of(100_000, 3, rough)[:2] == ("full_scale", NoSeries.FREQUENCIES)  # no factor
+    regression = fgp.plan(fgp.GP(smooth), n=10**5, d=2, approximation="fourier", profile=BUILT_IN)
+    labels = fgp.plan(gp, n=10**5, d=2, approximation="fourier", profile=BUILT_IN)
+    assert labels.fit_step_seconds > regression.fit_step_seconds
+
+
 @pytest.mark.parametrize("n", [1800, 2400, 3000])
 def test_exact_inference_is_late_only_where_all_are(n: int) -> None:
     """Seen red: exact inference past the limit, quicker than full scale, though points kept to it."""

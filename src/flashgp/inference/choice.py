@@ -353,6 +353,7 @@ def decided(
         return None, replace(exact, no_series=without), event(None, ApproximationReason.FITS, exact, ())
     plans, others = _fitting(prior, rows, asked.candidates, settings, time_limit, training=training)
     reason = ApproximationReason.MEMORY if exact is None else ApproximationReason.TIME
+    reason = reason if late else ApproximationReason.SITES
     quick = [plan for plan in plans if on_time(plan)]
     chosen = min(plans, key=took, default=None) if not quick else quick[0]
     if chosen is not None and exact is not None and not quick and took(exact) <= took(chosen):
@@ -364,7 +365,6 @@ def decided(
         return Approximation("fourier"), series, event("fourier", reason, exact, (series, *plans), without=None)
     if chosen is not None:
         taken = next(one for one in asked.candidates if one.kind == chosen.approximation).resolved(chosen.sizes)
-        reason = reason if late else ApproximationReason.SITES
         return taken, replace(chosen, no_series=without), event(taken.kind, reason, exact, plans)
     if exact is None:
         raise [*refusals, *others][0]

@@ -370,12 +370,10 @@ def fit_as(
         refuse_exact_fit(options)
         how, least = options if gp.likelihood.has_sites else options.by_sites(), options.stages.first_rows
         asked, first, instead_of_series, event = chosen_of_read(gp, rows, asked, how, least, training=True)
-    held_rows = isinstance(rows, Data) and gp.likelihood.has_sites and group.size == 1
-    if held_rows and asked is not None and asked.kind == "fourier":
-        assert isinstance(rows, Data)
+    if isinstance(rows, Data) and group.size == 1 and asked is not None and asked.kind == "fourier":
         refuse_exact_fit(options)
-        counted = rows.counts
-        wanted = replace(_wanted(options), device=chosen_device(options.run.device, rows.x))
+        counted, device = rows.counts, chosen_device(options.run.device, rows.x)
+        wanted = replace(_wanted(options), device=device, factored=not gp.likelihood.has_sites)
         instead_of_series = beside_series(gp, counted, wanted, options.run.deadline.limit)
     if asked is None and exact is None and isinstance(rows, Data):
         exact = _searched_by_full_scale(gp, rows, options)

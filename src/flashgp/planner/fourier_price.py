@@ -62,14 +62,15 @@ class GridSizes:
 @dataclass(frozen=True)
 class FourierPrice(ApproximatePrice):
     """Fields: grid; iterations of a solve for one to three columns; block, rows of a preconditioner's factor;
-    factor_flops, those of a factor with what is made of it, for each cube of its rows; seconds of a row in a pass, of a
-    number of a grid in a product, and of an evaluation however small."""
+    factor_flops, those of a factor with what is made of it, for each cube of its rows; seconds of a row in a pass, of
+    its site where iteration finds it, of a number of a grid in a product, and of an evaluation however small."""
 
     grid: GridSizes
     iterations: tuple[float, ...] = (40.0, 60.0, 150.0)
     block: int = 1500
     factor_flops: float = 10.0
     row_seconds: tuple[float, ...] = (1.2e-7, 2.5e-7, 1.5e-6)
+    site_seconds: float = 5e-6
     number_seconds: float = 4e-8
     least_seconds: float = 0.01
 
@@ -104,9 +105,18 @@ class FourierPrice(ApproximatePrice):
         factor = self.gemm(self.factor_flops * min(self.block, self.grid.frequencies // 8) ** 3)
         return factor + vectors * self.iterations[self.grid.columns - 1] * self.padded * self.number_seconds
 
+    @property
+    def sites(self) -> float:
+        """Seconds of the sites of all rows, and of their variances, where iteration finds them."""
+        if not self.problem.iterates:
+            return 0.0
+        return self.of_rank(self.problem.n) * self.site_seconds + self.gemm(
+            self.factor_flops * self.grid.coordinates**3
+        )
+
     def step(self, rows: int) -> Cost:
         spectrum = 8.0 * self.padded / self.rates.block_pairs
-        more = self.grid.passes * self.sums()
+        more = self.grid.passes * self.sums() + self.sites
         sent = 3.0 * self.sums_wire * bool(self.grid.passes) + evaluation_wire(self.problem)
         return Cost.of(self.least_seconds + more + self.solve(self.problem.outputs + self.grid.probes) + spectrum, sent)
 
@@ -127,7 +137,7 @@ class FourierPrice(ApproximatePrice):
     def condition(self) -> Cost:
         last, problem = self.settled, self.problem
         sent = survey_wire(problem, self.work.sample_rows) + last.sums_wire
-        return Cost.of(2.0 * self.sums() + last.solve(problem.outputs), sent)
+        return Cost.of(2.0 * self.sums() + last.sites + last.solve(problem.outputs), sent)
 
     def predict(self) -> float:
         functions = self.gemm(2.0 * self.grid.coordinates**2) if self.grid.beside else 0.0

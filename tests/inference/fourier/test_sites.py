@@ -254,6 +254,16 @@ def test_what_has_no_sites_is_refused() -> None:
         fgp.GP(k.Matern(), likelihood=l.Categorical(3)).condition(x, y, approximation="fourier")
 
 
+def test_labels_whose_weights_have_no_factor_are_left_to_another_way() -> None:
+    x, f, _ = _table(700, 2)
+    short = fgp.Parameter(torch.full((2,), 0.03, dtype=F64), trainable=False)
+    gp = fgp.GP(1.0 * k.Matern(nu=1.5, lengthscale=short), likelihood=l.Bernoulli())
+    fit = fgp.fit(gp, x, (f > 0.0).double(), approximation="fourier", progress=False, starts=1, max_iterations=5)
+    (event,) = of_kind(fit.report.events, EventKind.SERIES_LEFT)
+    assert event.fields["frequencies"] > 5000
+    assert not of_kind(fit.posterior.report.events, EventKind.FOURIER)
+
+
 def test_a_time_limit_leaves_a_posterior_of_a_part() -> None:
     x, f, at = _table(3000)
     gp = fgp.GP(1.0 * k.Matern(nu=2.5), likelihood=l.Bernoulli())

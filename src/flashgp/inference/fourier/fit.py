@@ -152,10 +152,10 @@ class FourierFit(EngineFit[FourierState]):
             grid = self._grid(theta)
             frequencies = grid.size
             price = self._price(grid)
-            seconds = price.rest().middle
+            seconds = price.rest().middle if price.grid.coordinates or not self.by_sites else math.inf
             if seconds <= max(rival.fit_seconds, KEPT_SECONDS if price.grid.coordinates else 0.0):
                 return grid
-        known = {"seconds": seconds, "other_seconds": rival.fit_seconds} if frequencies else {}
+        known = {"seconds": seconds, "other_seconds": rival.fit_seconds} if math.isfinite(seconds) else {}
         taken = WORDS.get(rival.approximation, "exact inference")
         event = Event(EventKind.SERIES_LEFT, taken=taken, frequencies=frequencies, **known)
         raise EngineLeft(self.result, event, recorder)
@@ -163,7 +163,8 @@ class FourierFit(EngineFit[FourierState]):
     def _price(self, grid: Series) -> FourierPrice:
         problem, no_sizes = conditioning_problem(self.prior, self.counts, self.wanted), Sizes(0, 0, 0, 0)
         device = self.wanted.devices[0]
-        sizes = sizes_of(grid, self.counts.n, passes_of(self.prior, alike=self.counts.alike))
+        passes = passes_of(self.prior, alike=self.counts.alike)
+        sizes = sizes_of(grid, self.counts.n, passes, self.how.solves)
         return FourierPrice(problem, self.wanted.rates, device, no_sizes, ApproximateWork(), sizes)
 
     def _grid(self, theta: numpy.ndarray) -> Series:

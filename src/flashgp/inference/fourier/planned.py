@@ -22,6 +22,7 @@ from flashgp.inference.fourier.spectrum import (
     own_columns,
     prior_variance,
 )
+from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.system import SolveSettings
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
@@ -37,13 +38,13 @@ F64 = torch.float64
 @dataclass(frozen=True)
 class ExpectedSettings:
     """Fields: lengthscales in the range of the rows, and periods where nothing decays along a column; noise, over the
-    prior variance; grid; solves."""
+    prior variance, and site_noise, of sites that are found by iteration; grid."""
 
     lengthscales: float = 5.0
     periods: float = 10.0
     noise: float = 0.05
+    site_noise: float = 1.0
     grid: GridSettings = field(default_factory=GridSettings)
-    solves: SolveSettings = field(default_factory=SolveSettings)
 
 
 def unfit(prior: Prior, d: int) -> Refusal | None:
@@ -78,16 +79,17 @@ def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool,
         refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
     if not named and refusal is None and ranks > 1:
         refusal = Refusal(NoSeries.RANKS, "by Fourier series is taken over ranks where it is named")
-    if not named and refusal is None and not prior.likelihood.has_sites:
-        refusal = Refusal(NoSeries.MODEL, f"by Fourier series is taken for {prior.likelihood.name} where it is named")
     try:
         if refusal is not None:
             return refusal
-        passes = passes_of(prior, alike=rows.alike)
-        found = sizes_of(expected_grid(prior, rows, training=training), rows.n, passes)
+        passes, solves = passes_of(prior, alike=rows.alike), FourierSettings.of(prior.likelihood).solves
+        found = sizes_of(expected_grid(prior, rows, training=training), rows.n, passes, solves)
+        if not (named or prior.likelihood.has_sites or found.coordinates):
+            return Refusal(NoSeries.FREQUENCIES, "by Fourier series finds sites where the weights have a factor")
         if not training:
             return found
-        return replace(found, posterior=sizes_of(expected_grid(prior, rows, training=training, search=False), rows.n))
+        last = expected_grid(prior, rows, training=training, search=False)
+        return replace(found, posterior=sizes_of(last, rows.n, solves=solves))
     except NoGridError as reason:
         return Refusal(NoSeries.FREQUENCIES, str(reason))
 
@@ -100,8 +102,9 @@ def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool
     Raises: NoGridError. Cost: milliseconds.
     """
     settings, kernel, d = ExpectedSettings(), copy.deepcopy(prior.kernel), rows.d
-    search = training if search is None else search
-    noise = settings.noise * prior_variance(kernel, d)
+    search, by_sites = training if search is None else search, not prior.likelihood.has_sites
+    solves = FourierSettings.of(prior.likelihood).solves
+    noise = (settings.site_noise if by_sites else settings.noise) * prior_variance(kernel, d)
     known = prior.likelihood.additive_noise(torch.device("cpu"))
     if not training and known is not None and known.numel():
         noise = float(known.double().mean())
@@ -112,12 +115,12 @@ def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool
         if training:
             _assume(kernel, ranges, settings.lengthscales)
     high = torch.tensor(ranges, dtype=F64)
-    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, settings.solves.dense, search=search)
+    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, solves.dense, search=search)
 
 
-def sizes_of(grid: Series, rows: int = 1, passes: int = 0) -> GridSizes:
+def sizes_of(grid: Series, rows: int = 1, passes: int = 0, solves: SolveSettings | None = None) -> GridSizes:
     """Sizes of a grid, by which work is priced. Args: rows, of a pass; passes, of an evaluation."""
-    solves = SolveSettings()
+    solves = solves or SolveSettings()
     coordinates, probes = coordinates_of(grid, solves.dense), solves.probes_of(grid.size)
     if not (isinstance(grid, Grids) and coordinates):
         return GridSizes(grid.d, grid.size, coordinates, probes, passes)
