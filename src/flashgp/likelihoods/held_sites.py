@@ -27,6 +27,7 @@ class HeldSites(Likelihood):
     """
 
     has_sites = True
+    NAMES = frozenset({"site_targets", "site_variance", "site_excess"})  # of its own numbers of rows
 
     def __init__(self, likelihood: Likelihood, sites: Sites, excess: Tensor | None = None) -> None:
         super().__init__()

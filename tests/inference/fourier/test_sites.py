@@ -244,6 +244,40 @@ def test_a_fit_of_rows_that_are_read_is_that_of_held_ones(tmp_path: Path) -> Non
     assert float(again.log_marginal_likelihood()) == pytest.approx(values[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["held", "read"])
+@pytest.mark.parametrize("likelihood", [l.Bernoulli(), l.Poisson(exposure=COUNTS)], ids=lambda one: one.name)
+def test_rows_that_join_are_as_if_they_had_been_there(likelihood: Likelihood, kind: str, tmp_path: Path) -> None:
+    """(M-444): to second order in how far q(f) moves; nothing where they say next to nothing."""
+    x, f, at = _table()
+    y, few = _targets(likelihood, f), torch.arange(N) < N - 10
+    numbers = dict(likelihood.row_tensors)
+
+    def conditioned(rows: Tensor) -> fgp.Posterior:
+        if kind == "held":
+            return _gp(likelihood.rows(rows.nonzero()[:, 0])).condition(x[rows], y[rows], approximation="fourier")
+        batches = _batches(x[rows], y[rows], {name: each[rows] for name, each in numbers.items()})
+        return _gp(likelihood.with_rows()).condition(batches, approximation="fourier")
+
+    whole, before = conditioned(torch.ones(N, dtype=torch.bool)), conditioned(few)
+    more = {name: each[~few] for name, each in numbers.items()}
+    after = before.append(x[~few], y[~few], **more)
+    assert after.count == N
+    one, other, first = (post.predict(at) for post in (after, whole, before))
+    moved = float(((first.mean - other.mean) / other.std).abs().max())
+    assert float(((one.mean - other.mean) / other.std).abs().max()) < min(0.05, 0.2 * moved)
+    torch.testing.assert_close(one.variance, other.variance, rtol=0.06, atol=0.0)
+    assert after.can("log_marginal_likelihood") is not None  # sites have not settled together
+    assert "moved" in of_kind(after.report.events, EventKind.UPDATED)[0].fields
+    fgp.save(after, tmp_path / "model.fgp")
+    torch.testing.assert_close(fgp.load(tmp_path / "model.fgp").predict(at).mean, one.mean)
+    if kind == "held":
+        again = after.append(x[:1], y[:1], **{name: each[:1] for name, each in numbers.items()})
+        assert len(again.x) == len(again.state.held.numbers["site_variance"]) == N + 1
+    if numbers:
+        with pytest.raises(DomainError, match="`exposure`"):
+            before.append(x[~few], y[~few])
+
+
 def test_what_has_no_sites_is_refused() -> None:
     x, f, _ = _table(60, 3)
     y = (f > 0.0).double()

@@ -1,4 +1,7 @@
-"""More rows for Fourier series: their sums add up, and a solve goes on from the weights there were, eq. (M-439)."""
+"""More rows for Fourier series: their sums add up, and a solve goes on from the weights there were, eq. (M-439).
+
+Where iteration finds sites, those of new rows settle together beside those of the rows before, which stay, (M-444).
+"""
 
 import time
 from dataclasses import replace
@@ -10,65 +13,116 @@ from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
 from flashgp.inference.base_state import UPDATE
 from flashgp.inference.fourier.condition import goal_of
+from flashgp.inference.fourier.passes import SeriesValues
 from flashgp.inference.fourier.predictor import FourierPredictor
 from flashgp.inference.fourier.state import FourierState
-from flashgp.inference.fourier.sums import WeightPosterior
+from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.online.update import checked_rows
+from flashgp.inference.site_methods import method_of
+from flashgp.inference.sites import Found, SiteSettings, prior_mean, settle_rows
 from flashgp.inference.streamed.rows import named, numbers_to_likelihood
-from flashgp.sources.source import Held, source_of
+from flashgp.likelihoods import Sites
+from flashgp.likelihoods.held_sites import HeldSites
+from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, joined
 
 
 @entered(lambda state, *_, **__: state.run.deterministic)
 @torch.no_grad()
-def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: Any) -> FourierState:
+def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: Any, **numbers: Any) -> FourierState:
     """See `Posterior.append`. Raises: DomainError for rows outside the box, where functions repeat.
 
-    Cost: a transform of the rows, and a solve from the weights before.
+    Cost: a transform of the rows, and a solve from the weights before; with sites by iteration some of both, and a
+    factor for each.
     """
     began, prior = time.perf_counter(), state.prior
-    if row_weight is not None:
-        raise DomainError(
-            "`row_weight` is not known of rows that join Fourier series, got one; leave it out, or give row_variance"
-        )
-    if y is None:
-        source = named(source_of(x), prior)
-    else:
-        new = checked_rows(prior, x, y, state.like)
-        given = {} if row_variance is None else {"row_variance": row_variance}
-        source = Held(new[0].clone(), new[1].clone(), prior.likelihood.read(given, ""))
-    sums, sample = state.weights.sums, state.sample
-    knows = bool(sample.numbers)
-    blocks = []
-    for _, block in checked(source, prior.outputs, state.sample.x.shape[-1]):
-        if block.numbers.keys() != sample.numbers.keys() and len(block.x):
+    given = {"row_variance": row_variance, "row_weight": row_weight} | numbers
+    source = _new_rows(state, x, y, {name: each for name, each in given.items() if each is not None})
+    blocks = [block for _, block in checked(source, prior.outputs, state.sample.x.shape[-1]) if len(block.x)]
+    own_names = state.sample.numbers.keys() - HeldSites.NAMES
+    for block in blocks:
+        if different := block.numbers.keys() ^ own_names:
+            name = min(different)
             raise DomainError(
-                f"`row_variance` must be given with new rows as with those before, got {'none' if knows else 'some'}; "
-                "give zeros for none"
+                f"`{name}` must be given with new rows as with those before, got "
+                f"{'some' if name in block.numbers else 'none'}; give it for all rows, or condition again"
             )
         FourierPredictor(state, deterministic=False).check(block.x, "x")
-        own = state.prior_of(block)
-        sites = own.sites(block.y)
-        sums = sums.added(block.x, own.residual(block.x, sites.targets), sites.variance.double() + state.tail)
-        blocks.append(block)
-    if sums.count == state.count:
+    if not blocks:
         return state
-    system = replace(state.weights.system, gram=state.grid.gram(sums.entries))
-    weights = WeightPosterior.of(sums, system, goal_of(sums, state.run), state.weights.solution.value)
+    online = state.online.counted(sum(len(block.x) for block in blocks), 0)
+    if prior.likelihood.underlying.has_sites:
+        sums, start = state.weights.sums, state.weights
+        for block in blocks:
+            own = state.prior_of(block)
+            sites = own.sites(block.y)
+            sums = sums.added(block.x, own.residual(block.x, sites.targets), sites.variance.double() + state.tail)
+        system = replace(start.system, gram=state.grid.gram(sums.entries))
+        weights = WeightPosterior.of(sums, system, goal_of(sums, state.run), start.solution.value)
+    else:
+        values, block = _with_sites(state, joined(blocks))
+        weights, blocks = values.weights, [block]
+        if weights.system.dense:
+            online = replace(online, moved=online.moved + values.divergence(state.values))
     held = None
     if state.held is not None and y is not None:
         before = Block(state.held.x, state.held.y, state.held.numbers)
         held = Held(*joined([before, *blocks]))
         held.x, held.y = held.x.to(before.x), held.y.to(before.y)
     prior = prior if held is None else numbers_to_likelihood(prior, held)
-    online = state.online.counted(sums.count - state.count, 0)
     events = [event for event in state.report.events if event.stage != UPDATE]
-    spread = (state.noise_of_rows + state.tail) / sums.count
+    spread = (state.noise_of_rows + state.tail) / weights.sums.count
     report = replace(
         state.report, iterations=weights.solution.iterations, error_bound=weights.error * spread**0.5,
         seconds=time.perf_counter() - began, events=[*events, online.event],
     )  # fmt: skip
-    return replace(
-        state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None,
-        sample=sample if held is not None else state.sample,
-    )  # fmt: skip
+    return replace(state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None)
+
+
+def _new_rows(state: FourierState, x: Any, y: Any, numbers: dict[str, Any]) -> RowSource:
+    """Rows that join with numbers of each by name. Raises: DomainError, ShapeError."""
+    prior, likelihood = state.prior, state.prior.likelihood.underlying
+    if "row_weight" in numbers and likelihood.has_sites:
+        raise DomainError(
+            "`row_weight` is not known of rows that join Fourier series, got one; leave it out, or give row_variance"
+        )
+    if y is None:
+        return named(source_of(x), prior)
+    x, y = checked_rows(prior, x, y, state.like)
+    if state.held is None or likelihood.has_sites:
+        return Held(x.clone(), y.clone(), prior.likelihood.read(numbers, ""))
+    others = {name: each for name, each in numbers.items() if name not in ("row_variance", "row_weight")}
+    known = numbers.get("row_variance"), numbers.get("row_weight")
+    return Held(x.clone(), y.clone(), likelihood.of_new_rows(state.count, len(x), *known, others).row_tensors)
+
+
+def _with_sites(state: FourierState, rows: Block) -> tuple[SeriesValues, Block]:
+    """q of the weights with new rows, whose sites have settled, and these rows with their sites, if they are kept.
+    Raises: ConvergenceError."""
+    likelihood, kept = state.prior.likelihood, state.prior.likelihood.has_sites
+    likelihood = likelihood.underlying.with_rows(**rows.numbers)
+    if not kept and "variational" in likelihood.methods:  # as those of passes
+        likelihood = likelihood.by_method("variational")
+    own, x, y = state.prior.with_likelihood(likelihood), rows.x, rows.y.double()
+    likelihood.check_targets(y, state.count)
+    method, before, mean = method_of(likelihood), state.values, prior_mean(own, x)
+
+    def joined_by(sites: Sites, beyond: float = 0.0) -> FourierSums:
+        residual = (sites.targets - mean).unsqueeze(-1)
+        return before.sums.added(x, residual, sites.variance + state.tail, beyond)
+
+    def evaluate(sites: Sites) -> Found[SeriesValues]:
+        values = before.of(joined_by(sites))
+        at = values.marginals(own, x, sites)
+        system = values.weights.system
+        density = values.weights.log_likelihood(system.log_of_factor) if system.dense else None
+        return Found(sites, at, method.aim(likelihood, y, at, sites, mean, density), values)
+
+    settings = SiteSettings()
+    first, _ = replace(before, new=True).sites(own, x, y)
+    found, _, _ = settle_rows(likelihood, y, evaluate(first), evaluate, settings.posterior_of(len(y)), settings)
+    beside = method.excess(likelihood, y, found.at, found.sites)
+    if not kept:
+        return before.of(joined_by(found.sites, float(beside.sum()))), rows
+    numbers = HeldSites(likelihood, found.sites, beside).row_tensors
+    return before.of(joined_by(found.sites)), Block(rows.x, rows.y, dict(sorted(numbers.items())))

@@ -35,6 +35,7 @@ from flashgp.processes.group import ALONE
 from flashgp.sources.survey import Block, Survey
 
 PIECE = 2**18  # rows whose sites are made at once
+SOLVED = 1e-3  # error of a mean in standard deviations of f, where there is no factor
 ROUNDS = 40  # of a row's site and its own marginal, each of which leaves t / s' of the error or less
 EXACT = 1e-4  # of a log variance, and of a mean in standard deviations: e of it changes the bound by about e^2 / 4
 
@@ -66,7 +67,7 @@ class SeriesValues:
 
     @cached_property
     def weights(self) -> WeightPosterior:
-        return self.known or WeightPosterior.of(self.sums, self.sums.system(self.spectrum, self.settings), 0.0)
+        return self.known or WeightPosterior.of(self.sums, self.sums.system(self.spectrum, self.settings), SOLVED)
 
     def bound(self, sums: FourierSums) -> float:
         """(M-454), nats, of sums of the sites that were made from here."""
@@ -93,6 +94,15 @@ class SeriesValues:
         mean = self.sums.grid.forward(x, system.root * self.weights.solution.value)[0]
         return mean, system.inverse_variance_at(x)
 
+    def marginals(self, prior: Prior, x: Tensor, sites: Sites) -> Marginals:
+        """q(f) of rows under their sites, which q has seen."""
+        series, spread = self.series(x)
+        return self._under(sites, prior_mean(prior, x) + series, spread)
+
+    def _under(self, sites: Sites, mean: Tensor, spread: Tensor) -> Marginals:
+        share = sites.variance / (sites.variance + self.tail)
+        return Marginals(torch.lerp(sites.targets, mean, share), share * self.tail + share.square() * spread)
+
     @torch.no_grad()
     def sites(self, prior: Prior, x: Tensor, y: Tensor) -> tuple[Sites, Marginals]:
         """Sites of some rows, and q(f) under them. Cost: two transforms, and some expectations under the likelihood for
@@ -102,9 +112,7 @@ class SeriesValues:
         mean, floor = prior_mean(prior, x) + series, LEAST_NOISE * prior_variance(prior, x)
 
         def at(sites: Sites) -> Marginals:
-            share = sites.variance / (sites.variance + tail)
-            own = torch.lerp(sites.targets, mean, share)
-            return Marginals(own, share * tail + share.square() * spread)
+            return self._under(sites, mean, spread)
 
         def floored(sites: Sites) -> Sites:
             return replace(sites, variance=torch.maximum(sites.variance, floor))
