@@ -110,9 +110,8 @@ class FourierPrice(ApproximatePrice):
         """Seconds of the sites of all rows, and of their variances, where iteration finds them."""
         if not self.problem.iterates:
             return 0.0
-        return self.of_rank(self.problem.n) * self.site_seconds + self.gemm(
-            self.factor_flops * self.grid.coordinates**3
-        )
+        of_row = self.site_seconds + (self.predict() if self.grid.beside else 0.0)
+        return self.of_rank(self.problem.n) * of_row + self.gemm(self.factor_flops * self.grid.coordinates**3)
 
     def step(self, rows: int) -> Cost:
         spectrum = 8.0 * self.padded / self.rates.block_pairs
