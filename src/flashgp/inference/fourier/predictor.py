@@ -216,4 +216,5 @@ def predictor(state: FourierState, *, deterministic: bool) -> Predictor:
 
 
 def predict_seconds(state: FourierState, points: int) -> float:
+    """About what a prediction of so many points takes."""
     return FourierPredictor(state, deterministic=state.run.deterministic).seconds(points)
