@@ -57,6 +57,15 @@ def test_answers_are_those_of_exact_inference(d: int, n: int, noise: float, leng
     assert float((left.log_prob - other.log_prob).mean().abs()) < 0.02 + tail / noise
 
 
+def test_variances_of_smooth_functions_are_within_a_percent() -> None:
+    """Many rows for few coordinates leave little variance, of which the tail is a small part too."""
+    x, y = _rows(1500, 2, 0.4)
+    gp, x_test = _gp(2, 0.4, 2.7), _rows(100, 2, 0.4, 1)[0]
+    post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+    ratio = post.predict(x_test).variance / exact.predict(x_test).variance
+    assert float((ratio - 1.0).abs().max()) < 0.01
+
+
 def test_gradients_to_points_are_those_of_exact_inference() -> None:
     x, y = _rows(300, 2, 0.05)
     gp = _gp(2, 0.05, 0.5)

@@ -49,7 +49,7 @@ class GridSettings:
 
     tail: tuple[float, ...] = (1e-4, 5e-3, 5e-3)
     least_tail: float = 1e-9
-    finer: tuple[float, float] = (1e-2, 1e-1)
+    finer: tuple[tuple[float, float], ...] = ((1e-4, 0.25), (1e-3, 0.4), (1e-2, 0.6), (1e-1, 1.0))
     finest: int = 2500
     searched: float = 8.0
     repeated: tuple[float, float] = (1e-6, 1e-3)
@@ -212,8 +212,8 @@ def grid_of(
     """
     room, (few, many) = settings.room if search else 1.0, settings.repeated
     few_rows = min(most, settings.finest)
-    tails = [] if search else [(settings.finer[0], few_rows // 2), (settings.finer[1], few_rows)]
-    for share, rows in [*tails, (1.0, few_rows)]:
+    for share, part in [*(() if search else settings.finer), (1.0, 1.0)]:
+        rows = int(part * few_rows)
         try:
             found = _series(kernel, (low, high), share * noise, settings, (room, few), rows)
         except NoGridError:
