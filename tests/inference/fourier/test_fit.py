@@ -160,23 +160,22 @@ def test_errors_of_a_solve_bound_those_of_the_mean() -> None:
     assert float(error.max()) <= 2.0 * rough.state.weights.error + 1e-6
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0, 1e3])
 @torch.no_grad()
-def test_a_solve_from_anywhere_errs_by_less_than_it_says(scale: float) -> None:
+def test_a_solve_from_anywhere_errs_by_less_than_it_says() -> None:
     """(M-434), in the norm of B: also from weights that are far off in the slowest directions."""
     x, y = _rows(2000, 2)
     gp = fgp.GP(9.0 * k.Matern(nu=1.5, lengthscale=0.5), likelihood=fgp.likelihoods.Gaussian(0.05))
     weights = gp.condition(x, y, approximation="fourier").state.weights
-    system = replace(weights.system, settings=SolveSettings(dense=10, block=200))
-    grid = system.grid
-    start = scale * grid.normal(1, torch.Generator().manual_seed(0)) / system.diagonal
-    found = WeightPosterior.of(weights.sums, system, 0.5, start)
-    exact = WeightPosterior.of(weights.sums, system, 1e-8)
-    apart = found.solution.value - exact.solution.value
-    error = float(grid.dot(apart, system(apart)).sqrt())
-    assert found.error <= 0.5
-    assert error <= found.error + 1e-6
-    assert abs(float(found.quadratic - exact.quadratic)) <= error**2 + 1e-4
+    system = replace(weights.system, settings=SolveSettings(dense=10, block=600))
+    grid, exact = system.grid, WeightPosterior.of(weights.sums, system, 1e-6)
+    start = grid.normal(1, torch.Generator().manual_seed(0)) / system.diagonal
+    for scale in (0.0, 1.0, 1e3):
+        found = WeightPosterior.of(weights.sums, system, 0.5, scale * start)
+        apart = found.solution.value - exact.solution.value
+        error = float(grid.dot(apart, system(apart)).sqrt())
+        assert found.error <= 0.5
+        assert error <= found.error + 1e-4
+        assert abs(float(found.quadratic - exact.quadratic)) <= error**2 + 1e-4
 
 
 @pytest.mark.parametrize("name", ["row_variance", "row_weight"])
