@@ -30,7 +30,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 class Rounded:
     """K~, K in eight bits."""
 
-    left_out, relative, event = 0.0, 1e-3, Event(EventKind.APPROXIMATE_PRODUCTS, frequencies=1, gain=2.0)
+    left_out, relative, finer = 0.0, 1e-3, None
+    event = Event(EventKind.APPROXIMATE_PRODUCTS, frequencies=1, gain=2.0)
 
     def __init__(self, system: DenseSystem) -> None:
         self.K = system.K.to(torch.bfloat16).double()

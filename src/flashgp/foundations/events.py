@@ -329,6 +329,14 @@ class EventKind(Enum):
         "Products with the covariance matrix by Fourier series of {frequencies:,} frequencies, refined by exact ones: "
         "about {gain:.1f} times quicker."
     )
+    EXACT_PRODUCTS_SPLIT = (
+        "Exact products by pairs within {radius:.2g} lengthscales and {frequencies:,} frequencies: about {gain:.1f} "
+        "times quicker than by all pairs."
+    )
+    EXACT_PRODUCTS_LEFT = (
+        "{solver}: products by near pairs and frequencies may be off by more than the tolerance allows; those of all "
+        "pairs go on from there."
+    )
     APPROXIMATE_PRODUCTS_REFUSED = "Products of all pairs: approximate ones {why}."
     APPROXIMATE_PRODUCTS_DEARER = (
         "Products of all pairs: those by Fourier series, of {frequencies:,} frequencies, would be {gain:.2g} times as "

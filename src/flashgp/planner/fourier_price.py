@@ -169,7 +169,8 @@ class ProductPrice:
     beyond them may be; wanted, residual over that of the noise; growth, of what an exact product leaves of the
     residual, over (M-441); iterations; double, passes that a float64 one takes as long as; making, passes of the
     preconditioner; row_seconds and number_seconds, of a row of one to three columns and of a frequency in a transform
-    in float32, which serves while that leaves at least single_contraction, in float64 as many times that.
+    in float32, which serves while that leaves at least single_contraction, in float64 as many times that; product,
+    seconds of a product where it is none by a grid alone; exact, seconds of an exact product, None for all pairs.
     """
 
     plan: Plan
@@ -186,6 +187,8 @@ class ProductPrice:
     number_seconds: float = 2.5e-8
     single_contraction: float = 1e-2
     float64: float = 3.0
+    product: float | None = None
+    exact: float | None = None
 
     @property
     def contraction(self) -> float:
@@ -202,9 +205,57 @@ class ProductPrice:
         return max(1.0, math.log(self.wanted) / math.log(self.contraction))
 
     @property
-    def seconds(self) -> float:
+    def all_pairs(self) -> float:
+        """Seconds of an exact product of all pairs."""
         passes, made = solve_passes(self.n, self.plan.rank, WorkSettings())
-        one = self.plan.seconds / (passes.middle + made)
-        product = self.n * self.row_seconds[self.d - 1] + self.frequencies * self.number_seconds
+        return self.double * self.plan.seconds / (passes.middle + made)
+
+    @property
+    def seconds(self) -> float:
+        one = self.all_pairs / self.double
+        product = 2.0 * (self.n * self.row_seconds[self.d - 1] + self.frequencies * self.number_seconds)
         product *= 1.0 if self.single else self.float64
-        return (self.double * self.exact_products + self.making) * one + 2.0 * self.iterations * product
+        product = product if self.product is None else self.product
+        exact = self.all_pairs if self.exact is None else self.exact
+        return self.exact_products * exact + self.making * one + self.iterations * product
+
+
+@dataclass(frozen=True)
+class SplitPrice:
+    """Price of a product by near pairs and frequencies, (M-461).
+
+    Fields: n rows of d columns; numbers of the half of a grid; share of the pairs that are near; visited, pairs of one
+    to three columns that loops over cells take for each of these; pair_seconds, of one of them, and cell_seconds, of
+    each row; row_seconds and number_seconds, of a row and of a number of the half, in two float64 transforms to
+    rounding; coarse, of that, what those of approximate products take.
+    """
+
+    n: int
+    d: int
+    numbers: int
+    share: float
+    visited: tuple[float, ...] = (1.4, 1.9, 2.5)
+    pair_seconds: float = 2.3e-9
+    cell_seconds: float = 6e-7
+    row_seconds: tuple[float, ...] = (2e-7, 6e-7, 3.3e-6)
+    number_seconds: float = 6e-7
+    coarse: float = 0.35
+
+    @property
+    def near(self) -> float:
+        """Seconds of near pairs."""
+        pairs = 0.5 * self.n**2 * self.share * self.visited[self.d - 1]
+        return pairs * self.pair_seconds + self.n * self.cell_seconds
+
+    @property
+    def seconds(self) -> float:
+        return self.near + self._far
+
+    @property
+    def coarse_seconds(self) -> float:
+        """Seconds of an approximate product."""
+        return self.near + self.coarse * self._far
+
+    @property
+    def _far(self) -> float:
+        return self.n * self.row_seconds[self.d - 1] + self.numbers * self.number_seconds

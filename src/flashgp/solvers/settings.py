@@ -44,6 +44,7 @@ class FullScaleSettings:
         dtype: that W is kept in; solves need few digits of P, only the same ones in both half solves.
         min_noise, max_noise: of each row over the mean variance, between which so few digits of W cost no iterations.
         max_price: passes over the pairs that making it may take as long as.
+        applied: dtype of the products with W; float32 is for solves to a few digits.
     """
 
     block: int = 64
@@ -54,6 +55,7 @@ class FullScaleSettings:
     min_noise: float = 0.0
     max_noise: float = math.inf
     max_price: float = math.inf
+    applied: torch.dtype = torch.float64
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from flashgp.foundations.lazy_import import lazy_import
 
 C128 = torch.complex128
 ACCURACY = 1e-10  # of nonuniform transforms, relative to the sum of the moduli
+COARSE = 1e-8  # accuracy from which grids of transforms may be small
 PIECE = 2**21  # points that are transformed at once
 
 
@@ -181,8 +182,10 @@ def transform(
     finufft = library()
     function: Callable[..., numpy.ndarray] = getattr(finufft, f"nufft{len(angles)}d{kind}")
     options: dict[str, Any] = {"eps": accuracy, "isign": -1 if kind == "1" else 1, "nthreads": torch.get_num_threads()}
-    if values.dtype == numpy.complex64:  # grids of 1.25 times as many numbers as frequencies, which are enough for it
-        options["upsampfac"], angles = 1.25, [one.astype(numpy.float32) for one in angles]
+    if accuracy >= COARSE:  # grids of 1.25 times as many numbers as frequencies, which are enough for it
+        options["upsampfac"] = 1.25
+    if values.dtype == numpy.complex64:
+        angles = [one.astype(numpy.float32) for one in angles]
     if not len(angles[0]):
         return numpy.zeros((len(values), *(shape or (0,))), values.dtype)
     if kind == "1":

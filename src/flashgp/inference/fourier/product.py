@@ -1,14 +1,16 @@
-"""Products K v by nonuniform FFTs, for solves that exact products of all pairs refine, eqs. (M-440) to (M-442).
+"""Products K v by nonuniform FFTs, for solves that exact products refine, eqs. (M-440) to (M-442), (M-457) to (M-461).
 
     K~ v = E diag(c) E* v,   K - K~ ~ t I,   t = k(0) - sum_j c_j
 
 Grid and price come from the spectrum, the noise and the rows: a finer grid costs more in each product, and leaves fewer
-exact ones to do.
+exact ones to do. Of a Matern function a few frequencies and the pairs that are near make a product to any accuracy:
+exact ones too, with an error that is measured at some rows.
 """
 
 import math
 from dataclasses import dataclass, field, replace
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -26,13 +28,42 @@ from flashgp.inference.fourier.spectrum import (
     prior_variance,
     product_grid,
 )
+from flashgp.inference.fourier.split import Split, matern_of, split_coefficients, split_grid
 from flashgp.inference.run import Run
 from flashgp.kernels.base import Kernel
+from flashgp.operators.covariance import CovarianceOperator
+from flashgp.pairwise.cpu.backend import cpu_tiles_missing
+from flashgp.pairwise.cpu.near_sums import NearSums
 from flashgp.planner.exact import RANK_BUFFERS
-from flashgp.planner.fourier_price import ProductPrice
+from flashgp.planner.fourier_price import ProductPrice, SplitPrice
 from flashgp.planner.plan import Plan
 
 OVERSAMPLED = 1.5  # lags for each frequency
+F64 = torch.float64
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """Fields: radii, of near pairs, in lengthscales; largest, times k(0), that near may be there; share, of the
+    tolerance, that exact products may be off by; single, share of the noise that approximate ones may, over the root
+    of n; accuracy, of transforms of exact products, and coarse, of approximate ones; sampled, rows by which pairs are
+    counted, and partners of each; measured, rows where an error is measured, by a generator of that seed; safety, times
+    the largest error there; min_gain, times quicker than all pairs in float64; number_bytes, of each number of the half
+    of a grid, row_numbers, of each row."""
+
+    radii: tuple[float, ...] = tuple(0.2 * 1.15**k for k in range(20))
+    largest: float = 0.5
+    share: float = 0.02
+    single: float = 1e-3
+    accuracy: float = 1e-13
+    coarse: float = 2e-6
+    sampled: tuple[int, int] = (500, 10_000)
+    measured: int = 512
+    seed: int = 2**31
+    safety: float = 1.5
+    min_gain: float = 1.5
+    number_bytes: int = 200
+    row_numbers: int = 30
 
 
 @dataclass(frozen=True)
@@ -41,7 +72,8 @@ class ProductSettings:
     repeated, of the prior variance, where a term comes again, over that share; relative, residual of solves with K~,
     and accuracy of transforms, over what an exact product leaves, and least_accuracy, in float32 and float64; min_gain,
     times quicker than all pairs in float32, from which they serve; min_seconds of these, below which nothing is looked
-    at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner of that rank."""
+    at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner of that rank; split, None
+    for no near pairs."""
 
     grid: GridSettings = field(default_factory=lambda: GridSettings(repeated=(1e-4, 1e-4), beyond=(0.0, 0.0, 0.0)))
     shares: tuple[float, ...] = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
@@ -54,38 +86,91 @@ class ProductSettings:
     number_bytes: int = 150
     row_numbers: int = 140
     rank: int = 128
+    split: SplitSettings | None = field(default_factory=SplitSettings)
 
 
 @dataclass(frozen=True, eq=False)
-class FourierProducts:
-    """K~ of rows (n, d). Fields: grid; spectrum, c of all frequencies, in the precision of transforms; x; left_out, t;
-    relative; accuracy; event.
+class Waves:
+    """E diag(c) E* of rows (n, d). Fields: grid; spectrum, c, a half, in the precision of transforms; x; accuracy.
 
-    Cost: two nonuniform FFTs of two columns at once, as a complex one: K~ is real.
+    Cost: two nonuniform FFTs of two columns at once, as a complex one, and of the half of the frequencies for one.
     """
 
     grid: Grid
     spectrum: Tensor
     x: Tensor
+    accuracy: float
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        found, angles = torch.empty_like(v), self.grid.angles(self.x)
+        for start in range(0, v.shape[1] - 1, 2):
+            pair = v[:, start : start + 2]
+            product = self._product(angles, torch.complex(*pair.mT.contiguous()), self.grid.whole(self.spectrum))
+            found[:, start], found[:, start + 1] = product.real, product.imag
+        if v.shape[1] % 2:
+            found[:, -1] = self._of_one(angles, v[:, -1])
+        return found
+
+    def _of_one(self, angles: list[numpy.ndarray], v: Tensor) -> Tensor:
+        """Frequencies j_d >= 0 alone, around the middle of these: the others are their conjugates."""
+        middle = (self.grid.orders[-1] + 1) // 2
+        turn = torch.from_numpy(numpy.exp(-1j * middle * angles[-1]))
+        return (self._product(angles, v * turn, self.spectrum * self.grid.multiplicity.to(self.spectrum)) / turn).real
+
+    def _product(self, angles: list[numpy.ndarray], v: Tensor, spectrum: Tensor) -> Tensor:
+        packed = v.to(spectrum.dtype.to_complex()).unsqueeze(0).numpy()
+        waves = transform("1", angles, packed, tuple(spectrum.shape), self.accuracy)
+        waves *= spectrum.numpy()
+        return torch.from_numpy(transform("2", angles, waves, (), self.accuracy))[0]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitProducts:
+    """K of rows by near pairs and frequencies, (M-457) to (M-460). Fields: near; waves, of rows in its order; kernel,
+    x and settings, by which errors are measured."""
+
+    near: NearSums
+    waves: Waves
+    kernel: Kernel
+    x: Tensor
+    settings: SplitSettings
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """K v of (n, t), float64."""
+        order = torch.from_numpy(self.near.order)
+        moved, found = v[order], torch.empty_like(v)
+        near = [torch.from_numpy(self.near @ one.contiguous().numpy()) for one in moved.mT]
+        found[order] = (self.waves @ moved).add_(torch.stack(near, -1))
+        return found
+
+    @torch.no_grad()
+    def error(self, v: Tensor, product: Tensor) -> Tensor:
+        """About a bound of |K v - product|, (t,), (M-460): sqrt(n) times the largest error of rows drawn at random.
+
+        Cost: `measured` n pairs.
+        """
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        rows = torch.randint(len(v), (self.settings.measured,), generator=generator)
+        some, all_rows = self.kernel.rows(self.x[rows]), self.kernel.rows(self.x)
+        exact = CovarianceOperator.of(self.kernel.form, self.kernel.theta(), some, all_rows, dtype=F64) @ v
+        return (exact - product[rows]).abs().amax(0) * (self.settings.safety * math.sqrt(len(v)))
+
+
+@dataclass(frozen=True, eq=False)
+class FourierProducts:
+    """K~ of rows (n, d). Fields: grid; products; left_out, t; relative; finer, exact ones that are quicker than all
+    pairs, None for none; event."""
+
+    grid: Grid
+    products: Waves | SplitProducts
     left_out: float
     relative: float
-    accuracy: float
+    finer: SplitProducts | None
     event: Event
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """K~ v of (n, t), float64."""
-        angles, shape = self.grid.angles(self.x), tuple(self.spectrum.shape)
-        found = torch.empty_like(v)
-        for start in range(0, v.shape[1], 2):
-            pair = v[:, start : start + 2]
-            packed = torch.complex(pair[:, 0].contiguous(), pair[:, -1].contiguous()).unsqueeze(0)
-            packed = packed.to(self.spectrum.dtype.to_complex())
-            waves = transform("1", angles, packed.numpy(), shape, self.accuracy)
-            waves *= self.spectrum.numpy()
-            product = torch.from_numpy(transform("2", angles, waves, (), self.accuracy))[0]
-            found[:, start] = product.real
-            found[:, start + pair.shape[1] - 1] = product.imag if pair.shape[1] > 1 else product.real
-        return found
+        return self.products @ v
 
 
 @torch.no_grad()
@@ -106,6 +191,39 @@ def fourier_products(
     return None, [Event(EventKind.APPROXIMATE_PRODUCTS_REFUSED, why=why)]
 
 
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What products are chosen for. Fields: kernel; x (n, d); least, of the noise; plan; run; settings; beside, bytes
+    of a solve that are there anyway."""
+
+    kernel: Kernel
+    x: Tensor
+    least: float
+    plan: Plan
+    run: Run
+    settings: ProductSettings
+
+    @property
+    def beside(self) -> int:
+        rank = RANK_BUFFERS * min(self.plan.rank, self.settings.rank)
+        return 8 * len(self.x) * (rank + self.settings.row_numbers)
+
+    @property
+    def free(self) -> int:
+        return self.plan.available_bytes - self.beside
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """Near pairs and frequencies that a product may be of. Fields: split; grid; error, of a pair; price; bytes."""
+
+    split: Split
+    grid: Grid
+    error: float
+    price: SplitPrice
+    bytes: int
+
+
 def _chosen(
     kernel: Kernel, x: Tensor, noise: Tensor, plan: Plan, run: Run, settings: ProductSettings
 ) -> tuple[FourierProducts | None, list[Event]]:
@@ -121,35 +239,124 @@ def _chosen(
         raise NoGridError(f"by Fourier series are for up to {MOST_COLUMNS} columns in all, got {columns}")
     library()
     wanted = run.tolerance * math.sqrt(least / (n * prior_variance(kernel, d)))
-    low, high = x.amin(0), x.amax(0)
-    beside = 8 * n * (RANK_BUFFERS * min(plan.rank, settings.rank) + settings.row_numbers)
-    choices: list[tuple[float, ProductPrice, Grid]] = []
-    for share in settings.shares:
-        try:
-            repeated = min(settings.grid.repeated[1], settings.repeated * share)
-            rule = replace(settings.grid, repeated=(repeated, repeated))
-            grid = product_grid(kernel, low, high, share * least / n, rule)
-        except NoGridError:  # finer ones have none either
-            if choices:
-                break
-            raise
-        if beside + settings.number_bytes * grid.size <= plan.available_bytes or not choices:
-            price = ProductPrice(plan, n, grid.d, grid.size, share, wanted)
-            choices.append((price.seconds, price, grid))
-    seconds, price, grid = min(choices, key=lambda choice: choice[0])
-    needed = beside + settings.number_bytes * grid.size
-    if needed > plan.available_bytes:
-        free = readable_bytes(plan.available_bytes)
-        raise NoGridError(
-            f"by Fourier series of {grid.size:,} frequencies need {readable_bytes(needed)}, with {free} available"
-        )
+    job = _Job(kernel, x, least, plan, run, settings)
+    base = ProductPrice(plan, n, len(columns_of(kernel, d)), 0, settings.shares[0], wanted)
+    finer = _exact_parts(job, base)
+    base = base if finer is None else replace(base, exact=finer.price.seconds)
+    seconds, price, found = min(_choices(job, base), key=lambda choice: choice[0])
+    grid = found if isinstance(found, Grid) else found.grid
+    needed = found.bytes if isinstance(found, _Parts) else settings.number_bytes * grid.size
+    if needed > job.free:
+        total, free = readable_bytes(needed + job.beside), readable_bytes(plan.available_bytes)
+        raise NoGridError(f"by Fourier series of {grid.size:,} frequencies need {total}, with {free} available")
     gain = plan.seconds / seconds
     if gain < settings.min_gain:
         fields = {"frequencies": grid.size, "gain": gain, "least": settings.min_gain}
         return None, [Event(EventKind.APPROXIMATE_PRODUCTS_DEARER, **fields)]
-    spectrum = coefficients(kernel, grid, d, OVERSAMPLED)
-    left_out = max(0.0, prior_variance(kernel, d) - float(grid.total(spectrum)))
-    event = Event(EventKind.APPROXIMATE_PRODUCTS, frequencies=grid.size, gain=gain)
-    whole = grid.whole(spectrum).to(torch.float32 if price.single else torch.float64)
+    left_out, dtype = 0.0, torch.float32 if price.single and isinstance(found, Grid) else F64
     accuracy = max(settings.least_accuracy[0 if price.single else 1], settings.accuracy * price.contraction)
-    return FourierProducts(grid, whole, x, left_out, settings.relative * price.contraction, accuracy, event), []
+    products: Waves | SplitProducts
+    if isinstance(found, Grid):
+        spectrum = coefficients(kernel, grid, d, OVERSAMPLED)
+        left_out = max(0.0, prior_variance(kernel, d) - float(grid.total(spectrum)))
+        products = Waves(grid, spectrum.to(dtype), x, accuracy)
+    else:
+        products = _split_products(job, found, _split_settings(settings).coarse)
+    exact = None if finer is None else _split_products(job, finer, _split_settings(settings).accuracy)
+    event = Event(EventKind.APPROXIMATE_PRODUCTS, frequencies=grid.size, gain=gain)
+    said = [] if finer is None else [_told(finer, base.all_pairs)]
+    return FourierProducts(grid, products, left_out, settings.relative * price.contraction, exact, event), said
+
+
+def _choices(job: _Job, base: ProductPrice) -> list[tuple[float, ProductPrice, Grid | _Parts]]:
+    """Products near K and their prices. Raises: NoGridError."""
+    settings, choices = job.settings, list[tuple[float, ProductPrice, Grid | _Parts]]()
+    low, high = job.x.amin(0), job.x.amax(0)
+    if settings.split is not None:
+        error = settings.split.single * job.least / math.sqrt(base.n)
+        for parts in _parts(job, error):
+            share, product = settings.split.single, parts.price.coarse_seconds
+            price = replace(base, frequencies=parts.grid.size, share=share, product=product)
+            choices.append((price.seconds, price, parts))
+    for share in settings.shares:
+        repeated = min(settings.grid.repeated[1], settings.repeated * share)
+        rule = replace(settings.grid, repeated=(repeated, repeated))
+        try:
+            grid = product_grid(job.kernel, low, high, share * job.least / base.n, rule)
+        except NoGridError:  # finer ones have none either
+            if choices:
+                break
+            raise
+        if settings.number_bytes * grid.size <= job.free or not choices:
+            price = replace(base, frequencies=grid.size, share=share)
+            choices.append((price.seconds, price, grid))
+    return choices
+
+
+# -- near pairs --------------------------------------------------------------------------------------------------------
+def _split_settings(settings: ProductSettings) -> SplitSettings:
+    assert settings.split is not None
+    return settings.split
+
+
+def _told(finer: _Parts, all_pairs: float) -> Event:
+    fields = {"radius": finer.split.radius, "frequencies": finer.grid.size, "gain": all_pairs / finer.price.seconds}
+    return Event(EventKind.EXACT_PRODUCTS_SPLIT, **fields)
+
+
+def _exact_parts(job: _Job, base: ProductPrice) -> _Parts | None:
+    """The quickest of exact products, None where those of all pairs are about as quick."""
+    if job.settings.split is None:
+        return None
+    variance = prior_variance(job.kernel, job.x.shape[1])
+    asked = job.run.tolerance * job.least / math.sqrt(variance)  # of |A v - product|, v of about |v| = sqrt(n / s)
+    error = job.settings.split.share * asked * math.sqrt(job.least) / base.n
+    found = min(_parts(job, error), key=lambda parts: parts.price.seconds, default=None)
+    if found is None or base.all_pairs < job.settings.split.min_gain * found.price.seconds:
+        return None
+    return found
+
+
+def _parts(job: _Job, error: float) -> list[_Parts]:
+    """Near pairs of each radius and their frequencies, that fit."""
+    matern, settings, d = matern_of(job.kernel), _split_settings(job.settings), job.x.shape[1]
+    if matern is None or cpu_tiles_missing():
+        return []
+    columns, variance = columns_of(job.kernel, d), prior_variance(job.kernel, d)
+    scales = matern.lengthscale.value.detach().double().reshape(-1).expand(len(columns)).clone()
+    corners, points = (job.x.amin(0), job.x.amax(0)), job.x[:, list(columns)].double() / scales
+    counted = _distances(points, settings)
+    found: list[_Parts] = []
+    for radius in settings.radii:
+        split = Split.of(matern.nu, variance, radius, error)
+        if split.largest > settings.largest * variance:
+            break
+        grid = split_grid(split, columns, corners, scales, error)
+        numbers = math.prod(grid.shape)
+        needed = settings.number_bytes * numbers + 8 * settings.row_numbers * len(points)
+        share = float((counted < radius).double().mean())
+        if needed <= job.free:
+            price = SplitPrice(len(points), len(columns), numbers, share)
+            found.append(_Parts(split, grid, error, price, needed))
+    return found
+
+
+def _distances(points: Tensor, settings: SplitSettings) -> Tensor:
+    """Between some rows and others, by which near pairs are counted."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    left, right = (
+        torch.randint(len(points), (min(count, len(points)),), generator=generator) for count in settings.sampled
+    )
+    return torch.cdist(points[left], points[right])
+
+
+def _split_products(job: _Job, parts: _Parts, accuracy: float) -> SplitProducts:
+    matern, columns = matern_of(job.kernel), list(parts.grid.columns)
+    assert matern is not None
+    scales = matern.lengthscale.value.detach().double().reshape(-1).expand(len(columns)).clone()
+    points = (job.x[:, columns].double() / scales).numpy()
+    polynomial, _ = parts.split.polynomial(0.1 * parts.error)
+    near = NearSums.of(points, parts.split.radius, polynomial)
+    spectrum = split_coefficients(parts.split, parts.grid, scales)
+    waves = Waves(parts.grid, spectrum, job.x[torch.from_numpy(near.order)], accuracy)
+    return SplitProducts(near, waves, job.kernel, job.x, _split_settings(job.settings))

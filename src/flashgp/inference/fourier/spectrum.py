@@ -180,6 +180,11 @@ def coefficients(kernel: Kernel, grid: Series, d: int, oversampled: float = OVER
         axes.append((column, length, torch.where(steps > count // 2, steps - count, steps) * (length / count)))
     total = sum(_folded(group, d, axes) for group in _groups(kernel, d))
     assert isinstance(total, Tensor)
+    return series(total, grid, counts, even=even).clamp_min(0.0)
+
+
+def series(total: Tensor, grid: Grid, counts: Sequence[int], *, even: bool) -> Tensor:
+    """Fourier coefficients of a grid, a half, of values at so many lags; even: those up to half of each, in all."""
     if even:
         for axis, count in enumerate(counts):
             steps = torch.arange(count)
@@ -187,7 +192,7 @@ def coefficients(kernel: Kernel, grid: Series, d: int, oversampled: float = OVER
     spectrum = torch.fft.rfftn(total, norm="forward").real
     for axis, (m, count) in enumerate(zip(grid.orders[:-1], counts[:-1], strict=True)):
         spectrum = spectrum.index_select(axis, torch.arange(-m, m + 1) % count)
-    return spectrum[..., : grid.orders[-1] + 1].clamp_min(0.0)
+    return spectrum[..., : grid.orders[-1] + 1]
 
 
 def differentiable_variance(kernel: Kernel, d: int) -> Tensor:

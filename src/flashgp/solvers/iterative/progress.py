@@ -39,7 +39,8 @@ class Progress:
     Args:
         bound: of |e|_A from residuals (n, t) in scaled units, (t,).
         events: of the preparation.
-    Fields: rhs, value (best so far), residual (of that value), (n, t), scaled; scale (t,); relative and energy (t,),
+    Fields: rhs, value (best so far), residual (of that value), (n, t), scaled; scale (t,); off (t,),
+    scaled, by which the norms of residuals may be wrong where products are not of all pairs; relative and energy (t,),
     of the best values, energy in the caller's units; iterations; passes; events.
     """
 
@@ -68,6 +69,7 @@ class Progress:
         self.rhs = rhs / self.scale
         self.value = torch.zeros_like(self.rhs)
         self.residual = self.rhs.clone()
+        self.off = torch.zeros_like(self.scale)
         self.relative, self.energy = self._sizes(self.residual, slice(None))
         if start is not None:
             _check_shape("start", start, self.system.count, rhs.shape[1])
@@ -148,6 +150,10 @@ class Progress:
         merit = self._merit(*self._sizes(residual, columns))
         return float(merit.max()) if len(merit) else 0.0
 
+    def excess_off(self) -> float:
+        """`excess` of residuals of 0 that are off."""
+        return self.excess(slice(None), torch.zeros_like(self.rhs))
+
     # -- what ends a solve ---------------------------------------------------------------------------------------
     def interrupted(self) -> StopReason | None:
         """True if the time is up, counting the pass that measuring the answer takes, or the iterations."""
@@ -198,8 +204,10 @@ class Progress:
 
     def _sizes(self, residual: Tensor, columns: Tensor | slice) -> tuple[Tensor, Tensor]:
         """|r| / |b| and the bound of |e|_A, the latter in the caller's units."""
-        energy = torch.minimum(noise_bound(self.system, residual), self.bound(residual))
-        return self.space.norm(residual), energy * self.scale[columns]
+        energy, off = torch.minimum(noise_bound(self.system, residual), self.bound(residual)), self.off[columns]
+        if bool(off.any()):
+            energy = energy + off / (-float(self.space.max(-self.system.noise))) ** 0.5
+        return self.space.norm(residual) + off, energy * self.scale[columns]
 
     def _merit(self, relative: Tensor, energy: Tensor) -> Tensor:
         """Distance from the goal: at most 1 where it is met; smaller is better."""

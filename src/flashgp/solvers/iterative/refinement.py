@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.events import Event, EventKind, StopReason
-from flashgp.solvers.contract import NO_LIMITS, Goal, Index, Limits, Solution, Solver, Step, System
+from flashgp.solvers.contract import NO_LIMITS, Goal, Index, Limits, Solution, Solver, Step, System, check_residual
 from flashgp.solvers.iterative.conjugate_gradients import ConjugateGradients, PreparedConjugateGradients
 from flashgp.solvers.iterative.progress import Progress
 from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, SolveSettings
@@ -23,14 +23,27 @@ from flashgp.solvers.settings import DEFAULTS, ComparisonSettings, SolveSettings
 F64 = torch.float64
 
 
+class ExactProducts(Protocol):
+    """Products with K that are as exact as a solve asks, and tell how much they are off."""
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """K v of (n, t), float64."""
+
+    def error(self, v: Tensor, product: Tensor) -> Tensor:
+        """Bound of |K v - product|, (t,)."""
+
+
 class ApproximateProducts(Protocol):
     """K~ near K. Fields: left_out, variance of what it leaves out, of every row; relative, residual of a solve with it
-    that is small beside what it leaves of that with K; event, what is said of it."""
+    that is small beside what it leaves of that with K; finer, exact ones that are quicker than all pairs, None for
+    none; event, what is said of it."""
 
     @property
     def left_out(self) -> float: ...
     @property
     def relative(self) -> float: ...
+    @property
+    def finer(self) -> ExactProducts | None: ...
     @property
     def event(self) -> Event: ...
     def __matmul__(self, v: Tensor) -> Tensor:
@@ -41,17 +54,19 @@ def _inner() -> SolveSettings:
     comparison: ComparisonSettings = replace(DEFAULTS.comparison, at_once_most=0.5)
     return replace(
         DEFAULTS, low_rank=replace(DEFAULTS.low_rank, max_rank=128), comparison=comparison, single=False,
+        full_scale=tuple(replace(one, applied=torch.float32) for one in DEFAULTS.full_scale),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RefinementSettings:
-    """Fields: enough, of the residual that is asked for, below which none is
-    wanted; least_gain, factor of the residual that an exact product must gain; solves, settings of conjugate gradients,
-    whose preconditioner may take less to make, as iterations are cheap."""
+    """Fields: enough, of the residual that is asked for, below which none is wanted; least_gain, factor of the residual
+    that an exact product must gain; off, of what is asked for, that residuals may be wrong by; solves, settings of
+    conjugate gradients, whose preconditioner may take less to make, as iterations are cheap."""
 
     enough: float = 0.1
     least_gain: float = 2.0
+    off: float = 0.5
     solves: SolveSettings = field(default_factory=_inner)
 
 
@@ -134,19 +149,26 @@ class PreparedRefinement(PreparedConjugateGradients):
     def _refined(self, progress: Progress) -> StopReason:
         """(M-440), until the goal is met; why it ended, STAGNATED where a direction gains too little."""
         value, residual, before = progress.value.clone(), progress.residual.clone(), None
+        finer = self.products.finer
         while len(progress.open):
             size = progress.space.norm(residual)
             solved = self._solve_near(progress, residual)
             if not solved.iterations:
                 return solved.stopped
-            z, Az = solved.value, self._product(progress, solved.value)
+            z, (Az, off) = solved.value, self._product(progress, solved.value, finer)
             if before is not None:  # made conjugate to the direction before
-                s, As = before
+                s, As, off_before = before
                 share = _ratio(progress.space.sum(As * z), progress.space.sum(s * As))
-                z, Az = z - share * s, Az - share * As
+                z, Az, off = z - share * s, Az - share * As, off + share.abs() * off_before
             step = _ratio(progress.space.sum(z * residual), progress.space.sum(z * Az))
             value, residual = value + step * z, residual - step * Az
-            before = z, Az
+            before = z, Az, off
+            progress.off = progress.off + step.abs() * off
+            if finer is not None and progress.excess_off() > self.refining.off:
+                progress.note(EventKind.EXACT_PRODUCTS_LEFT)
+                finer = before = None
+                progress.off.zero_()
+                residual = progress.true_residual(slice(None), value)
             progress.record(slice(None), value, residual)
             if not solved.stopped.another_method_may_help and solved.stopped is not StopReason.GOAL:
                 return solved.stopped
@@ -170,9 +192,18 @@ class PreparedRefinement(PreparedConjugateGradients):
         progress.events += [event for event in solved.events if event not in progress.events]
         return solved
 
-    def _product(self, progress: Progress, z: Tensor) -> Tensor:
-        """A z in float64, counted as the pass over the pairs that it is. Raises: ConvergenceError."""
-        return progress.rhs - progress.true_residual(slice(None), z)
+    def _product(self, progress: Progress, z: Tensor, finer: ExactProducts | None) -> tuple[Tensor, Tensor]:
+        """A z in float64, counted as the pass over the pairs that it is or stands for, and a bound of how much it is
+        off, (t,). Raises: ConvergenceError."""
+        if finer is None:
+            return progress.rhs - progress.true_residual(slice(None), z), torch.zeros_like(progress.scale)
+        began = time.perf_counter()
+        product = finer @ z
+        off = finer.error(z, product)
+        progress.pass_seconds = time.perf_counter() - began
+        progress.passes += 1.0
+        check_residual(self.name, progress.iterations, product)
+        return product.addcmul_(self.system.noise.unsqueeze(-1), z), off
 
 
 def _telling(

@@ -105,6 +105,7 @@ class FullScale(Preconditioner):
         self._index, self._rows = index, blocks
         (count, block), width = blocks.shape, index.shape[1]
         self._weights = system.workspace.empty((count, block, width), settings.dtype, system.device)
+        self._applied = settings.applied
         self._unit = 1.0 / math.sqrt(mean) if mean > TINY else 1.0  # of the weights, which few digits may have to hold
         figures = torch.zeros(2, dtype=F64, device=system.device)  # blocks with fewer neighbours; 2 log |W|
         at_once = max(1, settings.batch_bytes // (8 * max(1, width) * max(1, width, self.rank)))
@@ -152,22 +153,25 @@ class FullScale(Preconditioner):
     # As rows, (s, t, w): batched products of few columns take half the time that way.
     def _whitened(self, v: Tensor) -> Tensor:
         """W v, rows of blocks that are here, of v, rows that these want."""
-        parts = [v.mT[:, index].transpose(0, 1) @ weights.mT for _, index, weights in self._parts()]
-        return torch.cat([part.mT.flatten(0, 1) for part in parts])[self._slots] * self._unit if parts else v[:0]
+        rows = v.mT.to(self._applied)
+        parts = [rows[:, index].transpose(0, 1) @ weights.mT for _, index, weights in self._parts()]
+        if not parts:
+            return v[:0]
+        return torch.cat([part.mT.flatten(0, 1) for part in parts])[self._slots].double() * self._unit
 
     def _whitened_transposed(self, v: Tensor) -> Tensor:
         """W^T v, the transpose. Slots without a row have weights of 0."""
-        out = v.new_zeros(self._wanted_count, v.shape[1])
+        out, v = v.new_zeros(self._wanted_count, v.shape[1]), v.to(self._applied)
         for rows, index, weights in self._parts():
-            out.index_add_(0, index.flatten(), (v.mT[:, rows].transpose(0, 1) @ weights).mT.flatten(0, 1))
+            out.index_add_(0, index.flatten(), (v.mT[:, rows].transpose(0, 1) @ weights).mT.flatten(0, 1).double())
         return out.mul_(self._unit)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, neighbours with rows, and W over its unit in float64, of some blocks at a time."""
+        """Rows, neighbours with rows, and W over its unit, of some blocks at a time."""
         count, block, width = self._weights.shape
         size = max(1, APPLIED_BYTES // max(1, 8 * block * width))
         for part in (slice(start, start + size) for start in range(0, count, size)):
-            yield self._rows[part], self._index[part], self._weights[part].double()
+            yield self._rows[part], self._index[part], self._weights[part].to(self._applied)
 
 
 # -- whitening ---------------------------------------------------------------------------------------------------------
