@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +50,11 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
         ("count",), ("left", "logs", "noise_logs", "scale", "squares"),
         {"inducing": "real m d", "gram": "double m m", "projected": "double m p", "sample_x": "double s d",
          "sample_y": "double s t", "x?": "real count d", "y?": "real count t"},
+    ),
+    "sparse_given": (
+        ("count",), ("left", "logs", "noise_logs", "scale", "squares"),
+        {"inducing": "real m d", "gram": "double m m", "projected": "double m p", "sample_x": "double s d",
+         "sample_y": "double s t"},
     ),
     "sparse_outputs": (
         ("count",), ("scale",),
@@ -104,7 +111,8 @@ def read_state(
     _check_shapes(tensors, wanted, sizes)
     if kind.endswith("_outputs") != gp.separate:
         raise refused(f"{FIELD}.kind", "that of the outputs' noise", kind)
-    read = _sparse if by_points else _fourier if kind == "fourier" else _full_scale
+    sparse = partial(_sparse, given=kind == "sparse_given")
+    read = sparse if by_points else _fourier if kind == "fourier" else _full_scale
     return read(gp, tensors, counts, numbers, how, target)
 
 
@@ -174,8 +182,9 @@ def _appended_blocks(blocks: Tensor, u: int, appended: int) -> int:
 
 def _sparse(
     gp: GP, tensors: Mapping[str, Tensor], counts: Mapping[str, int], numbers: Mapping[str, float],
-    how: tuple[Report, Run, UpdateState], target: torch.device,
+    how: tuple[Report, Run, UpdateState], target: torch.device, given: bool,
 ) -> BaseState:  # fmt: skip
+    """Args: given, whether its q(u) is of no rows: it may be wider than the prior, and the sample is of points."""
     count, known = counts["count"], gp.likelihood.row_tensors
     prefix = "sample_"
     of_sample = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix)}
@@ -185,8 +194,8 @@ def _sparse(
         own = torch.tensor([numbers[name] for name in ("squares", "logs", "noise_logs", "left")], dtype=torch.float64)
     if bool((own[[0, 3]] < 0.0).any()):
         raise refused(FIELD, "squares and variances not negative", str(own.tolist()))
-    if not len(tensors["sample_x"]):
-        raise refused("sample_x", "one row at least", 0)
+    if not len(tensors["sample_x"]) or (len(tensors["sample_x"]) > count and not given):
+        raise refused("sample_x", f"one row at least, and at most {count}", len(tensors["sample_x"]))
     if not torch.equal(tensors["gram"], tensors["gram"].mT):
         raise refused("gram", "a symmetric matrix", "another")
     for name, each in numbers_of_sample.items():
@@ -201,6 +210,9 @@ def _sparse(
     check_rows(gp, tensors["inducing"])
     at = {name: tensor.to(target) for name, tensor in tensors.items()}
     sums = BoundSums.of(count, at["gram"], at["projected"], own.to(target), numbers["scale"])
+    for one in sums.each:
+        if not given:
+            _check_positive(one.gram)
     sample = Block(at["sample_x"], at["sample_y"], {name: at[of_sample[name]] for name in sorted(numbers_of_sample)})
     with refusing("inducing"):
         table = (at["x"], at["y"]) if "x" in at else None
@@ -209,7 +221,7 @@ def _sparse(
         explained = float((one.projected * one.weights).sum())  # of the squares, by the inducing points
         if not explained <= float(one.squares) * (1.0 + ROOM):
             raise refused("projected", f"what squares of {one.squares:g} can be explained by", f"{explained:g}")
-    return state
+    return replace(state, given=given)
 
 
 def _fourier(
@@ -241,3 +253,12 @@ def _fourier(
         raise refused("x", "there with y, or neither", "one of them")
     with refusing("entries"):
         return fourier.restore(gp.to(target), tensors, {**numbers, **counts}, how)
+
+
+def _check_positive(gram: Tensor) -> None:
+    """A^T S^-1 A is positive semidefinite up to the rounding of its sums. Raises: ModelFileError."""
+    room = ROOM * float(gram.diagonal().clamp_min(0.0).sum())
+    shifted = gram.clone()
+    shifted.diagonal().add_(room)
+    if bool(gram.any()) and int(torch.linalg.cholesky_ex(shifted).info):
+        raise refused("gram", "a positive semidefinite matrix", "another")

@@ -63,6 +63,8 @@ def indefinite(gram: torch.Tensor) -> torch.Tensor:
         ("gram", lambda s: {"sums": dataclasses.replace(s.sums, gram=indefinite(s.sums.gram))}),
         ("projected", lambda s: {"sums": dataclasses.replace(s.sums, projected=1e3 * s.sums.projected)}),
         ("projected", lambda s: {"sums": dataclasses.replace(s.sums, projected=s.sums.projected.float())}),
+        ("inducing", lambda s: {"sums": dataclasses.replace(s.sums, gram=-1e6 * s.sums.gram), "given": True}),
+        ("sample_x", lambda s: {"sample": s.sample._replace(x=s.sample.x[:0], y=s.sample.y[:0]), "given": True}),
         ("inducing", lambda s: {"inducing": s.inducing[:0]}),
         ("inducing", lambda s: {"inducing": s.inducing.to(torch.int64)}),
         ("tensor", lambda s: {"inducing": s.inducing * torch.nan}),

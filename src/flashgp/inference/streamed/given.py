@@ -46,7 +46,14 @@ def state_of_values(prior: Prior, inducing: Tensor, mean: Tensor, covariance: Te
     sample = Block(inducing, (prior.mean_at(inducing) + lower @ sums.weights).squeeze(-1))
     report = Report(route=ROUTE, device=str(inducing.device), dtype="float64", peak_bytes=workspace.peak_bytes)
     return StreamedState(
-        prior, inducing, function, BoundSums(0, gram, projected, fit, logs, logs, 0.0), sample, report, Run()
+        prior,
+        inducing,
+        function,
+        BoundSums(0, gram, projected, fit, logs, logs, 0.0),
+        sample,
+        report,
+        Run(),
+        given=True,
     )
 
 

@@ -120,7 +120,8 @@ class StateOfPasses(BaseState):
 class StreamedState(StateOfPasses):
     """Fields: prior, detached; inducing, points (m, d), in the dtype of x; function, A of rows; sums of the pass over
     all rows; sample, some of them, float64; report; run; held, the rows where the caller holds them, else None;
-    ranks, of which each has read a part of the rows; online, how many rows joined since conditioning.
+    ranks, of which each has read a part of the rows; online, how many rows joined since conditioning; given, whether
+    q(u) was known without rows (given.py), and the sample is of points.
 
     Of outputs with noise of their own `sums` are those of each, and `parts` the state of each, of y without an axis for
     outputs.
@@ -136,6 +137,7 @@ class StreamedState(StateOfPasses):
     held: Held | None = None
     ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
+    given: bool = False
     factor: ClassVar[None] = None
     replicates: ClassVar[None] = None
 
@@ -173,7 +175,7 @@ class StreamedState(StateOfPasses):
                 f"`{question}` of inducing points needs sites that are observations, got those of "
                 f"{self.prior.likelihood.name}, found by iteration; {OBSERVED[question]}"
             )
-        if question == "importance" and self.count < len(self.sample.x):
+        if question == "importance" and self.given:
             return (
                 f"`importance` is of rows that were read, got a posterior of q(u) as it was given and {self.count:,} "
                 "rows since; condition on the rows that count"
@@ -222,7 +224,7 @@ class StreamedState(StateOfPasses):
         return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
 
     def numbers(self) -> dict[str, Any]:
-        kind, names = "sparse", ["scale", "left", "logs", "noise_logs", "squares"]
+        kind, names = "sparse_given" if self.given else "sparse", ["scale", "left", "logs", "noise_logs", "squares"]
         if self.parts:
             kind, names = "sparse_outputs", names[:1]
         return {"kind": kind, "count": self.count, **{name: getattr(self.sums, name) for name in names}}
