@@ -214,9 +214,8 @@ def test_gradients_of_passes_are_slopes_of_the_bound(likelihood: Likelihood, mea
     assert found.value is not None
     assert objective.values is not None
     assert objective.values.tail > 1e-3
-    bound = objective.values.bound(sums_at(
-        objective.problem.prior, objective._survey, objective.grid, objective.values.tail, objective.values, NO_DEADLINE
-    ))  # fmt: skip
+    values, of = objective.values, (objective.problem.prior, objective._survey, objective.grid)
+    bound = values.bound(values.having(sums_at(*of, values.tail, values, NO_DEADLINE)))
     prior = objective.priors.value_and_gradient(theta)[0]
     assert -found.value - prior == pytest.approx(bound, abs=1e-6)
     towards = numpy.random.default_rng(0).standard_normal(len(theta))

@@ -112,7 +112,7 @@ def _with_sites(state: FourierState, rows: Block) -> tuple[SeriesValues, Block]:
         return before.sums.added(x, residual, sites.variance + state.tail, beyond)
 
     def evaluate(sites: Sites) -> Found[SeriesValues]:
-        values = before.of(joined_by(sites))
+        values = before.having(joined_by(sites))
         at = values.marginals(own, x, sites)
         system = values.weights.system
         density = values.weights.log_likelihood(system.log_of_factor) if system.dense else None
@@ -123,6 +123,6 @@ def _with_sites(state: FourierState, rows: Block) -> tuple[SeriesValues, Block]:
     found, _, _ = settle_rows(likelihood, y, evaluate(first), evaluate, settings.posterior_of(len(y)), settings)
     beside = method.excess(likelihood, y, found.at, found.sites)
     if not kept:
-        return before.of(joined_by(found.sites, float(beside.sum()))), rows
+        return before.having(joined_by(found.sites, float(beside.sum()))), rows
     numbers = HeldSites(likelihood, found.sites, beside).row_tensors
-    return before.of(joined_by(found.sites)), Block(rows.x, rows.y, dict(sorted(numbers.items())))
+    return before.having(joined_by(found.sites)), Block(rows.x, rows.y, dict(sorted(numbers.items())))

@@ -208,7 +208,7 @@ def _state(
     spectrum, tail = spectrum_of(prior, grid, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     deadline = settings.run.deadline
-    events = list[Event]()
+    events, system = list[Event](), None
     if prior.likelihood.has_sites:
         sums = FourierSums.of(grid, inputs_of(prior, survey, tail, deadline), outputs, group)
     else:
@@ -218,9 +218,9 @@ def _state(
         passes = settled(prior, survey, none, start, enough, steps, deadline)
         tolerance = steps.of_rows(enough, survey.count)
         events.append(steps_event(prior.likelihood, passes.steps, passes.moved, tolerance, deadline))
-        sums = passes.sums
+        sums, system = passes.sums.sums, passes.sums.system
     least = float(noise_of(prior, survey.sample).min()) + tail
-    system = sums.system(spectrum, options.solves, deadline)
+    system = system or sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked).of_first(group)
     held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None

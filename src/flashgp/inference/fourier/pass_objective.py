@@ -31,7 +31,7 @@ class FourierPassLogJoint(FourierLogJoint):
             self.grid, spectrum.detach(), float(left.detach()), self.settings.solves
         )  # fmt: skip
         assert problem.sites is not None
-        settings, start = problem.sites.settings, None if self.values is None else none.of(self.values.sums)
+        settings, start = problem.sites.settings, None if self.values is None else none.having(self.values.sums)
         found = settled(self._prior, self._survey, none, start, settings.search, settings, self._deadline)
         problem.sites.steps.append(found.steps)
         self.values = found.before

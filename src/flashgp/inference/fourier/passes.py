@@ -23,7 +23,7 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.inference.fourier.grids import Series
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
-from flashgp.inference.fourier.system import SolveSettings
+from flashgp.inference.fourier.system import SolveSettings, WeightSystem
 from flashgp.inference.prior import Prior
 from flashgp.inference.site_methods import Marginals, Variational
 from flashgp.inference.sites import LEAST_NOISE, SiteSettings, first_sites, local_sites, prior_mean, prior_variance
@@ -57,26 +57,37 @@ class SeriesValues:
         return cls(FourierSums.none(grid, 1), spectrum, tail, settings)
 
     def none(self, *, new: bool = False) -> "SeriesValues":
-        return replace(self.of(FourierSums.none(self.sums.grid, 1)), new=new)
+        return replace(self.having(FourierSums.none(self.sums.grid, 1)), new=new)
 
-    def of(self, sums: FourierSums) -> "SeriesValues":
+    def having(self, sums: FourierSums) -> "SeriesValues":
+        """q of the weights under these sums."""
         return replace(self, sums=sums, new=False, known=None)
 
-    def towards(self, sums: FourierSums, share: float) -> "SeriesValues":
-        return self.of(self.sums.towards(sums, share))
+    def of(self, sums: "SeriesValues") -> "SeriesValues":
+        """What a pass leads to, as it is: with the matrix that its bound has made."""
+        return sums
+
+    def towards(self, sums: "SeriesValues", share: float) -> "SeriesValues":
+        return sums if share == 1.0 else self.having(self.sums.towards(sums.sums, share))
+
+    @property
+    def count(self) -> int:
+        return self.sums.count
+
+    @cached_property
+    def system(self) -> WeightSystem:
+        return self.sums.system(self.spectrum, self.settings) if self.known is None else self.known.system
 
     @cached_property
     def weights(self) -> WeightPosterior:
-        return self.known or WeightPosterior.of(self.sums, self.sums.system(self.spectrum, self.settings), SOLVED)
+        return self.known or WeightPosterior.of(self.sums, self.system, SOLVED)
 
-    def bound(self, sums: FourierSums) -> float:
-        """(M-454), nats, of sums of the sites that were made from here."""
-        weights, grid = self.weights, sums.grid
-        b, system = weights.solution.value, weights.system
-        other = sums.system(self.spectrum, self.settings)
-        squares = sums.squares - grid.dot(b, 2.0 * system.root * sums.projected - other(b))
-        found = squares.sum() + system.trace(other.gram) + system.log_of_factor + sums.logs + sums.count * LOG_2PI
-        return -0.5 * float(found)
+    def bound(self, sums: "SeriesValues") -> float:
+        """(M-454), nats. Args: sums, of the sites that were made from here."""
+        b, system, found, other = self.weights.solution.value, self.system, sums.sums, sums.system
+        squares = found.squares - found.grid.dot(b, 2.0 * system.root * found.projected - other(b))
+        logs = system.log_of_factor + found.logs + found.count * LOG_2PI
+        return -0.5 * float(squares.sum() + system.trace(other) + logs)
 
     def divergence(self, other: "SeriesValues") -> float:
         """KL(self || other), nats."""
@@ -84,7 +95,7 @@ class SeriesValues:
         apart = own.solution.value - its.solution.value
         squares = float(self.sums.grid.dot(apart, its.system(apart)).sum())
         logs = own.system.log_of_factor - its.system.log_of_factor
-        return 0.5 * (own.system.trace(its.system.gram) + logs + squares)
+        return 0.5 * (own.system.trace(its.system) + logs + squares)
 
     def series(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the series at points, (n,) each."""
@@ -191,39 +202,39 @@ def settled(
     Raises: ConvergenceError, TimeUp.
     """
 
-    def pass_over(rows: Survey) -> Callable[[SeriesValues], FourierSums]:
-        return lambda values: sums_at(prior, rows, none.sums.grid, none.tail, values, deadline)
+    def pass_over(rows: Survey, times: float = 1.0) -> Callable[[SeriesValues], SeriesValues]:
+        def over(values: SeriesValues) -> SeriesValues:
+            sums = sums_at(prior, rows, none.sums.grid, none.tail, values, deadline)
+            return none.having(sums if times == 1.0 else sums.times(times))
+
+        return over
 
     over = pass_over(survey)
     if start is None:
         start = _of_sample(prior, survey, none, pass_over, settings)
     elif start.sums.grid != none.sums.grid:
-        start = none.of(over(start))
+        start = over(start)
     return settled_pass(prior.likelihood, start, over, -math.inf, tolerance, settings, survey.group)
 
 
 def _of_sample(
-    prior: Prior, survey: Survey, none: SeriesValues, pass_over: Callable[[Survey], Any], settings: SiteSettings
+    prior: Prior, survey: Survey, none: SeriesValues, pass_over: Callable[[Survey, float], Any], settings: SiteSettings
 ) -> SeriesValues:
     """q to begin with: what the sample says where it stands for all rows, as (M-360); where most rows are in it, or
     without time, of rows by themselves."""
     sample = survey.of_sample
-    times, over = survey.count / sample.count, pass_over(sample)
-    start = none.of(over(none.none(new=True)).times(times))
+    times = survey.count / sample.count
+    over = pass_over(sample, times)
+    start: SeriesValues = over(none.none(new=True))
     if times < settings.sample_ratio:
         return start
-
-    def repeated(values: SeriesValues) -> FourierSums:
-        return over(values).times(times)
-
     with contextlib.suppress(ConvergenceError, NotPositiveDefiniteError, TimeUp):
-        start = none.of(
-            settled_pass(prior.likelihood, start, repeated, -math.inf, settings.search, settings, ALONE).sums
-        )
+        start = settled_pass(prior.likelihood, start, over, -math.inf, settings.search, settings, ALONE).sums
     sums, group = start.sums, survey.group
     if group.size == 1:
         return start
     entries, projected = (  # another rank may have ended otherwise
-        torch.view_as_complex(group.from_first(torch.view_as_real(t))) for t in (sums.entries, sums.projected)
+        torch.view_as_complex(group.from_first(torch.view_as_real(t))) if t.is_complex() else group.from_first(t)
+        for t in (sums.entries, sums.projected)
     )
-    return none.of(replace(sums, entries=entries, projected=projected))
+    return none.having(replace(sums, entries=entries, projected=projected))

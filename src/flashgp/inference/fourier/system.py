@@ -123,7 +123,13 @@ class WeightSystem:
     @cached_property
     def factor(self) -> Tensor:
         """Lower Cholesky factor of B in the basis."""
-        return torch.linalg.cholesky(self.basis.matrix(self.gram, self.root))
+        known = "matrix" in self.__dict__
+        return torch.linalg.cholesky(self.matrix if known else self.basis.matrix(self.gram, self.root))
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """B in the basis, kept where it is asked for."""
+        return self.basis.matrix(self.gram, self.root)
 
     @property
     def log_of_factor(self) -> float:
@@ -240,10 +246,9 @@ class WeightSystem:
         traces = [float(grid.dot(v, self.root * other(self.root * u)).mean()) for other in others]
         return logs, 0.5 * products.real.mean(0), traces
 
-    def trace(self, other: Gram) -> float:
+    def trace(self, other: "WeightSystem") -> float:
         """tr(B^-1 B') less the number of coordinates, B' of another T, where there is a factor."""
-        matrix = self.basis.matrix(other, self.root)
-        return float((self._block_inverse * matrix).sum()) - self.basis.size
+        return float((self._block_inverse * other.matrix).sum()) - self.basis.size
 
     def inverse_variance_at(self, x: Tensor, part: Tensor | None = None) -> Tensor:
         """phi* B^-1 phi of the waves phi of points (n, columns), times W and, of a term, its part, (n,); with a factor
