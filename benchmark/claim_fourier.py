@@ -14,6 +14,9 @@ Cells, each in a process of its own:
                      that of the true probabilities
     map/N/METHOD     a whole fit of N held rows of read/2/N beside KISS-GP, SVGP and GPBoost (map_peers.py), then 2,000
                      new points; minus their mean log density, and that of the truth
+    terms/N/KIND     N held rows of six columns, a sum of functions of four of them and of the other two together, noise
+                     of deviation .3; the covariance function a Matern-3/2 term each: a whole fit by Fourier series or
+                     full scale, then 2,000 new rows; minus their mean log density
     answers/NUMBER   a model conditioned by Fourier series and exactly, both at given parameters: of 40, d 1 to 3, up to
                      1,500 rows, lengthscales .1 to 3 of the range, noise 1e-4 to 1; rows uniform, in clusters, with a
                      gap, or repeated. Errors of means over the exact deviation of f, of variances relative, at 200
@@ -67,9 +70,10 @@ def function_of(x: Any) -> Any:
 
 
 def run_cell(cell: Cell) -> Entry:
-    return {"read": _read, "celerite2": _celerite, "labels": _labels, "map": _map, "answers": _answers}[cell["work"]](
-        cell
-    )
+    works = {
+        "read": _read, "celerite2": _celerite, "labels": _labels, "map": _map, "terms": _terms, "answers": _answers,
+    }  # fmt: skip
+    return works[cell["work"]](cell)
 
 
 def _map(cell: Cell) -> Entry:
@@ -132,6 +136,32 @@ def _labels(cell: Cell) -> Entry:
     return {
         "fit_seconds": fitted - began, "cpu_seconds": used - own, "predict_seconds": ended - fitted,
         "peak_bytes": meter.peak_bytes, "peak_method": meter.method, "log_loss": loss, "true_loss": true,
+        "events": [str(event) for event in fit.report.events],
+    }  # fmt: skip
+
+
+def _terms(cell: Cell) -> Entry:
+    generator = numpy.random.default_rng(4)
+    x = generator.random((cell["n"] + 2_000, 6))
+    truth = numpy.sin(8.0 * x[:, 0]) + numpy.exp(x[:, 1]) + 3.0 * abs(x[:, 2] - 0.5) + 0.5 * numpy.sin(20.0 * x[:, 3])
+    truth += numpy.cos(5.0 * x[:, 4] + 3.0 * x[:, 5])
+    y = truth + 0.3 * generator.standard_normal(len(x))
+    rows, targets, new, new_targets = (torch.from_numpy(t) for t in (x[:-2_000], y[:-2_000], x[-2_000:], y[-2_000:]))
+    kernel = fgp.kernels.Matern(nu=1.5, lengthscale=torch.ones(2, dtype=F64), active_dims=[4, 5]) * 1.0
+    for column in range(4):
+        kernel = kernel + 1.0 * fgp.kernels.Matern(nu=1.5, active_dims=[column])
+    with PeakMeter() as meter:
+        began, own = time.perf_counter(), time.process_time()
+        how = {"approximation": cell["kind"], "progress": Speaker(cell.key).training}
+        fit = fgp.fit(fgp.GP(kernel), rows, targets, **how)
+        fitted, used = time.perf_counter(), time.process_time()
+        prediction = fit.posterior.predict(new)
+        density, mean = float(prediction.log_prob(new_targets).mean()), prediction.mean
+        ended = time.perf_counter()
+    return {
+        "fit_seconds": fitted - began, "cpu_seconds": used - own, "predict_seconds": ended - fitted,
+        "peak_bytes": meter.peak_bytes, "peak_method": meter.method, "log_density": density,
+        "rmse": float((mean - torch.from_numpy(truth[-2_000:])).square().mean().sqrt()),
         "events": [str(event) for event in fit.report.events],
     }  # fmt: skip
 
@@ -254,6 +284,10 @@ def rows(entries: Mapping[str, Entry]) -> list[dict[str, Any]]:
     for entry in sorted((e for e in done if e["work"] == "map"), key=lambda e: (e["n"], order.index(e["method"]))):
         row = {"work": f"d=2, n={entry['n']:,}, held, {TITLES.get(entry['method'], entry['method'])}, 2,000 points"}
         table.append(row | {column["key"]: entry.get(column["key"]) for column in COLUMNS if column["key"] not in row})
+    for entry in sorted((e for e in done if e["work"] == "terms"), key=lambda e: (e["n"], e["kind"])):
+        row = {"work": f"d=1+1+1+1+2, n={entry['n']:,}, held, {entry['kind']}, 2,000 points"}
+        row["log_loss"] = -entry["log_density"]
+        table.append(row | {column["key"]: entry.get(column["key"]) for column in COLUMNS if column["key"] not in row})
     for d in (1, 2, 3):
         own = [entry for entry in done if entry["work"] == "answers" and entry["d"] == d]
         told = [entry for entry in own if "refused" not in entry]
@@ -275,6 +309,8 @@ def _of_answers(told: list[Entry], d: int, count: int, of: str) -> dict[str, Any
 def line(entry: Entry) -> str:
     if entry["work"] in ("labels", "map"):
         return f"fit {readable_seconds(entry['fit_seconds'])}, log loss {entry['log_loss']:.4f}"
+    if entry["work"] == "terms":
+        return f"fit {readable_seconds(entry['fit_seconds'])}, log density {entry['log_density']:.4f}"
     if entry["work"] == "read":
         return f"fit {readable_seconds(entry['fit_seconds'])}, RMSE {entry['rmse']:.5f}"
     if entry["work"] == "celerite2":
@@ -316,6 +352,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             spec = {"work": "map", "n": 400 if options.toy else n, "method": method}
             spec |= {"kiss_gp": {"steps": STEPS}, "svgp": {"epochs": EPOCHS}}.get(method, {})
             cells.append(Cell(f"map/n={spec['n']}/{method}", spec, 300.0))
+    cells += [
+        Cell(f"terms/n={n}/{kind}", {"work": "terms", "n": n, "kind": kind}, 600.0)
+        for n in ([300] if options.toy else [20_000, 100_000]) for kind in ("fourier", "full_scale")
+    ]  # fmt: skip
     cells += [Cell(f"answers/{one['number']}", one, 60.0) for one in problems(options.problems)]
     return main_of(CLAIM, cells, options)
 
