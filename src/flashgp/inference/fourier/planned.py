@@ -37,10 +37,12 @@ F64 = torch.float64
 
 @dataclass(frozen=True)
 class ExpectedSettings:
-    """Fields: lengthscales in the range of the rows, and periods where nothing decays along a column; noise, over the
-    prior variance, and site_noise, of sites that are found by iteration; grid."""
+    """Fields: lengthscales in the range of the rows, and least_lengthscales, down to which fewer are taken where a fit
+    is asked for and more have no grid; periods where nothing decays along a column; noise, over the prior variance, and
+    site_noise, of sites that are found by iteration; grid."""
 
     lengthscales: float = 5.0
+    least_lengthscales: float = 1.0
     periods: float = 10.0
     noise: float = 0.05
     site_noise: float = 1.0
@@ -79,29 +81,35 @@ def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool,
         refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
     if not named and refusal is None and ranks > 1:
         refusal = Refusal(NoSeries.RANKS, "by Fourier series is taken over ranks where it is named")
-    try:
-        if refusal is not None:
-            return refusal
-        passes, solves = passes_of(prior, alike=rows.alike), FourierSettings.of(prior.likelihood).solves
-        found = sizes_of(expected_grid(prior, rows, training=training), rows.n, passes, solves)
-        if not (named or prior.likelihood.has_sites or found.coordinates):
-            return Refusal(NoSeries.FREQUENCIES, "by Fourier series finds sites where the weights have a factor")
-        if not training:
-            return found
-        last = expected_grid(prior, rows, training=training, search=False)
-        return replace(found, posterior=sizes_of(last, rows.n, solves=solves))
-    except NoGridError as reason:
-        return Refusal(NoSeries.FREQUENCIES, str(reason))
+    settings, solves = ExpectedSettings(), FourierSettings.of(prior.likelihood).solves
+    while refusal is None:
+        try:
+            grid = expected_grid(prior, rows, settings, training=training)
+            found = sizes_of(grid, rows.n, passes_of(prior, alike=rows.alike), solves)
+            if not (named or prior.likelihood.has_sites or found.coordinates):
+                why = "by Fourier series finds sites where the weights have a factor"
+                return Refusal(NoSeries.FREQUENCIES, why)
+            if not training:
+                return found
+            last = expected_grid(prior, rows, settings, training=training, search=False)
+            return replace(found, posterior=sizes_of(last, rows.n, solves=solves))
+        except NoGridError as reason:
+            settings = replace(settings, lengthscales=0.5 * settings.lengthscales)
+            if not (named and training) or settings.lengthscales < settings.least_lengthscales:
+                refusal = Refusal(NoSeries.FREQUENCIES, str(reason))
+    return refusal
 
 
 @torch.no_grad()
-def expected_grid(prior: Prior, rows: RowCounts, *, training: bool, search: bool | None = None) -> Series:
+def expected_grid(
+    prior: Prior, rows: RowCounts, settings: ExpectedSettings, *, training: bool, search: bool | None = None
+) -> Series:
     """The grid that rows are expected to take: conditioning knows lengthscales and noise, a fit finds them. Args:
     search, whether it is that of the search of a fit, or of its posterior.
 
-    Raises: NoGridError. Cost: milliseconds.
+    Raises: NoGridError. Cost: milliseconds, of several grids some tens.
     """
-    settings, kernel, d = ExpectedSettings(), copy.deepcopy(prior.kernel), rows.d
+    kernel, d = copy.deepcopy(prior.kernel), rows.d
     search, by_sites = training if search is None else search, not prior.likelihood.has_sites
     solves = FourierSettings.of(prior.likelihood).solves
     noise = (settings.site_noise if by_sites else settings.noise) * prior_variance(kernel, d)

@@ -228,7 +228,8 @@ def grid_of(
     allowed = noise * (settings.searched if search else 1.0)
     found = _series(kernel, (low, high), allowed, settings, (room, many), most)
     if isinstance(found, Grids) and not coordinates_of(found, most):
-        sizes = ", ".join(f"{least_coordinates(part):,.0f} for {part.columns}" for part in found.parts)
+        each = [(coordinates_of(Grids((part,)), most) or least_coordinates(part), part) for part in found.parts]
+        sizes = ", ".join(f"{size:,.0f} for columns {part.columns}" for size, part in each)
         raise NoGridError(
             f"by Fourier series of terms in different columns has at most {most:,} coordinates of all terms, got about "
             f'{sizes}; pass "full_scale"'
