@@ -167,10 +167,12 @@ class ProductPrice:
 
     Fields: plan, of the solve by all pairs; n distinct rows of d columns; frequencies; share of the noise that n c_j
     beyond them may be; wanted, residual over that of the noise; growth, of what an exact product leaves of the
-    residual, over (M-441); iterations; double, passes that a float64 one takes as long as; making, passes of the
-    preconditioner; row_seconds and number_seconds, of a row of one to three columns and of a frequency in a transform
-    in float32, which serves while that leaves at least single_contraction, in float64 as many times that; product,
-    seconds of a product where it is none by a grid alone; exact, seconds of an exact product, None for all pairs.
+    residual, over (M-441); iterations, of a solve by one matrix near K, and relative, residual of each over that;
+    double, passes that a float64 one takes as long as; making, passes of the preconditioner; row_seconds and
+    number_seconds, of a row of one to three columns and of a frequency in a transform in float32, which serves while
+    that leaves at least single_contraction, in float64 as many times that; whitening_seconds, of a row in the
+    preconditioner; product, seconds of a product where it is none by a grid alone; exact, seconds of an exact product,
+    None for all pairs.
     """
 
     plan: Plan
@@ -180,11 +182,13 @@ class ProductPrice:
     share: float
     wanted: float
     growth: float = 2.5
-    iterations: int = 45
+    iterations: float = 26.0
+    relative: float = 0.05
     double: float = 2.7
     making: float = 2.0
     row_seconds: tuple[float, ...] = (3e-8, 6e-8, 2e-7)
     number_seconds: float = 2.5e-8
+    whitening_seconds: float = 1.2e-6
     single_contraction: float = 1e-2
     float64: float = 3.0
     product: float | None = None
@@ -217,7 +221,10 @@ class ProductPrice:
         product *= 1.0 if self.single else self.float64
         product = product if self.product is None else self.product
         exact = self.all_pairs if self.exact is None else self.exact
-        return self.exact_products * exact + self.making * one + self.iterations * product
+        iterations = self.iterations * (1.0 + math.log(self.relative) / math.log(self.contraction))
+        return (
+            self.exact_products * exact + self.making * one + iterations * (product + self.n * self.whitening_seconds)
+        )
 
 
 @dataclass(frozen=True)
@@ -235,11 +242,11 @@ class SplitPrice:
     numbers: int
     share: float
     visited: tuple[float, ...] = (1.4, 1.9, 2.5)
-    pair_seconds: float = 2.3e-9
-    cell_seconds: float = 6e-7
-    row_seconds: tuple[float, ...] = (2e-7, 6e-7, 3.3e-6)
-    number_seconds: float = 6e-7
-    coarse: float = 0.35
+    pair_seconds: float = 2.1e-9
+    cell_seconds: float = 2e-7
+    row_seconds: tuple[float, ...] = (2e-7, 6e-7, 3.8e-6)
+    number_seconds: float = 7e-7
+    coarse: float = 0.22
 
     @property
     def near(self) -> float:

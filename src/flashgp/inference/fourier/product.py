@@ -276,7 +276,7 @@ def _choices(job: _Job, base: ProductPrice) -> list[tuple[float, ProductPrice, G
         error = settings.split.single * job.least / math.sqrt(base.n)
         for parts in _parts(job, error):
             share, product = settings.split.single, parts.price.coarse_seconds
-            price = replace(base, frequencies=parts.grid.size, share=share, product=product)
+            price = replace(base, share=share, product=product)  # no frequency is left out
             choices.append((price.seconds, price, parts))
     for share in settings.shares:
         repeated = min(settings.grid.repeated[1], settings.repeated * share)
