@@ -82,7 +82,7 @@ def run_cell(cell: Cell) -> Entry:
     speaker, began = Speaker(cell.key), time.perf_counter()
     with PeakMeter() as meter:
         if source is not None:
-            fit = fgp.fit(_prior(d), source, progress=speaker.training)
+            fit = fgp.fit(_prior(d), source, approximation="sparse", progress=speaker.training)
         else:
             fit = fgp.fit(
                 _prior(d), x, y, approximation="full_scale", exact_posterior=True, memory=MEMORY,
