@@ -354,7 +354,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             cells.append(Cell(f"map/n={spec['n']}/{method}", spec, 300.0))
     cells += [
         Cell(f"terms/n={n}/{kind}", {"work": "terms", "n": n, "kind": kind}, 600.0)
-        for n in ([300] if options.toy else [20_000, 100_000]) for kind in ("fourier", "full_scale")
+        for n in ([100] if options.toy else [20_000, 100_000])
+        for kind in ("fourier", "full_scale")[options.toy :]
     ]  # fmt: skip
     cells += [Cell(f"answers/{one['number']}", one, 60.0) for one in problems(options.problems)]
     return main_of(CLAIM, cells, options)
