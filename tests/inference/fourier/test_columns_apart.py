@@ -19,6 +19,7 @@ from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import FourierSums
 from flashgp.inference.streamed.rows import numbers_to_rows, prior_of_rows, survey_of
 from flashgp.inference.training.objective import Problem
+from flashgp.kernels.base import terms
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held
@@ -89,6 +90,11 @@ def test_answers_are_those_of_exact_inference() -> None:
     (event,) = of_kind(post.report.events, EventKind.FOURIER_TAIL)
     tail = event.fields["tail"]
     assert tail <= 1e-3 * NOISE
+    grid, spectrum = post.state.grid, post.state.weights.system.spectrum
+    each = zip(terms(_kernel()), grid.parts, grid.split(spectrum), strict=True)
+    tails = [prior_variance(term, D) - float(part.total(own)) for term, part, own in each]
+    assert min(tails) < 0.0  # by what repeats, which makes up for no other's
+    assert tail == pytest.approx(sum(max(0.0, one) for one in tails), rel=1e-6)
     found, known = post.predict(x_test), exact.predict(x_test)
     assert float((found.mean - known.mean).abs().max()) < tail**0.5
     assert float((found.variance - known.variance).abs().max()) < 2.0 * tail

@@ -26,7 +26,7 @@ from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.fourier.grid import PIECE
 from flashgp.inference.fourier.grids import Series, coordinates_of
 from flashgp.inference.fourier.planned import passes_of
-from flashgp.inference.fourier.spectrum import coefficients, differentiable_variance
+from flashgp.inference.fourier.spectrum import coefficients, left_out
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
@@ -133,8 +133,7 @@ class FourierLogJoint(SeriesLogJoint):
     def _by_autograd(self) -> tuple[float | None, Array]:
         with torch.enable_grad():
             spectrum = coefficients(self._prior.kernel, self.grid, self._width)
-            left = differentiable_variance(self._prior.kernel, self._width) - self.grid.total(spectrum)
-            left = left.clamp_min(0.0)
+            left = left_out(self._prior.kernel, self.grid, spectrum, self._width)
         if self._unit is None:
             return self._by_passes(spectrum, left)
         prior, outputs = self.problem.prior, len(self._offset)

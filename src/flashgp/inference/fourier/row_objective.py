@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashgp.foundations.deadline import TimeUp
 from flashgp.inference.fourier.objective import SeriesLogJoint
-from flashgp.inference.fourier.spectrum import coefficients, differentiable_variance
+from flashgp.inference.fourier.spectrum import coefficients, left_out
 from flashgp.inference.fourier.state import variance_at
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.site_methods import Marginals
@@ -84,7 +84,7 @@ class FourierRowLogJoint(SeriesLogJoint):
         """c and the tail, differentiable."""
         kernel, d = self.problem.prior.kernel, self.problem.x.shape[-1]
         spectrum = coefficients(kernel, self.grid, d)
-        return spectrum, (differentiable_variance(kernel, d) - self.grid.total(spectrum)).clamp_min(0.0)
+        return spectrum, left_out(kernel, self.grid, spectrum, d)
 
     def _at(self, spectrum: Tensor, noise: Tensor, residual: Tensor) -> _Rows:
         """Raises: TimeUp."""

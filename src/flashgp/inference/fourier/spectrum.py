@@ -200,6 +200,18 @@ def differentiable_variance(kernel: Kernel, d: int) -> Tensor:
     return _values(kernel, torch.zeros(1, d, dtype=F64))[0]
 
 
+def left_out(kernel: Kernel, grid: Series, spectrum: Tensor, d: int) -> Tensor:
+    """The tail t, differentiable by the parameters: of each grid by itself, as what repeats on one, which may make its
+    own 0, is no variance that another leaves out."""
+    if isinstance(grid, Grid):
+        return (differentiable_variance(kernel, d) - grid.total(spectrum)).clamp_min(0.0)
+    each = zip(by_columns(kernel, [part.columns for part in grid.parts], d), grid.parts, strict=True)
+    tails = [
+        left_out(own, part, c, d) for (own, part), c in zip(each, grid.split(spectrum), strict=True) if own is not None
+    ]
+    return torch.stack(tails).sum()
+
+
 @torch.no_grad()
 def prior_variance(kernel: Kernel, d: int) -> float:
     """k(0)."""

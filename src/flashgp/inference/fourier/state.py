@@ -17,7 +17,7 @@ from flashgp.inference.fourier.grid import Grid
 from flashgp.inference.fourier.grids import Series, series_of
 from flashgp.inference.fourier.local import WindowSettings, near_variance
 from flashgp.inference.fourier.passes import SeriesValues
-from flashgp.inference.fourier.spectrum import GridSettings, coefficients, prior_variance
+from flashgp.inference.fourier.spectrum import GridSettings, coefficients, left_out, prior_variance
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
@@ -385,4 +385,4 @@ def variance_at(
 def spectrum_of(prior: Prior, grid: Series, d: int) -> tuple[Tensor, float]:
     """c on the grid, and the tail, which rounding and what repeats may make 0."""
     found = coefficients(prior.kernel, grid, d)
-    return found, max(0.0, prior_variance(prior.kernel, d) - float(grid.total(found)))
+    return found, float(left_out(prior.kernel, grid, found, d))
