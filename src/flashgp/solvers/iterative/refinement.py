@@ -54,7 +54,7 @@ def _inner() -> SolveSettings:
     comparison: ComparisonSettings = replace(DEFAULTS.comparison, at_once_most=0.5)
     return replace(
         DEFAULTS, low_rank=replace(DEFAULTS.low_rank, max_rank=128), comparison=comparison, single=False,
-        full_scale=tuple(replace(one, applied=torch.float32) for one in DEFAULTS.full_scale),
+        full_scale=(replace(DEFAULTS.full_scale[0], applied=torch.float32),),
     )  # fmt: skip
 
 
