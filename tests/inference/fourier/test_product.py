@@ -8,7 +8,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.fourier.product import ProductSettings, fourier_products
+from flashgp.inference.fourier.product import ProductSettings, SplitSettings, fourier_products
 from flashgp.inference.fourier.spectrum import GridSettings, product_grid
 from flashgp.inference.run import Run
 from flashgp.planner.fourier_price import ProductPrice
@@ -66,7 +66,8 @@ def test_products_are_near_those_of_all_pairs(share: float, lengthscale: float) 
     """A^-1/2 (A - A~) A^-1/2 is no larger than a few times the share, and sqrt(1 + M / n) times that, (M-441)."""
     kernel, x, noise = k.Matern(nu=1.5, lengthscale=lengthscale), _rows(400, 2), torch.tensor([0.05], dtype=F64)
     plan = _slow(_gp(kernel, 0.05), 400, 2)
-    found, _ = fourier_products(kernel, x, noise, plan, Run(), ProductSettings(shares=(share,), split=None))
+    settings = ProductSettings(shares=(share,), split=SplitSettings(radii=()))
+    found, _ = fourier_products(kernel, x, noise, plan, Run(), settings)
     assert found is not None
     one = torch.eye(400, dtype=F64)
     K = kernel.operator(x).to_dense().detach()

@@ -72,8 +72,8 @@ class ProductSettings:
     repeated, of the prior variance, where a term comes again, over that share; relative, residual of solves with K~,
     and accuracy of transforms, over what an exact product leaves, and least_accuracy, in float32 and float64; min_gain,
     times quicker than all pairs in float32, from which they serve; min_seconds of these, below which nothing is looked
-    at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner of that rank; split, None
-    for no near pairs."""
+    at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner of that rank; split, of near
+    pairs."""
 
     grid: GridSettings = field(default_factory=lambda: GridSettings(repeated=(1e-4, 1e-4), beyond=(0.0, 0.0, 0.0)))
     shares: tuple[float, ...] = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
@@ -86,7 +86,7 @@ class ProductSettings:
     number_bytes: int = 150
     row_numbers: int = 140
     rank: int = 128
-    split: SplitSettings | None = field(default_factory=SplitSettings)
+    split: SplitSettings = field(default_factory=SplitSettings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,8 +261,8 @@ def _chosen(
         left_out = max(0.0, prior_variance(kernel, d) - float(grid.total(spectrum)))
         products = Waves(grid, spectrum.to(dtype), x, accuracy)
     else:
-        products = _split_products(job, found, _split_settings(settings).coarse)
-    exact = None if finer is None else _split_products(job, finer, _split_settings(settings).accuracy)
+        products = _split_products(job, found, settings.split.coarse)
+    exact = None if finer is None else _split_products(job, finer, settings.split.accuracy)
     event = Event(EventKind.APPROXIMATE_PRODUCTS, frequencies=grid.size, gain=gain)
     said = [] if finer is None else [_told(finer, base.all_pairs)]
     return FourierProducts(grid, products, left_out, settings.relative * price.contraction, exact, event), said
@@ -272,12 +272,10 @@ def _choices(job: _Job, base: ProductPrice) -> list[tuple[float, ProductPrice, G
     """Products near K and their prices. Raises: NoGridError."""
     settings, choices = job.settings, list[tuple[float, ProductPrice, Grid | _Parts]]()
     low, high = job.x.amin(0), job.x.amax(0)
-    if settings.split is not None:
-        error = settings.split.single * job.least / math.sqrt(base.n)
-        for parts in _parts(job, error):
-            share, product = settings.split.single, parts.price.coarse_seconds
-            price = replace(base, share=share, product=product)  # no frequency is left out
-            choices.append((price.seconds, price, parts))
+    for parts in _parts(job, settings.split.single * job.least / math.sqrt(base.n)):
+        share, product = settings.split.single, parts.price.coarse_seconds
+        price = replace(base, share=share, product=product)  # no frequency is left out
+        choices.append((price.seconds, price, parts))
     for share in settings.shares:
         repeated = min(settings.grid.repeated[1], settings.repeated * share)
         rule = replace(settings.grid, repeated=(repeated, repeated))
@@ -294,11 +292,6 @@ def _choices(job: _Job, base: ProductPrice) -> list[tuple[float, ProductPrice, G
 
 
 # -- near pairs --------------------------------------------------------------------------------------------------------
-def _split_settings(settings: ProductSettings) -> SplitSettings:
-    assert settings.split is not None
-    return settings.split
-
-
 def _told(finer: _Parts, all_pairs: float) -> Event:
     fields = {"radius": finer.split.radius, "frequencies": finer.grid.size, "gain": all_pairs / finer.price.seconds}
     return Event(EventKind.EXACT_PRODUCTS_SPLIT, **fields)
@@ -306,8 +299,6 @@ def _told(finer: _Parts, all_pairs: float) -> Event:
 
 def _exact_parts(job: _Job, base: ProductPrice) -> _Parts | None:
     """The quickest of exact products, None where those of all pairs are about as quick."""
-    if job.settings.split is None:
-        return None
     variance = prior_variance(job.kernel, job.x.shape[1])
     asked = job.run.tolerance * job.least / math.sqrt(variance)  # of |A v - product|, v of about |v| = sqrt(n / s)
     error = job.settings.split.share * asked * math.sqrt(job.least) / base.n
@@ -319,7 +310,7 @@ def _exact_parts(job: _Job, base: ProductPrice) -> _Parts | None:
 
 def _parts(job: _Job, error: float) -> list[_Parts]:
     """Near pairs of each radius and their frequencies, that fit."""
-    matern, settings, d = matern_of(job.kernel), _split_settings(job.settings), job.x.shape[1]
+    matern, settings, d = matern_of(job.kernel), job.settings.split, job.x.shape[1]
     if matern is None or cpu_tiles_missing():
         return []
     columns, variance = columns_of(job.kernel, d), prior_variance(job.kernel, d)
@@ -359,4 +350,4 @@ def _split_products(job: _Job, parts: _Parts, accuracy: float) -> SplitProducts:
     near = NearSums.of(points, parts.split.radius, polynomial)
     spectrum = split_coefficients(parts.split, parts.grid, scales)
     waves = Waves(parts.grid, spectrum, job.x[torch.from_numpy(near.order)], accuracy)
-    return SplitProducts(near, waves, job.kernel, job.x, _split_settings(job.settings))
+    return SplitProducts(near, waves, job.kernel, job.x, job.settings.split)
