@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
+import peer_models
 import scipy.linalg
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
@@ -32,7 +33,6 @@ from common import interquartile_range, smooth_data
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.streamed.objective import StreamedLogJoint
@@ -103,37 +103,19 @@ def _bound(cell: Cell) -> Entry:
 
 
 def _gpytorch(cell: Cell) -> Entry:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import gpytorch
-    except ImportError as error:
-        raise BackendUnavailableError(f"not installed: {error.name}; install flashgp[peers]") from error
+    gpytorch = peer_models.library("gpytorch")
     x, y, z = _data(cell["n"], cell["m"])
-
-    class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            likelihood = gpytorch.likelihoods.GaussianLikelihood()
-            super().__init__(x, y, likelihood)
-            self.mean = gpytorch.means.ConstantMean()
-            base = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=D))
-            self.kernel = gpytorch.kernels.InducingPointKernel(base, inducing_points=z, likelihood=likelihood)
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model = Model().double()
-    base = model.kernel.base_kernel
-    base.base_kernel.lengthscale, base.outputscale, model.likelihood.noise = LENGTHSCALE, VARIANCE, NOISE
-    model.kernel.inducing_points.requires_grad_(False)  # given, as in the other cell
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    model.train()
+    base, likelihood = peer_models.matern(D), gpytorch.likelihoods.GaussianLikelihood()
+    kernel = gpytorch.kernels.InducingPointKernel(base, inducing_points=z, likelihood=likelihood)
+    objective = peer_models.exact(x, y, kernel, likelihood=likelihood)
+    base.base_kernel.lengthscale, base.outputscale, likelihood.noise = LENGTHSCALE, VARIANCE, NOISE
+    kernel.inducing_points.requires_grad_(False)  # given, as in the other cell
+    objective.train()
 
     def evaluate() -> float:
-        model.zero_grad()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            value = objective(model(x), y)
+        objective.zero_grad()
+        with warnings.catch_warnings(action="ignore"):
+            value = objective(objective.model(x), y)
             value.backward()
         return float(value) * len(x)
 

@@ -34,11 +34,12 @@ import numpy
 import torch
 from cells import Cell, Claim, Entry, Speaker, main_of, options_of
 from map_peers import EPOCHS, METHODS, OURS, STEPS, TITLES, fitted_map
+from peer_models import library
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
 from flashgp.bench.suite import peer
-from flashgp.foundations.errors import BackendUnavailableError, FlashGPError
+from flashgp.foundations.errors import FlashGPError
 from flashgp.foundations.quantities import readable_seconds
 
 POINTS, WRITTEN, PERIOD = 100_000, 1_000_000, 0.05
@@ -81,9 +82,7 @@ def _map(cell: Cell) -> Entry:
 
 
 def _celerite(cell: Cell) -> Entry:
-    if peer("celerite2") is None:
-        raise BackendUnavailableError("celerite2 is not installed; pip install 'flashgp[peers]'")
-    import celerite2
+    celerite2 = library("celerite2")
     from scipy.optimize import minimize
 
     generator = numpy.random.default_rng(0)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
+import peer_models
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
 from common import SHARED_DATA, precipitation_split, scores, split_of
@@ -102,14 +103,9 @@ def _gradient(cell: Cell) -> Entry:
 
 
 def _peer_value(cell: Cell) -> Entry:
-    import gpboost
-
     x, y = _rows(cell["n"])
-    model = gpboost.GPModel(
-        gp_coords=x.numpy(), cov_function="matern_ard", cov_fct_shape=1.5, gp_approx="full_scale_vecchia",
-        num_ind_points=min(SIZES.inducing, len(x)), num_neighbors=PEER_NEIGHBOURS,
-        num_parallel_threads=torch.get_num_threads(),
-    )  # fmt: skip
+    sizes = {"num_ind_points": min(SIZES.inducing, len(x)), "num_neighbors": PEER_NEIGHBOURS}
+    model = peer_models.gpboost(x.numpy(), "full_scale_vecchia", **sizes)
     parameters, seconds = numpy.array([NOISE, VARIANCE, *LENGTHSCALES]), []
     for _ in range(3):
         began = time.perf_counter()
@@ -141,18 +137,12 @@ def _fitted(cell: Cell) -> Entry:
 
 
 def _peer_fitted(cell: Cell) -> Entry:
-    import gpboost
-
+    peer_models.library("gpboost")
     split = precipitation_split(cell["split"], cell["n"])
     began = time.perf_counter()
-    model = gpboost.GPModel(
-        gp_coords=split.x.numpy(), cov_function="matern_ard", cov_fct_shape=1.5, gp_approx="vecchia",
-        num_parallel_threads=torch.get_num_threads(),
-    )  # fmt: skip
-    model.fit(y=split.y.numpy())
+    predict = peer_models.vecchia(split.x, split.y)
     fitted = time.perf_counter()
-    found = model.predict(gp_coords_pred=split.x_test.numpy(), predict_var=True, predict_response=True)
-    mean, variance = (torch.from_numpy(numpy.asarray(found[key])) for key in ("mu", "var"))
+    mean, variance = predict(split.x_test)
     return {
         "rows_used": len(split.x), "seconds": fitted - began, "predict_seconds": time.perf_counter() - fitted,
         "gpboost": _version(), **scores(mean, variance, split.y_test),

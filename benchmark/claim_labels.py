@@ -29,12 +29,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
+import peer_models
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
-from common import SHARED_DATA, peer
+from common import SHARED_DATA
 
 import flashgp as fgp
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.events import EventKind
 
 Array = Any  # float64
@@ -106,27 +106,13 @@ def scikit_learn(ard: bool) -> Callable[[Array, Array, Array], Found]:
 
 def gpytorch(priors: bool) -> Callable[[Array, Array, Array], Found]:
     def method(x: Array, y: Array, x_test: Array) -> Found:
-        import gpytorch as peer_of
-        from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
-
         rows, labels, points = (torch.from_numpy(t) for t in (x, y, x_test))
         d = rows.shape[1]
-
-        class Model(peer_of.models.ApproximateGP):  # type: ignore[misc]
-            def __init__(self) -> None:
-                density = CholeskyVariationalDistribution(len(rows))
-                super().__init__(VariationalStrategy(self, rows, density, learn_inducing_locations=False))
-                self.mean_module = peer_of.means.ConstantMean()
-                self.covar_module = peer_of.kernels.ScaleKernel(peer_of.kernels.MaternKernel(nu=2.5, ard_num_dims=d))
-                self.covar_module.base_kernel.lengthscale = math.sqrt(d)
-                self.covar_module.outputscale = VARIANCE
-
-            def forward(self, points: torch.Tensor) -> Any:
-                return peer_of.distributions.MultivariateNormal(self.mean_module(points), self.covar_module(points))
-
+        kernel = peer_models.matern(d, nu=2.5)
+        kernel.base_kernel.lengthscale, kernel.outputscale = math.sqrt(d), VARIANCE
         torch.manual_seed(0)
-        model, likelihood = Model().double(), peer_of.likelihoods.BernoulliLikelihood()
-        bound = peer_of.mlls.VariationalELBO(likelihood, model, num_data=len(labels))
+        likelihood = peer_models.library("gpytorch").likelihoods.BernoulliLikelihood()
+        objective = peer_models.svgp(rows, kernel, len(labels), likelihood, learn=False)
         covariance = COLUMN_SD**2 * torch.eye(d, dtype=torch.float64) + COMMON_SD**2
         spread = rows.std(0, correction=0) * math.sqrt(d)
         of_columns = torch.distributions.MultivariateNormal(spread.log() + math.sqrt(2.0), covariance)
@@ -137,26 +123,16 @@ def gpytorch(priors: bool) -> Callable[[Array, Array, Array], Found]:
         )
 
         def log_prior() -> torch.Tensor:
-            kernel = model.covar_module
-            others = torch.stack([kernel.outputscale.log(), model.mean_module.constant])
-            return (
-                of_columns.log_prob(kernel.base_kernel.lengthscale.squeeze(0).log()) + of_others.log_prob(others).sum()
-            )
+            others = torch.stack([kernel.outputscale.log(), objective.model.mean.constant])
+            lengthscales = kernel.base_kernel.lengthscale.squeeze(0)
+            return (of_columns.log_prob(lengthscales.log()) + of_others.log_prob(others).sum()) / len(labels)
 
         began = time.perf_counter()
-        model.train()
-        optimiser = torch.optim.Adam(model.parameters(), lr=ADAM_RATE)
+        step = peer_models.adam(objective, ADAM_RATE, log_prior if priors else float)
         for _ in range(ADAM_STEPS):
-            optimiser.zero_grad()
-            loss = -bound(model(rows), labels)
-            if priors:
-                loss = loss - log_prior() / len(labels)
-            loss.backward()
-            optimiser.step()
+            step(rows, labels)
         seconds = time.perf_counter() - began
-        model.eval()
-        with torch.no_grad():
-            return Found(likelihood(model(points)).mean.numpy(force=True), seconds)
+        return Found(peer_models.predicted(objective, points)[0].numpy(force=True), seconds)
 
     return method
 
@@ -179,8 +155,8 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     of them."""
     warnings.simplefilter("ignore")
     library, method = METHODS[cell["method"]]
-    if library is not None and peer(library) is None:
-        raise BackendUnavailableError(f"{library} is not installed; pip install 'flashgp[peers]'")
+    if library is not None:
+        peer_models.library(library)
     entry: dict[str, Any] = {name: [] for name in (*SCORES, "factorisations")}
     if library is None:
         method(*split_of("drawn", 0)[:3])

@@ -25,14 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
+import peer_models
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
 from claim_labels import calibration_error
-from common import SHARED_DATA, peer
+from common import SHARED_DATA
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 Array = Any  # float64
@@ -127,52 +127,27 @@ def boosting(x: Array, y: Array) -> Predict:
 
 
 def svgp(x: Array, y: Array) -> Predict:
-    import gpytorch
-    from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
-
     rows, labels, d = torch.from_numpy(x).float(), torch.from_numpy(y).float(), x.shape[1]
     generator = torch.Generator().manual_seed(0)
     points = rows[torch.randperm(len(rows), generator=generator)[:INDUCING]].clone()
 
-    class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            density = CholeskyVariationalDistribution(len(points))
-            super().__init__(VariationalStrategy(self, points, density, learn_inducing_locations=True))
-            self.mean_module = gpytorch.means.ConstantMean()
-            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=d))
-            self.covar_module.base_kernel.lengthscale = d**0.5
+    kernel = peer_models.matern(d)
+    kernel.base_kernel.lengthscale = d**0.5
+    likelihood = peer_models.library("gpytorch").likelihoods.BernoulliLikelihood()
+    bound = peer_models.svgp(points, kernel, len(rows), likelihood)
+    step = peer_models.adam(bound, RATE)
+    peer_models.epochs(step, rows, labels, batch=BATCH, count=EPOCHS, generator=generator)
 
-        def forward(self, at: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(at), self.covar_module(at))
-
-    model, likelihood = Model(), gpytorch.likelihoods.BernoulliLikelihood()
-    bound = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(rows))
-    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
-    model.train()
-    for _ in range(EPOCHS):
-        for part in torch.randperm(len(rows), generator=generator).split(BATCH):
-            optimiser.zero_grad()
-            loss = -bound(model(rows[part]), labels[part])
-            loss.backward()
-            optimiser.step()
-    model.eval()
-
-    @torch.no_grad()
     def predict(x_test: Array) -> Array:
         parts = torch.from_numpy(x_test).float().split(BATCH)
-        return torch.cat([likelihood(model(part)).mean for part in parts]).double().numpy(force=True)
+        return torch.cat([peer_models.predicted(bound, part)[0] for part in parts]).numpy(force=True)
 
     return predict
 
 
 def gpboost(approximation: str) -> Callable[[Array, Array], Predict]:
     def method(x: Array, y: Array) -> Predict:
-        import gpboost as library
-
-        model = library.GPModel(
-            gp_coords=x, cov_function="matern_ard", cov_fct_shape=1.5, gp_approx=approximation,
-            likelihood="bernoulli_probit", num_parallel_threads=torch.get_num_threads(),
-        )  # fmt: skip
+        model = peer_models.gpboost(x, approximation, likelihood="bernoulli_probit")
         model.fit(y=y, X=numpy.ones((len(y), 1)))
 
         def predict(points: Array) -> Array:
@@ -207,8 +182,8 @@ def run_cell(cell: Cell) -> Entry:
     """Scores and seconds of one fit. A fit of few rows before it loads what is loaded once."""
     warnings.simplefilter("ignore")
     library, method = METHODS[cell["method"]]
-    if library is not None and peer(library) is None:
-        raise BackendUnavailableError(f"{library} is not installed; pip install {library}")
+    if library is not None:
+        peer_models.library(library)
     split = split_of(cell["table"], cell["n"], codes=cell["method"] == "boosting")
     if library is None:
         few = split_of("drawn")

@@ -19,11 +19,11 @@ import math
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
+import peer_models
 import scipy.linalg
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
@@ -31,7 +31,6 @@ from common import interquartile_range, smooth_data
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 
 D, VARIANCE, NOISE, LENGTHSCALE = 8, 1.0, 0.01, 2.0
@@ -98,32 +97,13 @@ def _flashgp(cell: Cell) -> Entry:
 
 
 def _gpytorch(cell: Cell) -> Entry:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import gpytorch
-    except ImportError as error:
-        raise BackendUnavailableError(f"not installed: {error.name}; install flashgp[peers]") from error
+    gpytorch = peer_models.library("gpytorch")
     dtype = getattr(torch, cell["dtype"])
     batches, z = _batches(cell, dtype)
-    m = len(z)
-
-    class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            q = gpytorch.variational.CholeskyVariationalDistribution(m, mean_init_std=0.0)
-            strategy = gpytorch.variational.VariationalStrategy
-            super().__init__(strategy(self, z, q, learn_inducing_locations=False))
-            self.mean = gpytorch.means.ConstantMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=D))
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model, likelihood = Model().to(dtype), gpytorch.likelihoods.GaussianLikelihood().to(dtype)
+    objective = peer_models.svgp(z, peer_models.matern(D), cell["n"], learn=False, mean_init_std=0.0)
+    model, likelihood = objective.model, objective.likelihood
     model.kernel.base_kernel.lengthscale, model.kernel.outputscale, likelihood.noise = LENGTHSCALE, VARIANCE, NOISE
-    objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=cell["n"])
-    model.train()
-    likelihood.train()
+    objective.train()
     jitter = gpytorch.settings.variational_cholesky_jitter.value(dtype)
     reference = _Reference(*(t.double() for t in batches[0]), z.double(), cell["n"], jitter, jitter)
     with torch.no_grad():
@@ -132,15 +112,8 @@ def _gpytorch(cell: Cell) -> Entry:
         q.variational_mean.copy_(torch.from_numpy(reference.weights))
         q.chol_variational_covar.copy_(torch.from_numpy(numpy.linalg.cholesky(reference.covariance)))
         value = float(objective(model(batches[0][0]), batches[0][1])) * cell["n"]
-    optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
-
-    def step(number: int) -> None:
-        x, y = batches[number % len(batches)]
-        optimiser.zero_grad()
-        (-objective(model(x), y)).backward()
-        optimiser.step()
-
-    entry = _measured(step, cell["repeats"])
+    step = peer_models.adam(objective, 0.01)
+    entry = _measured(lambda number: step(*batches[number % len(batches)]), cell["repeats"])
     error = abs(value - reference.value(logarithm=False)) / cell["n"]
     return {**entry, "value_error": error, "gpytorch": gpytorch.__version__}
 

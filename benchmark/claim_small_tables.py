@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
-from common import SHARED_DATA, Split, peer
+from common import SHARED_DATA, Split
+from peer_models import library
 from scipy.stats import rankdata
 from uci_gpytorch import run as run_gpytorch
 from uci_types import Cell as Published
 
 import flashgp as fgp
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.normal import LOG_2PI
 from flashgp.kernels.default import CANDIDATES, DEFAULT
 from flashgp.units import ColumnScaling
@@ -190,8 +190,8 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     """Scores of each split in standard deviations of the training targets, and the seconds of its fit."""
     warnings.simplefilter("ignore")
     method = cell["method"]
-    if method in PEERS and peer(PEERS[method][0]) is None:
-        raise BackendUnavailableError(f"{PEERS[method][0]} is not installed; pip install 'flashgp[peers]'")
+    if method in PEERS:
+        library(PEERS[method][0])
     entry: dict[str, Any] = {"nll": [], "rmse": [], "fit_seconds": [], "told": []}
     for number in range(cell["first"], cell["first"] + cell["splits"]):
         x, y, x_test, y_test = split_of(cell["table"], number)

@@ -18,17 +18,16 @@ FlashGP are of the whole call; where its density is behind, there is no ratio.
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import peer_models
 import torch
 from cells import Cell, Claim, Entry, Speaker, main_of, options_of
 from common import SHARED_DATA, Split, precipitation_split, scores, split_of
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_seconds
 
 KINDS = {"flashgp": "sparse", "flashgp/any": "auto", "flashgp/full_scale": "full_scale"}
@@ -78,48 +77,20 @@ def _flashgp(cell: Cell) -> Entry:
 
 
 def _gpytorch(cell: Cell) -> Entry:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import gpytorch
-    except ImportError as error:
-        raise BackendUnavailableError(f"not installed: {error.name}; install flashgp[peers]") from error
-    split, rate, size = _split(cell), float(cell["method"].split("/")[1]), cell["batch"]
+    gpytorch = peer_models.library("gpytorch")
+    split, rate = _split(cell), float(cell["method"].split("/")[1])
     torch.manual_seed(0)
     x, y, x_test = (part.float() for part in (split.x, split.y, split.x_test))
     z = x[torch.randperm(len(x))[: cell["inducing"]]].clone()
 
-    class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            q = gpytorch.variational.CholeskyVariationalDistribution(len(z))
-            strategy = gpytorch.variational.VariationalStrategy
-            super().__init__(strategy(self, z, q, learn_inducing_locations=True))
-            self.mean = gpytorch.means.ConstantMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=x.shape[1]))
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model, likelihood, speaker = Model(), gpytorch.likelihoods.GaussianLikelihood(), Speaker(cell.key)
-    objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
-    optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=rate)
-    model.train()
-    likelihood.train()
+    objective = peer_models.svgp(z, peer_models.matern(x.shape[1]), len(x))
+    step, speaker = peer_models.adam(objective, rate), Speaker(cell.key)
     with PeakMeter() as meter:
         began = time.perf_counter()
-        for epoch in range(cell["epochs"]):
-            for rows in torch.randperm(len(x)).split(size):
-                optimiser.zero_grad()
-                (-objective(model(x[rows]), y[rows])).backward()
-                optimiser.step()
-            speaker(f"epoch {epoch + 1} of {cell['epochs']}")
+        peer_models.epochs(step, x, y, batch=cell["batch"], count=cell["epochs"], said=speaker)
         seconds = time.perf_counter() - began
-    model.eval()
-    likelihood.eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        parts = [likelihood(model(part)) for part in x_test.split(4096)]
-    mean, variance = (torch.cat([getattr(p, name) for p in parts]).double() for name in ("mean", "variance"))
+    parts = [peer_models.predicted(objective, part) for part in x_test.split(4096)]
+    mean, variance = map(torch.cat, zip(*parts, strict=True))
     return {
         "seconds": seconds, "rows_used": len(x), "peak_bytes": meter.peak_bytes, "gpytorch": gpytorch.__version__,
         **scores(mean, variance, split.y_test),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
+import peer_models
 import torch
 from cells import Cell, Claim, Entry, main_of, options_of
 from common import interquartile_range, smooth_data
@@ -32,7 +33,6 @@ from problems import kept, matern_gradient
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.quantities import readable_bytes, readable_seconds
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.run import Run
@@ -187,13 +187,7 @@ def _ordered(objective: EstimatedLogJoint, gradient: Any) -> Any:
 # -- GPyTorch ---------------------------------------------------------------------------------------------------------
 def _keops(own_start: bool) -> Callable[[torch.Tensor, torch.Tensor, int], Steps]:
     def steps(x: torch.Tensor, y: torch.Tensor, repeats: int) -> Steps:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import gpytorch
-                import pykeops
-        except ImportError as error:
-            raise BackendUnavailableError(f"not installed: {error.name}; install flashgp[peers]") from error
+        gpytorch, pykeops = map(peer_models.library, ("gpytorch", "pykeops"))
         at = None if own_start else _start(x, y)
         began = time.perf_counter()
         _keops_step(gpytorch, x[:WARM_ROWS], y[:WARM_ROWS], at)
@@ -215,25 +209,14 @@ def _keops_step(gpytorch: Any, x: torch.Tensor, y: torch.Tensor, at: Values | No
     """Where, the gradient, and the seconds of one marginal log likelihood with its backward pass."""
     x, y = x.float(), y.float()
 
-    class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-            self.mean = gpytorch.means.ConstantMean()
-            base = gpytorch.kernels.keops.MaternKernel(nu=1.5, ard_num_dims=D)
-            self.kernel = gpytorch.kernels.ScaleKernel(base)
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model = Model()
-    base, likelihood = model.kernel.base_kernel, model.likelihood
+    base = gpytorch.kernels.keops.MaternKernel(nu=1.5, ard_num_dims=D)
+    objective = peer_models.exact(x, y, gpytorch.kernels.ScaleKernel(base))
+    model, likelihood = objective.model, objective.likelihood
     if at is not None:
         base.lengthscale = torch.tensor(at.lengthscale, dtype=torch.float32)
         model.kernel.outputscale, likelihood.noise, model.mean.constant.data[...] = at[1:]
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    model.train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    objective.train()
+    with warnings.catch_warnings(action="ignore"):
         began = time.perf_counter()
         objective(model(x), y).backward()
         seconds = time.perf_counter() - began

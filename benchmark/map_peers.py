@@ -12,17 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
+import peer_models
 import torch
 from cells import Cell, Entry, Speaker
 from common import scores
+from peer_models import Fitted
 
 import flashgp as fgp
 from flashgp.bench.memory import PeakMeter
-from flashgp.bench.suite import peer
-from flashgp.foundations.errors import BackendUnavailableError
 
 F64 = torch.float64
-Fitted = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # mean and variance of an observation at points
 OURS = {"fourier": "fourier", "auto": "auto", "full_scale": "full_scale"}
 STEPS, EPOCHS, INDUCING, BATCH = 10, 20, 512, 1024
 
@@ -34,8 +33,8 @@ def fitted_map(cell: Cell, function: Callable[[Any], Any]) -> Entry:
     truth = torch.from_numpy(function(x))
     y, x = truth + 0.1 * torch.from_numpy(generator.standard_normal(len(x))), torch.from_numpy(x)
     package = {"kiss_gp": "gpytorch", "svgp": "gpytorch", "gpboost": "gpboost"}.get(method)
-    if package is not None and peer(package) is None:
-        raise BackendUnavailableError(f"{package} is not installed; pip install 'flashgp[peers]'")
+    if package is not None:
+        peer_models.library(package)
     with PeakMeter() as meter:
         began, own = time.perf_counter(), time.process_time()
         predict = METHODS[method](x[:n], y[:n], cell)
@@ -63,100 +62,40 @@ def _flashgp(x: torch.Tensor, y: torch.Tensor, cell: Cell) -> Fitted:
 
 
 def _kiss_gp(x: torch.Tensor, y: torch.Tensor, cell: Cell) -> Fitted:
-    import gpytorch
-
+    gpytorch, speaker = peer_models.library("gpytorch"), Speaker(cell.key)
+    x, y = x.float(), y.float()
     grid = gpytorch.utils.grid.choose_grid_size(x, kronecker_structure=True)
-
-    class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(x.float(), y.float(), likelihood)
-            self.mean = gpytorch.means.ConstantMean()
-            matern = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=2))
-            self.kernel = gpytorch.kernels.GridInterpolationKernel(matern, grid_size=grid, num_dims=2)
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    likelihood = gpytorch.likelihoods.GaussianLikelihood()
-    model, speaker = Model(likelihood), Speaker(cell.key)
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
-    model.train()
-    likelihood.train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(cell["steps"]):
-            optimiser.zero_grad()
-            (-objective(model(x.float()), y.float())).backward()
-            optimiser.step()
-            speaker(f"step {step + 1} of {cell['steps']}")
-    return _of_gpytorch(model, likelihood)
+    kernel = gpytorch.kernels.GridInterpolationKernel(peer_models.matern(2), grid_size=grid, num_dims=2)
+    objective = peer_models.exact(x, y, kernel)
+    step = peer_models.adam(objective, 0.1)
+    with warnings.catch_warnings(action="ignore"):
+        for number in range(cell["steps"]):
+            step(x, y)
+            speaker(f"step {number + 1} of {cell['steps']}")
+    return _of_gpytorch(objective)
 
 
 def _svgp(x: torch.Tensor, y: torch.Tensor, cell: Cell) -> Fitted:
-    import gpytorch
-
     torch.manual_seed(0)
     z = x[torch.randperm(len(x))[:INDUCING]].float()
-
-    class Model(gpytorch.models.ApproximateGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            q = gpytorch.variational.CholeskyVariationalDistribution(len(z))
-            strategy = gpytorch.variational.VariationalStrategy
-            super().__init__(strategy(self, z, q, learn_inducing_locations=True))
-            self.mean = gpytorch.means.ConstantMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=2))
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model, likelihood, speaker = Model(), gpytorch.likelihoods.GaussianLikelihood(), Speaker(cell.key)
-    objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
-    optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=0.01)
-    model.train()
-    likelihood.train()
-    for epoch in range(cell["epochs"]):
-        for rows in torch.randperm(len(x)).split(BATCH):
-            optimiser.zero_grad()
-            (-objective(model(x[rows].float()), y[rows].float())).backward()
-            optimiser.step()
-        speaker(f"epoch {epoch + 1} of {cell['epochs']}")
-    return _of_gpytorch(model, likelihood)
+    objective = peer_models.svgp(z, peer_models.matern(2), len(x))
+    step = peer_models.adam(objective, 0.01)
+    part = lambda x, y: step(x.float(), y.float())  # noqa: E731
+    peer_models.epochs(part, x, y, batch=BATCH, count=cell["epochs"], said=Speaker(cell.key))
+    return _of_gpytorch(objective)
 
 
-def _of_gpytorch(model: Any, likelihood: Any) -> Fitted:
-    import gpytorch
-
-    model.eval()
-    likelihood.eval()
-
+def _of_gpytorch(objective: Any) -> Fitted:
     def predict(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.no_grad(), warnings.catch_warnings(), gpytorch.settings.fast_pred_var():
-            warnings.simplefilter("ignore")
-            found = likelihood(model(points.float()))
-            return found.mean.double(), found.variance.double()
-
-    return predict
-
-
-def _gpboost(x: torch.Tensor, y: torch.Tensor, cell: Cell) -> Fitted:
-    import gpboost
-
-    model = gpboost.GPModel(
-        gp_coords=x.numpy(), cov_function="matern_ard", cov_fct_shape=1.5, gp_approx="vecchia",
-        num_parallel_threads=torch.get_num_threads(),
-    )  # fmt: skip
-    model.fit(y=y.numpy())
-
-    def predict(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = model.predict(gp_coords_pred=points.numpy(), predict_var=True, predict_response=True)
-        return torch.from_numpy(numpy.asarray(found["mu"])), torch.from_numpy(numpy.asarray(found["var"]))
+        with peer_models.library("gpytorch").settings.fast_pred_var():
+            return peer_models.predicted(objective, points.float())
 
     return predict
 
 
 METHODS: dict[str, Callable[[torch.Tensor, torch.Tensor, Cell], Fitted]] = {
-    **dict.fromkeys(OURS, _flashgp), "kiss_gp": _kiss_gp, "svgp": _svgp, "gpboost": _gpboost,
+    **dict.fromkeys(OURS, _flashgp), "kiss_gp": _kiss_gp, "svgp": _svgp,
+    "gpboost": lambda x, y, _: peer_models.vecchia(x, y),
 }  # fmt: skip
 TITLES = {
     "kiss_gp": f"KISS-GP of GPyTorch, {STEPS} steps of a hundred",

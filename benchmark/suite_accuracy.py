@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
+import peer_models
 import torch
 from common import RECORDS, Split, arguments, peer, scores
 from splits import Piece, complete, paired, pieces_of
@@ -51,31 +52,13 @@ def sklearns(x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, y_test: tor
 
 
 def gpytorchs(x: torch.Tensor, y: torch.Tensor, x_test: torch.Tensor, y_test: torch.Tensor) -> dict[str, float]:
-    import gpytorch
-
-    class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(x, y, likelihood)
-            self.mean = gpytorch.means.ConstantMean()
-            base = gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=x.shape[1])
-            self.kernel = gpytorch.kernels.ScaleKernel(base)
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model = Model(gpytorch.likelihoods.GaussianLikelihood()).double()
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
-    with gpytorch.settings.fast_computations(covar_root_decomposition=False, log_prob=False, solves=False):
+    objective = peer_models.exact(x, y, peer_models.matern(x.shape[1], nu=2.5))
+    step = peer_models.adam(objective, 0.1)
+    settings = peer_models.library("gpytorch").settings
+    with settings.fast_computations(covar_root_decomposition=False, log_prob=False, solves=False):
         for _ in range(ADAM_STEPS):
-            optimiser.zero_grad()
-            (-objective(model(x), y)).backward()
-            optimiser.step()
-        model.eval()
-        model.likelihood.eval()
-        with torch.no_grad():
-            p = model.likelihood(model(x_test))
-            return scores(p.mean, p.variance, y_test)
+            step(x, y)
+        return scores(*peer_models.predicted(objective, x_test), y_test)
 
 
 METHODS: dict[str, Callable[..., dict[str, float]]] = {"flashgp": ours, "sklearn": sklearns}

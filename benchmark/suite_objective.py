@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import peer_models
 import torch
 from common import RECORDS, arguments, interleaved, peer, smooth_data
 from tables import CLAIM_COLUMNS, claim_row
@@ -47,29 +48,17 @@ def flashgp_step(d: int, dtype: torch.dtype) -> Step:
 
 def gpytorch_step(gpytorch: Any, x: torch.Tensor, y: torch.Tensor) -> Step:
     """GPyTorch's exact model by Cholesky."""
-    d, dtype = x.shape[-1], x.dtype
+    d = x.shape[-1]
     positive = gpytorch.constraints.Positive(transform=torch.exp, inv_transform=torch.log)
 
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(x, y, likelihood)
-            self.mean = gpytorch.means.ConstantMean()
-            base = gpytorch.kernels.RBFKernel(ard_num_dims=d, lengthscale_constraint=positive)
-            self.kernel = gpytorch.kernels.ScaleKernel(base, outputscale_constraint=positive)
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model = Model(gpytorch.likelihoods.GaussianLikelihood(noise_constraint=positive)).to(x.device, dtype)
-    model.kernel.base_kernel.lengthscale = LENGTHSCALE
-    model.kernel.outputscale = VARIANCE
-    model.likelihood.noise = NOISE
-    model.train()
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    parameters = [
-        model.kernel.base_kernel.raw_lengthscale, model.kernel.raw_outputscale,
-        model.likelihood.raw_noise, model.mean.raw_constant,
-    ]  # fmt: skip
+    base = gpytorch.kernels.RBFKernel(ard_num_dims=d, lengthscale_constraint=positive)
+    kernel = gpytorch.kernels.ScaleKernel(base, outputscale_constraint=positive)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=positive)
+    objective = peer_models.exact(x, y, kernel, likelihood=likelihood)
+    model = objective.model
+    base.lengthscale, kernel.outputscale, likelihood.noise = LENGTHSCALE, VARIANCE, NOISE
+    objective.train()
+    parameters = [base.raw_lengthscale, kernel.raw_outputscale, likelihood.raw_noise, model.mean.raw_constant]
 
     def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         if model.train_inputs[0] is not x:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import peer_models
 import torch
 from common import RECORDS, arguments, interleaved, peer, smooth_data
 
@@ -47,22 +48,10 @@ def posterior(n: int, d: int = D) -> Any:
 
 def gpytorch_model(gpytorch: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     """GPyTorch's exact model at the same hyperparameters, ready to predict."""
-
-    class Model(gpytorch.models.ExactGP):
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(x, y, likelihood)
-            self.mean = gpytorch.means.ZeroMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1]))
-
-        def forward(self, z: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(z), self.kernel(z))
-
-    model = Model(gpytorch.likelihoods.GaussianLikelihood()).to(x.device, torch.float64)
-    model.kernel.base_kernel.lengthscale = LENGTHSCALE
-    model.kernel.outputscale = VARIANCE
-    model.likelihood.noise = NOISE
-    model.eval()
-    return model
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1]))
+    objective = peer_models.exact(x, y, kernel, gpytorch.means.ZeroMean())
+    kernel.base_kernel.lengthscale, kernel.outputscale, objective.likelihood.noise = LENGTHSCALE, VARIANCE, NOISE
+    return objective.model.eval()
 
 
 def one_point(gpytorch: Any, n: int, repeats: int) -> dict[str, Any]:

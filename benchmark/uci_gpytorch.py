@@ -10,6 +10,7 @@ import time
 import warnings
 from typing import Any
 
+import peer_models
 import torch
 from cells import LINE_SECONDS
 from common import Split
@@ -97,29 +98,12 @@ def _settings(rows: int, strict: bool) -> list[Any]:
 
 
 def _train(cell: Cell, x: torch.Tensor, y: torch.Tensor, quiet: bool) -> tuple[Any, int]:
-    import gpytorch
-
-    class Model(gpytorch.models.ExactGP):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-            self.mean = gpytorch.means.ConstantMean()
-            base = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=x.shape[1])
-            self.kernel = gpytorch.kernels.ScaleKernel(base)
-
-        def forward(self, points: torch.Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean(points), self.kernel(points))
-
-    model = Model().to(x.dtype)
-    objective = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-    optimiser = torch.optim.Adam(model.parameters(), lr=ADAM_RATE)
-    model.train()
+    objective = peer_models.exact(x, y, peer_models.matern(x.shape[1]))
+    step = peer_models.adam(objective, ADAM_RATE)
     began = spoken = time.monotonic()
     done = 0
     while done < cell.peer_steps:
-        optimiser.zero_grad()
-        loss = -objective(model(x), y)
-        loss.backward()
-        optimiser.step()
+        step(x, y)
         done += 1
         now = time.monotonic()
         if cell.time_limit is not None and now - began > cell.time_limit:
@@ -127,8 +111,7 @@ def _train(cell: Cell, x: torch.Tensor, y: torch.Tensor, quiet: bool) -> tuple[A
         if not quiet and now - spoken > LINE_SECONDS:
             spoken = now
             print(f"  {cell.key}: step {done} of {cell.peer_steps}", flush=True)
-    model.eval()
-    return model, done
+    return objective.eval().model, done
 
 
 def _hyperparameters(model: Any) -> dict[str, Any]:
