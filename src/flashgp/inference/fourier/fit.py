@@ -216,7 +216,7 @@ class FourierFit(EngineFit[FourierState]):
             prior, survey = with_sites(prior, x, y, self.asked, self.options.run)
 
         def conditioned() -> FourierState:
-            start = getattr(trained.objective, "values", None)
+            start = last.values if isinstance(last := trained.objective, FourierPassLogJoint) else None
             return condition_on(prior, survey, settings, self.plan, self.how, start)
 
         state, unexplained = conditioned(), list[Any]()
