@@ -109,6 +109,24 @@ def test_products_are_exact_to_what_they_say(d: int, nu: float, lengthscale: flo
         assert float(error.max()) <= 1e-6
 
 
+def test_errors_of_few_rows_are_told() -> None:
+    """(M-460): one row of a large entry, and all others but a few so far away that they have next to none of it."""
+    n, kernel, split = 2000, k.Matern(nu=1.5, lengthscale=0.1), SplitSettings(radii=(0.5,), min_gain=0.0)
+    x, v = torch.linspace(0.0, 1.0, n, dtype=F64).unsqueeze(1), torch.eye(n, 1, dtype=F64)
+
+    def off_and_told(x: Tensor) -> tuple[Tensor, Tensor]:
+        products = _exact(kernel, x, split)
+        found = products @ v
+        return (found - kernel.operator(x, x[:1]).to_dense().detach())[:, 0], products.error(v, found)
+
+    off = off_and_told(x)[0]
+    i = int((off[n // 3 : -1] * off[n // 3 + 1 :]).argmin()) + n // 3  # between these rows there is no error
+    x[1:-1] = x[i] + 1e-6 * x[1:-1] + float(off[i] / (off[i] - off[i + 1])) / n
+    off, told = off_and_told(x)
+    assert float(off[1:-1].norm()) < float(off[0].abs())
+    assert float(off.norm()) <= float(told)
+
+
 @pytest.mark.parametrize("share", [0.02, 1e3, 1e7])
 def test_errors_are_in_the_bound(share: float) -> None:
     """(M-460): bounds hold the exact answer, also where frequencies are few; where far too few, all pairs go on,
