@@ -16,6 +16,7 @@ from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import decided_of_read
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import grid_for
+from flashgp.inference.fourier.fit import FourierFit
 from flashgp.inference.fourier.objective import FourierLogJoint
 from flashgp.inference.fourier.planned import sizes_of
 from flashgp.inference.fourier.spectrum import GridSettings
@@ -24,8 +25,11 @@ from flashgp.inference.fourier.sums import WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.streamed.rows import numbers_to_rows, prior_of_rows, survey_of
-from flashgp.inference.training.objective import Problem
-from flashgp.inference.training.options import FitSettings
+from flashgp.inference.training.checkpoint import EvaluationLog
+from flashgp.inference.training.fit import EngineLeft
+from flashgp.inference.training.history import Recorder
+from flashgp.inference.training.objective import LogJoint, Problem
+from flashgp.inference.training.options import FitOptions, FitSettings
 from flashgp.inference.training.settings import SearchSettings, StochasticSettings
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.problem import PlanSettings
@@ -132,6 +136,26 @@ def test_auto_leaves_series_where_the_sample_says_that_they_are_slow() -> None:
     )  # fmt: skip
     (event,) = of_kind(fit.report.events, EventKind.SERIES_LEFT)
     assert event.fields["seconds"] > event.fields["other_seconds"]
+
+
+def test_series_are_left_at_the_pace_of_their_first_solve() -> None:
+    """(M-437): where solves take more iterations than were priced, before the search has spent them."""
+    x, y = _rows(600, 2)
+    gp = fgp.GP(k.Matern(nu=1.5, lengthscale=0.05), likelihood=fgp.likelihoods.Gaussian(0.01))
+    rival = replace(fgp.plan(gp, n=600, d=2, approximation="full_scale"), fit_seconds=1e5)
+    engine = FourierFit(gp, Held(x, y), FitOptions(), Approximation("fourier"), rival)
+    recorder, theta = Recorder(EvaluationLog(None, "")), LogJoint(engine.problem).parameters.values()
+    objective = engine._objective(recorder, 600, theta)
+    assert objective.estimate is not None
+    pace, seen = objective.paced, list[float]()
+    objective.paced = seen.append
+    objective(theta)
+    objective(theta)
+    (seconds,) = seen
+    pace(seconds)
+    with pytest.raises(EngineLeft) as left:
+        pace(1e6)
+    assert left.value.event.fields["seconds"] > 1e5
 
 
 def test_a_plan_prices_a_pass_and_frequencies() -> None:

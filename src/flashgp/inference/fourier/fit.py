@@ -97,7 +97,7 @@ class FourierFit(EngineFit[FourierState]):
         group = options.run.group
         # Every rank searches the sample by itself, and goes on from what rank 0 found.
         self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
-        self._settled, self._taken = False, 0
+        self._settled, self._taken, self._slower = False, 0, 1.0
         refuse_exact_fit(options)
         prior, self.whole = first_pass(prior, rows, asked, options.run, options.stages.first_rows)
         whole, self.rows = self.whole, self.whole.source
@@ -143,22 +143,37 @@ class FourierFit(EngineFit[FourierState]):
         return LinearStages(self.problem, self.survey.count, lambda _: [], objective, self.options, recorder).run()
 
     def _kept(self, recorder: Recorder, theta: numpy.ndarray) -> Series:
-        """The grid of a search at a vector. Raises: EngineLeft where the rest of the fit is expected to take longer
-        than all of the rival's; without one DomainError, MemoryBudgetError."""
-        rival, seconds, frequencies, self._settled = self.rival, math.inf, None, True
-        if rival is None:
+        """The grid of a search at a vector. Raises: as `_check_price`; DomainError, MemoryBudgetError without rival."""
+        self._settled, grid = True, None
+        if self.rival is None:
             return self._grid(theta)
         with suppress(DomainError, MemoryBudgetError):
             grid = self._grid(theta)
-            frequencies = grid.size
+        return self._check_price(self.rival, grid, recorder)
+
+    def _check_price(self, rival: Plan, grid: Series | None, recorder: Recorder) -> Series:
+        """The grid. Raises: EngineLeft where there is none, or the rest of the fit is expected to take longer than all
+        of the rival's."""
+        seconds = math.inf
+        if grid is not None:
             price = self._price(grid)
-            seconds = price.rest().middle if price.grid.coordinates or not self.by_sites else math.inf
-            if seconds <= max(rival.fit_seconds, KEPT_SECONDS if price.grid.coordinates else 0.0):
+            factored = bool(price.grid.coordinates)
+            if factored or not self.by_sites:
+                seconds = price.rest().middle * (1.0 if factored else self._slower)
+            if seconds <= max(rival.fit_seconds, KEPT_SECONDS if factored else 0.0):
                 return grid
         known = {"seconds": seconds, "other_seconds": rival.fit_seconds} if math.isfinite(seconds) else {}
         taken = WORDS.get(rival.approximation, "exact inference")
+        frequencies = None if grid is None else grid.size
         event = Event(EventKind.SERIES_LEFT, taken=taken, frequencies=frequencies, **known)
         raise EngineLeft(self.result, event, recorder)
+
+    def _check_pace(self, rival: Plan, grid: Series, recorder: Recorder, seconds: float) -> None:
+        """Price solves by what the first takes: their iterations depend on the rows. Args: seconds, of an evaluation.
+        Raises: as `_check_price`."""
+        priced = self._price(grid).step(self.survey.count).middle
+        self._slower = self.options.run.group.number_of_first(seconds / priced)
+        self._check_price(rival, grid, recorder)
 
     def _price(self, grid: Series) -> FourierPrice:
         problem, no_sizes = conditioning_problem(self.prior, self.counts, self.wanted), Sizes(0, 0, 0, 0)
@@ -184,7 +199,10 @@ class FourierFit(EngineFit[FourierState]):
         if self.by_sites:
             refuse_without_factor(self.prior, grid, self.how)
         of_rows = FourierPassLogJoint if self.by_sites else FourierLogJoint
-        return of_rows(self.problem, self.prior, self.survey, grid, self.how, run.seed, deadline)
+        made = of_rows(self.problem, self.prior, self.survey, grid, self.how, run.seed, deadline)
+        if self.rival is not None:
+            made.paced = functools.partial(self._check_pace, self.rival, grid, recorder)
+        return made
 
     def _noise(self, problem: Problem) -> Tensor | None:
         """Variances of sites where these are held; None for those of the likelihood."""

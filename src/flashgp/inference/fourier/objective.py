@@ -15,7 +15,8 @@ The spectrum is an FFT of values of the covariance function, so that autograd ca
 factor G and log|B| are estimates, by vectors that stay while parameters move.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy
 import torch
@@ -45,9 +46,11 @@ class SeriesLogJoint(LogJoint):
     """Minus the log joint on a grid of frequencies, of sums over rows.
 
     Args: problem, whose priors and parameters are taken; grid; settings; seed, of probes; deadline, of solves.
+    Fields: paced, told once, without a factor, the seconds of an evaluation by those of its first solve.
     """
 
     keeps_covariance = False
+    paced: Callable[[float], None] | None = None
 
     def __init__(
         self, problem: Problem, grid: Series, settings: FourierSettings, seed: int, deadline: Deadline = NO_DEADLINE
@@ -77,11 +80,18 @@ class SeriesLogJoint(LogJoint):
         """Of the posterior, from those of the last evaluation."""
         system = sums.system(spectrum, self.settings.solves, self._deadline.own)
         start = self._start
+        if self.paced is not None and not system.dense:
+            system.precondition(torch.zeros_like(sums.projected))  # what is made once
+        began = time.perf_counter()
         if start is not None and not system.dense:
             start = start / system.root.clamp_min(torch.finfo(F64).tiny)
             start = torch.where(system.root > 0.0, start, 0.0)
         found = WeightPosterior.of(sums, system, ERROR * self.rows**0.5, start)
         self._start = system.root * found.solution.value
+        if self.paced is not None and not system.dense:
+            told, self.paced = self.paced, None
+            solves = 1.0 + self.settings.solves.probes_of(self.grid.size) / len(sums.squares)
+            told((time.perf_counter() - began) * solves)
         return found
 
     def slopes(
