@@ -35,6 +35,7 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.problem import PlanSettings
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held
+from inference.fourier.additive import D, apart, table
 
 F64 = torch.float64
 k = fgp.kernels
@@ -48,43 +49,44 @@ def _rows(n: int, d: int, noise: float = 0.05, seed: int = 0) -> tuple[Tensor, T
     return x, y + noise**0.5 * torch.randn(n, generator=generator, dtype=F64)
 
 
+def _central(objective: Any, theta: numpy.ndarray, step: float = 1e-4) -> numpy.ndarray:
+    """Slopes by central differences."""
+    pairs = [(objective(theta + one).value, objective(theta - one).value) for one in step * numpy.eye(len(theta))]
+    return numpy.array([(above - below) / (2.0 * step) for above, below in pairs])
+
+
 EACH = 0.05 + torch.arange(300, dtype=F64) / 300
+NOISES = {"alike": {}, "variance": {"row_variance": EACH}, "weight": {"row_weight": EACH}}
+OBJECTIVES = [
+    (1, True, "alike"), (2, True, "alike"), (1, False, "alike"), (1, True, "variance"), (2, True, "weight"),
+    (1, False, "variance"), (D, True, "alike"), (D, True, "variance"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("d", "dense", "rows"),
-    [(1, True, {}), (2, True, {}), (1, False, {}), (1, True, {"row_variance": EACH}), (2, True, {"row_weight": EACH}),
-     (1, False, {"row_variance": EACH})],
-)  # fmt: skip
-def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool, rows: dict[str, Tensor]) -> None:
-    """(M-436), (M-443): with a factor to rounding; by probes those of their own value, up to what few of them leave."""
-    x, y = _rows(300, d)
+@pytest.mark.parametrize(("d", "dense", "rows"), OBJECTIVES)
+def test_gradients_are_slopes_of_the_log_joint(d: int, dense: bool, rows: str) -> None:
+    """(M-436), (M-443): with a factor to rounding, of several grids too; by probes those of their own value, up to what
+    few of them leave."""
+    x, y = table(300) if d == D else _rows(300, d)
     lengthscale = torch.tensor([0.4, 0.6], dtype=F64)[:d]
-    mean = fgp.means.Linear(torch.full((d,), 0.3, dtype=F64), 0.1) if rows else fgp.means.Constant(0.2)
-    given = fgp.GP(1.3 * k.Matern(nu=2.5, lengthscale=lengthscale), mean, fgp.likelihoods.Gaussian(0.1, **rows))
+    mean = fgp.means.Constant(0.2) if rows == "alike" else fgp.means.Linear(torch.full((d,), 0.3, dtype=F64), 0.1)
+    kernel = apart() if d == D else 1.3 * k.Matern(nu=2.5, lengthscale=lengthscale)
+    given = fgp.GP(kernel, mean, fgp.likelihoods.Gaussian(0.1, **NOISES[rows]))
     gp, source = numbers_to_rows(given, Held(x, y), ALONE)
     survey = survey_of(gp, source, Approximation("fourier"), 0)
-    solves = (
-        SolveSettings()
-        if dense
-        else SolveSettings(dense=10, block=20, share=2, probes=512, most_probes=512, probed_error=1e-6)
-    )
-    how = FourierSettings(grid=GridSettings(tail=(0.01,) * 3), solves=solves)
+    few = SolveSettings(dense=10, block=20, share=2, probes=512, most_probes=512, probed_error=1e-6)
+    how = FourierSettings(grid=GridSettings(tail=(0.01,) * 3), solves=SolveSettings() if dense else few)
     problem = Problem(prior_of_rows(gp, survey.sample), survey.x, survey.y, DirectSettings(TorchTiles()))
     objective = FourierLogJoint(problem, gp, survey, grid_for(gp, survey, how, search=True), how, 0)
     assert (objective.estimate is None) == dense
     theta = objective.parameters.values()
-    first, slopes = objective(theta), []
+    first, slopes = objective(theta), _central(objective, theta)
     if dense:
         assert abs(first.value + float(given.log_marginal_likelihood(x, y).detach())) < 1.0
-    found = first.gradient
-    for step in 1e-4 * numpy.eye(len(theta)):
-        above, below = objective(theta + step).value, objective(theta - step).value
-        assert above is not None
-        assert below is not None
-        slopes.append((above - below) / 2e-4)
     tolerance = 1e-5 if dense else 0.05
-    numpy.testing.assert_allclose(found, slopes, rtol=tolerance, atol=tolerance * float(numpy.abs(slopes).max()))
+    numpy.testing.assert_allclose(
+        first.gradient, slopes, rtol=tolerance, atol=tolerance * float(numpy.abs(slopes).max())
+    )
 
 
 def test_a_fit_comes_to_where_an_exact_one_does() -> None:

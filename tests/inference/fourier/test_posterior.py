@@ -17,6 +17,7 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.fourier.local import WindowSettings
 from flashgp.inference.fourier.system import SolveSettings
+from inference.fourier import additive
 
 F64 = torch.float64
 k = fgp.kernels
@@ -34,6 +35,12 @@ def _gp(d: int, noise: float, lengthscale: float = 0.3, nu: float = 2.5) -> fgp.
     return fgp.GP(kernel, fgp.means.Constant(0.3), fgp.likelihoods.Gaussian(noise))
 
 
+def _model(name: str) -> tuple[fgp.GP, int]:
+    """Of one grid, or of several; and its columns."""
+    return (_gp(2, 0.05, 0.4), 2) if name == "one" else (additive.model(), additive.D)
+
+
+GRIDS = pytest.mark.parametrize("name", ["one", "apart"])
 CASES = [(1, 300, 0.01, 0.1, 1.5), (1, 300, 1e-4, 0.3, 2.5), (2, 400, 0.05, 0.4, 2.5), (3, 400, 0.2, 0.8, 2.5)]
 
 
@@ -47,14 +54,23 @@ def test_answers_are_those_of_exact_inference(d: int, n: int, noise: float, leng
     tail = event.fields["tail"]
     assert tail <= 0.2 * noise
     found, known = post.predict(x_test), exact.predict(x_test)
-    assert float((found.mean - known.mean).abs().max()) < 0.05 * noise**0.5 + 5.0 * tail**0.5
-    assert float((found.variance - known.variance).abs().max()) < 2.0 * tail + 0.02 * float(known.variance.max())
-    joint = found.covariance() - known.covariance()
-    assert float(joint.abs().max()) < 2.0 * tail + 0.02 * float(known.variance.max())
+    assert float((found.mean - known.mean).abs().max()) < tail**0.5
+    assert float((found.variance - known.variance).abs().max()) < 2.0 * tail
+    assert float((found.covariance() - known.covariance()).abs().max()) < 2.0 * tail
     evidence = float(post.log_marginal_likelihood() - exact.log_marginal_likelihood())
-    assert abs(evidence) < n * (0.02 + 0.2 * tail / noise)
+    assert abs(evidence) < n * tail / noise
     left, other = post.leave_one_out(), exact.leave_one_out()
-    assert float((left.log_prob - other.log_prob).mean().abs()) < 0.02 + tail / noise
+    assert float((left.log_prob - other.log_prob).mean().abs()) < 2.0 * tail / noise
+
+
+def test_what_a_grid_leaves_out_is_in_variances() -> None:
+    """(M-435): rows of much noise take few frequencies, and tell little."""
+    (x, y), x_test = _rows(50, 1, 1.0), _rows(20, 1, 1.0, 1)[0]
+    post = _gp(1, 1e7, 0.1, 1.5).condition(x, y, approximation="fourier")
+    assert post.state.tail > 0.05
+    found, known = post.predict(x_test), _gp(1, 1e7, 0.1, 1.5).condition(x, y).predict(x_test)
+    torch.testing.assert_close(found.variance, known.variance, rtol=5e-3, atol=0.0)
+    torch.testing.assert_close(found.covariance().diagonal(), known.variance, rtol=5e-3, atol=0.0)
 
 
 def test_variances_of_smooth_functions_are_within_a_percent() -> None:
@@ -66,10 +82,11 @@ def test_variances_of_smooth_functions_are_within_a_percent() -> None:
     assert float((ratio - 1.0).abs().max()) < 0.01
 
 
-def test_gradients_to_points_are_those_of_exact_inference() -> None:
-    x, y = _rows(300, 2, 0.05)
-    gp = _gp(2, 0.05, 0.5)
-    x_test = _rows(6, 2, 0.05, 1)[0].requires_grad_()
+@GRIDS
+def test_gradients_to_points_are_those_of_exact_inference(name: str) -> None:
+    gp, d = _model(name)
+    x, y = _rows(300, d, 0.05)
+    x_test = _rows(6, d, 0.05, 1)[0].requires_grad_()
 
     def slopes(post: fgp.Posterior, name: str) -> Tensor:
         (found,) = torch.autograd.grad(getattr(post.predict(x_test), name).sum(), x_test)
@@ -78,13 +95,14 @@ def test_gradients_to_points_are_those_of_exact_inference() -> None:
     post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
     for name in ("mean", "variance"):
         one, other = slopes(post, name), slopes(exact, name)
-        assert float((one - other).abs().max()) < 0.05 * float(other.abs().max())
+        assert float((one - other).abs().max()) < 2e-3 * float(other.abs().max())
 
 
-def test_paths_have_the_moments_of_the_posterior() -> None:
-    x, y = _rows(300, 1, 0.05)
-    post = _gp(1, 0.05, 0.2).condition(x, y, approximation="fourier")
-    x_test = _rows(20, 1, 0.05, 1)[0]
+@GRIDS
+def test_paths_have_the_moments_of_the_posterior(name: str) -> None:
+    gp, d = _model(name)
+    post = gp.condition(*_rows(300, d, 0.05), approximation="fourier")
+    x_test = _rows(20, d, 0.05, 1)[0]
     paths = post.paths(2000, seed=3)
     values, known = paths(x_test), post.predict(x_test)
     error = 5.0 * (known.variance / 2000).sqrt()
@@ -93,11 +111,13 @@ def test_paths_have_the_moments_of_the_posterior() -> None:
     torch.testing.assert_close(paths(x_test), values)
 
 
-def test_order_pieces_and_joining_do_not_matter() -> None:
+@GRIDS
+def test_order_pieces_and_joining_do_not_matter(name: str) -> None:
     """Rows that are read in batches, in another order, or that join later, (M-439), give the same posterior."""
-    x, y = _rows(400, 2, 0.05)
+    gp, d = _model(name)
+    x, y = _rows(400, d, 0.05)
     x[0], x[1] = 0.0, 1.0  # so that the first rows span the box
-    gp, x_test = _gp(2, 0.05, 0.4), _rows(30, 2, 0.05, 1)[0]
+    x_test = _rows(30, d, 0.05, 1)[0]
     whole = gp.condition(x, y, approximation="fourier")
     known = whole.predict(x_test)
     order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
@@ -107,8 +127,10 @@ def test_order_pieces_and_joining_do_not_matter() -> None:
     for other in (read, joined):
         assert other.count == 400
         found = other.predict(x_test)
-        torch.testing.assert_close(found.mean, known.mean, rtol=0.0, atol=1e-4 * 0.05**0.5)
-        torch.testing.assert_close(found.variance, known.variance, rtol=1e-3, atol=0.0)
+        torch.testing.assert_close(found.mean, known.mean, rtol=0.0, atol=1e-8)
+        torch.testing.assert_close(found.variance, known.variance, rtol=1e-8, atol=0.0)
+        evidence = float(whole.log_marginal_likelihood())
+        assert float(other.log_marginal_likelihood()) == pytest.approx(evidence, abs=1e-6)
     assert read.state.held is None
     assert len(joined.x) == 400
 
@@ -197,10 +219,11 @@ def test_scores_without_a_factor_are_priced_before_a_time_limit_lets_them_begin(
     assert not AFTER_FIT.has_time_for_left_out(slow, soon)
 
 
+@GRIDS
 @pytest.mark.parametrize("held", [True, False])
-def test_files_keep_every_answer(tmp_path: Path, held: bool) -> None:
-    x, y = _rows(300, 2, 0.05)
-    gp, x_test = _gp(2, 0.05, 0.4), _rows(20, 2, 0.05, 1)[0]
+def test_files_keep_every_answer(tmp_path: Path, held: bool, name: str) -> None:
+    gp, d = _model(name)
+    (x, y), x_test = _rows(300, d, 0.05), _rows(20, d, 0.05, 1)[0]
     rows: tuple[Any, ...] = (x, y) if held else ([(x[:200], y[:200]), (x[200:], y[200:])],)
     post = gp.condition(*rows, approximation="fourier")
     fgp.save(post, tmp_path / "model.fgp")
@@ -208,6 +231,8 @@ def test_files_keep_every_answer(tmp_path: Path, held: bool) -> None:
     one, two = post.predict(x_test), other.predict(x_test)
     assert torch.equal(one.mean, two.mean)
     torch.testing.assert_close(one.variance, two.variance, rtol=1e-10, atol=0.0)
+    for term, kept in zip(post.components, other.components, strict=True):
+        torch.testing.assert_close(term.predict(x_test).mean, kept.predict(x_test).mean, rtol=1e-10, atol=1e-12)
     assert float(post.log_marginal_likelihood()) == pytest.approx(float(other.log_marginal_likelihood()), rel=1e-12)
     assert post.can("leave_one_out") == other.can("leave_one_out")
     assert (post.can("leave_one_out") is None) == held
