@@ -1,5 +1,6 @@
 """Certified solves by products of Fourier series: laws of the products, of answers and bounds, and what is refused."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,8 @@ from flashgp.inference.fourier.spectrum import GridSettings, product_grid
 from flashgp.inference.run import Run
 from flashgp.planner.fourier_price import ProductPrice
 from flashgp.planner.plan import Plan
+from flashgp.solvers.iterative.refinement import RefinementSettings
+from flashgp.solvers.preconditioners.full_scale import making_bytes
 
 F64 = torch.float64
 k = fgp.kernels
@@ -106,6 +109,21 @@ def test_what_has_no_series_is_solved_by_all_pairs(d: int, changes: dict[str, in
     assert found is None
     (event,) = of_kind(events, EventKind.APPROXIMATE_PRODUCTS_REFUSED)
     assert why in str(event)
+
+
+def test_exact_and_approximate_products_fit_together() -> None:
+    """Both stand beside the preconditioner: of the memory left by it exact ones take a half at most."""
+    n, least = 20_000, torch.tensor([0.01], dtype=F64)
+    kernel, x, split = k.Matern(nu=1.5, lengthscale=0.6), _rows(n, 3), SplitSettings()
+    plan, taken = _slow(_gp(kernel, 0.01), n, 3), list[float]()
+    for available in (10**11, 130 * 10**6):
+        found, _ = fourier_products(kernel, x, least, replace(plan, available_bytes=available), Run())
+        assert found is not None
+        assert found.finer is not None
+        numbers = sum(math.prod(one.waves.grid.shape) for one in (found.finer, found.products))
+        taken.append(split.number_bytes * numbers + 2 * 8 * n * split.row_numbers)
+    whitening = making_bytes(n, 128, RefinementSettings().solves.full_scale[0])
+    assert taken[1] < 130 * 10**6 - whitening < taken[0]
 
 
 def test_small_gains_are_left() -> None:

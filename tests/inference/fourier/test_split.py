@@ -127,6 +127,20 @@ def test_errors_of_few_rows_are_told() -> None:
     assert float(off.norm()) <= float(told)
 
 
+def test_a_column_of_zeros_hides_no_error() -> None:
+    """The rows where the others have their largest entries are looked at all the same."""
+    kernel, x = k.Matern(nu=1.5, lengthscale=0.1), _rows(3000, 1)
+    products = _exact(kernel, x, SplitSettings())
+    for row in (7, 400, 1234, 2998):
+        v = torch.zeros(3000, 2, dtype=F64)
+        v[row, 0] = 1.0
+        spoiled = products @ v
+        spoiled[row, 0] += 0.5
+        told = products.error(v, spoiled)
+        assert float(told[0]) > 0.5
+        assert float(told[1]) < 1e-9
+
+
 @pytest.mark.parametrize("share", [0.02, 1e3, 1e7])
 def test_errors_are_in_the_bound(share: float) -> None:
     """(M-460): bounds hold the exact answer, also where frequencies are few; where far too few, all pairs go on,

@@ -34,11 +34,13 @@ from flashgp.kernels.base import Kernel
 from flashgp.operators.covariance import CovarianceOperator
 from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.near_sums import NearSums
-from flashgp.planner.exact import RANK_BUFFERS
 from flashgp.planner.fourier_price import ProductPrice, SplitPrice
 from flashgp.planner.plan import Plan
+from flashgp.solvers.iterative.refinement import RefinementSettings
+from flashgp.solvers.preconditioners.full_scale import making_bytes
 
 OVERSAMPLED = 1.5  # lags for each frequency
+LOW_RANK_BUFFERS = 2  # of rows by rank, while the low rank of a preconditioner is made
 F64 = torch.float64
 
 
@@ -72,8 +74,7 @@ class ProductSettings:
     repeated, of the prior variance, where a term comes again, over that share; relative, residual of solves with K~,
     and accuracy of transforms, over what an exact product leaves, and least_accuracy, in float32 and float64; min_gain,
     times quicker than all pairs in float32, from which they serve; min_seconds of these, below which nothing is looked
-    at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner of that rank; split, of near
-    pairs."""
+    at; number_bytes, of each frequency; row_numbers, of each row beside the preconditioner; split, of near pairs."""
 
     grid: GridSettings = field(default_factory=lambda: GridSettings(repeated=(1e-4, 1e-4), beyond=(0.0, 0.0, 0.0)))
     shares: tuple[float, ...] = (1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
@@ -84,8 +85,7 @@ class ProductSettings:
     min_gain: float = 1.5
     min_seconds: float = 10.0
     number_bytes: int = 150
-    row_numbers: int = 140
-    rank: int = 128
+    row_numbers: int = 60
     split: SplitSettings = field(default_factory=SplitSettings)
 
 
@@ -151,7 +151,8 @@ class SplitProducts:
         Cost: `measured` n pairs.
         """
         generator, (drawn, most) = torch.Generator().manual_seed(self.settings.seed), self.settings.measured
-        largest = (v / v.norm(dim=0)).abs().amax(1).topk(min(most, len(v))).indices
+        sizes = v.norm(dim=0).clamp_min(torch.finfo(F64).tiny)
+        largest = (v / sizes).abs().amax(1).topk(min(most, len(v))).indices
         rows = torch.cat([torch.randint(len(v), (drawn,), generator=generator), largest])
         some, all_rows = self.kernel.rows(self.x[rows]), self.kernel.rows(self.x)
         exact = CovarianceOperator.of(self.kernel.form, self.kernel.theta(), some, all_rows, dtype=F64) @ v
@@ -195,8 +196,8 @@ def fourier_products(
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """What products are chosen for. Fields: kernel; x (n, d); least, of the noise; plan; run; settings; beside, bytes
-    of a solve that are there anyway."""
+    """What products are chosen for. Fields: kernel; x (n, d); least, of the noise; plan; run; settings; taken, bytes of
+    exact products; beside, bytes of a solve that are there anyway; free, bytes that others leave."""
 
     kernel: Kernel
     x: Tensor
@@ -204,15 +205,18 @@ class _Job:
     plan: Plan
     run: Run
     settings: ProductSettings
+    taken: int = 0
 
     @property
     def beside(self) -> int:
-        rank = RANK_BUFFERS * min(self.plan.rank, self.settings.rank)
-        return 8 * len(self.x) * (rank + self.settings.row_numbers)
+        n, solves = len(self.x), RefinementSettings().solves
+        rank = min(self.plan.rank, solves.low_rank.max_rank)
+        making = making_bytes(n, rank, solves.full_scale[0])
+        return max(LOW_RANK_BUFFERS * 8 * n * rank, making) + 8 * n * self.settings.row_numbers
 
     @property
     def free(self) -> int:
-        return self.plan.available_bytes - self.beside
+        return self.plan.available_bytes - self.beside - self.taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,12 +248,13 @@ def _chosen(
     job = _Job(kernel, x, least, plan, run, settings)
     base = ProductPrice(plan, n, len(columns_of(kernel, d)), 0, settings.shares[0], wanted)
     finer = _exact_parts(job, base)
-    base = base if finer is None else replace(base, exact=finer.price.seconds)
+    if finer is not None:
+        base, job = replace(base, exact=finer.price.seconds), replace(job, taken=finer.bytes)
     seconds, price, found = min(_choices(job, base), key=lambda choice: choice[0])
     grid = found if isinstance(found, Grid) else found.grid
     needed = found.bytes if isinstance(found, _Parts) else settings.number_bytes * grid.size
     if needed > job.free:
-        total, free = readable_bytes(needed + job.beside), readable_bytes(plan.available_bytes)
+        total, free = (readable_bytes(one) for one in (needed + job.beside + job.taken, plan.available_bytes))
         raise NoGridError(f"by Fourier series of {grid.size:,} frequencies need {total}, with {free} available")
     gain = plan.seconds / seconds
     if gain < settings.min_gain:
@@ -274,7 +279,7 @@ def _choices(job: _Job, base: ProductPrice) -> list[tuple[float, ProductPrice, G
     """Products near K and their prices. Raises: NoGridError."""
     settings, choices = job.settings, list[tuple[float, ProductPrice, Grid | _Parts]]()
     low, high = job.x.amin(0), job.x.amax(0)
-    for parts in _parts(job, settings.split.single * job.least / math.sqrt(base.n)):
+    for parts in _parts(job, settings.split.single * job.least / math.sqrt(base.n), job.free):
         share, product = settings.split.single, parts.price.coarse_seconds
         price = replace(base, share=share, product=product)  # no frequency is left out
         choices.append((price.seconds, price, parts))
@@ -304,14 +309,14 @@ def _exact_parts(job: _Job, base: ProductPrice) -> _Parts | None:
     variance = prior_variance(job.kernel, job.x.shape[1])
     asked = job.run.tolerance * job.least / math.sqrt(variance)  # of |A v - product|, v of about |v| = sqrt(n / s)
     error = job.settings.split.share * asked * math.sqrt(job.least) / base.n
-    found = min(_parts(job, error), key=lambda parts: parts.price.seconds, default=None)
+    found = min(_parts(job, error, job.free // 2), key=lambda parts: parts.price.seconds, default=None)
     if found is None or base.all_pairs < job.settings.split.min_gain * found.price.seconds:
         return None
     return found
 
 
-def _parts(job: _Job, error: float) -> list[_Parts]:
-    """Near pairs of each radius and their frequencies, that fit."""
+def _parts(job: _Job, error: float, room: int) -> list[_Parts]:
+    """Near pairs of each radius and their frequencies, that fit. Args: error, of a pair; room, bytes."""
     matern, settings, d = matern_of(job.kernel), job.settings.split, job.x.shape[1]
     if matern is None or cpu_tiles_missing():
         return []
@@ -328,7 +333,7 @@ def _parts(job: _Job, error: float) -> list[_Parts]:
         numbers = math.prod(grid.shape)
         needed = settings.number_bytes * numbers + 8 * settings.row_numbers * len(points)
         share = float((counted < radius).double().mean())
-        if needed <= job.free:
+        if needed <= room:
             price = SplitPrice(len(points), len(columns), numbers, share)
             found.append(_Parts(split, grid, error, price, needed))
     return found
