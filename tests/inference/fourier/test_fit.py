@@ -140,6 +140,16 @@ def test_auto_leaves_series_where_the_sample_says_that_they_are_slow() -> None:
     assert event.fields["seconds"] > event.fields["other_seconds"]
 
 
+@pytest.mark.parametrize("columns", [[0, 1], [1, 1]])
+def test_a_constant_column_takes_no_frequencies(columns: list[int]) -> None:
+    """One lengthscale of both columns is expected to be a part of the range of what varies."""
+    x, y = _rows(80, 1)
+    x = torch.cat([x, torch.full_like(x, 2.0)], 1)[:, columns]
+    fit = fgp.fit(fgp.GP(1.0 * k.Matern(nu=2.5)), x, y, approximation="fourier", progress=False, settings=FEW)
+    exact = fit.gp.condition(x, y).predict(x[:5])
+    torch.testing.assert_close(fit.posterior.predict(x[:5]).mean, exact.mean, rtol=0.0, atol=0.02)
+
+
 def test_series_are_left_at_the_pace_of_their_first_solve() -> None:
     """(M-437): where solves take more iterations than were priced, before the search has spent them."""
     x, y = _rows(600, 2)

@@ -162,8 +162,10 @@ def _assume(kernel: Kernel, ranges: list[float], lengthscales: float) -> None:
         if not (isinstance(leaf, Stationary) and leaf.lengthscale.trainable):
             continue
         own = torch.tensor([ranges[column] for column in own_columns(leaf, len(ranges))], dtype=F64) / lengthscales
-        now = leaf.lengthscale.value
-        value = own if now.numel() > 1 else own.log().mean().exp()
+        now, wide = leaf.lengthscale.value, own[own > torch.finfo(F64).tiny]  # a constant column says nothing
+        if not len(wide):
+            continue
+        value = own if now.numel() > 1 else wide.log().mean().exp()
         value = value.reshape(now.shape).to(now)
         if leaf.lengthscale.domain.contains(value):
             leaf.lengthscale.value = value
