@@ -80,8 +80,7 @@ def _svgp(x: torch.Tensor, y: torch.Tensor, cell: Cell) -> Fitted:
     z = x[torch.randperm(len(x))[:INDUCING]].float()
     objective = peer_models.svgp(z, peer_models.matern(2), len(x))
     step = peer_models.adam(objective, 0.01)
-    part = lambda x, y: step(x.float(), y.float())  # noqa: E731
-    peer_models.epochs(part, x, y, batch=BATCH, count=cell["epochs"], said=Speaker(cell.key))
+    peer_models.epochs(step, x.float(), y.float(), batch=BATCH, count=cell["epochs"], said=Speaker(cell.key))
     return _of_gpytorch(objective)
 
 

@@ -331,7 +331,7 @@ class EventKind(Enum):
     )
     EXACT_PRODUCTS_SPLIT = (
         "Exact products by pairs within {radius:.2g} lengthscales and {frequencies:,} frequencies: about {gain:.1f} "
-        "times quicker than by all pairs. The bound has their error, as random rows say."
+        "times quicker than by all pairs. The bound has their error, as some rows say."
     )
     EXACT_PRODUCTS_LEFT = (
         "{solver}: products by near pairs and frequencies may be off by more than the tolerance allows; those of all "

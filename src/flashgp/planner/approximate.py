@@ -34,9 +34,9 @@ class ApproximateWork:
             times as long where there are more.
         moves: times that a number of A at a set is read or written while its gradient is added up.
         part, coarse, all_rows, all_rows_read, all_rows_fourier: evaluations of a stage on a part of the rows, of all
-            of them with coarse sizes, of all together with the sizes asked for, of all by the collapsed bound, and by
-            Fourier series; with _by_sites where sites are found by iteration, whose evaluations of all rows are few
-            (decision 57).
+            of them with coarse sizes or estimated gradients, of all together with the sizes asked for, of all by the
+            collapsed bound, and by Fourier series with a factor; with _by_sites where sites are found by iteration,
+            whose evaluations of all rows are few (decision 57).
         choices, choices_by_sites: of points and neighbours for all rows.
         site_pairs: as long as so many covariances a site of a row takes that a pass makes: from a sixth of that
             (counts) to twelve times (quadrature).

@@ -127,7 +127,7 @@ class FourierPrice(ApproximatePrice):
 
     @property
     def all_rows(self) -> Cost:
-        return self.work.all_rows_fourier if self.grid.coordinates else self.work.coarse  # of estimated gradients
+        return self.work.all_rows_fourier if self.grid.coordinates else self.work.coarse
 
     @property
     def few_wire(self) -> float:

@@ -80,7 +80,8 @@ class SeriesLogJoint(LogJoint):
         """Of the posterior, from those of the last evaluation."""
         system = sums.system(spectrum, self.settings.solves, self._deadline.own)
         start = self._start
-        if self.paced is not None and not system.dense:
+        told = None if system.dense else self.paced
+        if told is not None:
             system.precondition(torch.zeros_like(sums.projected))  # what is made once
         began = time.perf_counter()
         if start is not None and not system.dense:
@@ -88,8 +89,8 @@ class SeriesLogJoint(LogJoint):
             start = torch.where(system.root > 0.0, start, 0.0)
         found = WeightPosterior.of(sums, system, ERROR * self.rows**0.5, start)
         self._start = system.root * found.solution.value
-        if self.paced is not None and not system.dense:
-            told, self.paced = self.paced, None
+        if told is not None:
+            self.paced = None
             solves = 1.0 + self.settings.solves.probes_of(self.grid.size) / len(sums.squares)
             told((time.perf_counter() - began) * solves)
         return found
