@@ -7,12 +7,10 @@ from typing import Any, TypeVar
 
 from flashgp.foundations.contexts import entered
 from flashgp.foundations.errors import DomainError
-from flashgp.inference.approximate_products import MAKERS
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.data import Data, held
 from flashgp.inference.fourier.condition import condition as condition_fourier
-from flashgp.inference.fourier.product import fourier_products
 from flashgp.inference.full_scale.condition import condition as condition_full_scale
 from flashgp.inference.gathered import agreed_report, compare_models, shared_event
 from flashgp.inference.over_ranks import asked_alike, check_alike, choose_inference, gathered_for
@@ -25,7 +23,6 @@ from flashgp.sources.source import RowSource
 from flashgp.sources.survey import Survey
 
 S = TypeVar("S", bound=BaseState)
-MAKERS["fourier"] = fourier_products
 
 
 def condition(

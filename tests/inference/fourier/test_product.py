@@ -1,6 +1,8 @@
 """Certified solves by products of Fourier series: laws of the products, of answers and bounds, and what is refused."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -61,6 +63,21 @@ def test_an_answer_lies_within_its_bound(d: int, noise: float, kernel: k.Kernel)
         assert post.report.error_bound <= 1e-3 * noise**0.5
     (solved,), (other,) = (of_kind(post.report.events, EventKind.SOLVED) for post in (refined, pairs))
     assert solved.fields["passes"] <= min(6.0, 0.7 * other.fields["passes"])
+
+
+def test_the_posterior_of_a_fit_takes_them_before_any_model_was_conditioned() -> None:
+    """In a process of its own: what a fit takes may not depend on calls before it."""
+    script = (
+        "import dataclasses, sys, torch, flashgp as fgp\n"
+        "x = torch.rand(300, 2, dtype=torch.float64)\n"
+        "gp = fgp.GP(fgp.kernels.Matern(nu=1.5, lengthscale=0.1))\n"
+        "plan = fgp.plan(gp, n=300, d=2, route='recomputed', device='cpu')\n"
+        "plan = dataclasses.replace(plan, seconds=100.0)\n"
+        "fit = fgp.fit(gp, x, x.sum(1).sin(), plan=plan, progress=False, starts=1, max_iterations=2)\n"
+        "sys.stdout.write(' '.join(event.kind.name for event in fit.posterior.report.events))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert EventKind.APPROXIMATE_PRODUCTS.name in found.stdout.split()
 
 
 @pytest.mark.parametrize("lengthscale", [0.1, 0.5])
