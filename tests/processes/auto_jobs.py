@@ -13,8 +13,11 @@ from flashgp.inference.data import Data
 from flashgp.inference.over_ranks import counts_over
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
+from processes import fourier_jobs
 from processes.condition_jobs import case, model, table
 from processes.full_scale_jobs import FEW, here, quiet
+
+PASSES = 300  # of rows that are read, to be many
 
 
 def rows_of(kind: str, n: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -35,7 +38,7 @@ def counted(process_group: Any, kind: str, counts: tuple[int, ...]) -> tuple[Any
     part = here(process_group, counts)
     prior = model(kind, None if variance is None else variance[part])
     with Group.of(process_group).together() as group:
-        return dataclasses.astuple(counts_over(group, prior, Data.of(prior, x[part], y[part])))[:5]
+        return dataclasses.astuple(counts_over(group, prior, Data.of(prior, x[part], y[part])))[:6]
 
 
 @quiet
@@ -58,6 +61,54 @@ def chosen(process_group: Any, counts: tuple[int, ...], fitting: bool, options: 
         "kind": event.fields["chosen"], "reason": str(event.fields["reason"]), "sizes": sizes,
         "mean": prediction.mean.numpy(), "variance": prediction.variance.numpy(), "event": str(event.to_json()),
     }  # fmt: skip
+
+
+@quiet
+def series(process_group: Any, counts: tuple[int, ...], fitting: bool, read: bool) -> tuple[float, list[str], str]:
+    """How far answers are from one process's, what one process and ranks have taken, and the event, where Fourier
+    series are quick."""
+    x, y = fourier_jobs.table(sum(counts))
+    posteriors, taken, event = [], list[str](), None
+    for rows, of in ((slice(None), None), (here(process_group, counts), process_group)):
+        asked: dict[str, Any] = {"approximation": "auto", "group": of}
+        data: Any = (x[rows], y[rows])
+        if read:
+            data = ([data] * (1 if fitting else PASSES) * bool(len(x[rows])),)
+        elif not fitting:  # no room for an exact factor
+            exact = fgp.plan(fourier_jobs.model(), n=len(x), d=1, dtype=torch.float64, memory="8GiB")
+            asked |= {"dtype": torch.float64, "memory": exact.peak_bytes - 1}
+        if fitting:
+            fit = fgp.fit(fourier_jobs.model(), *data, progress=False, starts=1, settings=fourier_jobs.FEW, **asked)
+            post, events = fit.posterior, fit.report.events
+        else:
+            post = fourier_jobs.model().condition(*data, **asked)
+            events = post.report.events
+        (event,) = of_kind(events, EventKind.APPROXIMATION_CHOSEN)
+        posteriors.append(post)
+        taken.append(f"{event.fields['chosen']}, {event.fields['reason']}")
+    one, ours = map(fourier_jobs.answers, posteriors)
+    compared = slice(None, None, 3 if fitting and read else 1)  # ranks search another sample: mean and evidence
+    return fourier_jobs.apart(one[compared], ours[compared]), taken, str(event.to_json())
+
+
+@quiet
+def left(process_group: Any, counts: tuple[int, ...], read: bool) -> tuple[list[str], list[float]]:
+    """What series are left for, what the plan is of, and means, where the first rows ask for more frequencies than are
+    quick: without noise, and where rows are read with one far off, which they may not have."""
+    x = fourier_jobs.table(sum(counts))[0]
+    x[0] = 25.0 if read else x[0]
+    x = x[here(process_group, counts)]
+    rows = (x, (8.0 * x[:, 0]).sin().abs())
+    gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
+    asked: dict[str, Any] = {"approximation": "auto", "time_limit": 3.0} if read else {"approximation": "fourier"}
+    fit = fgp.fit(
+        gp, *(([rows] * bool(len(x)),) if read else rows), progress=False, starts=1, settings=fourier_jobs.FEW,
+        group=process_group, **asked,
+    )  # fmt: skip
+    told = [str(event.fields["taken"]) for event in of_kind(fit.report.events, EventKind.SERIES_LEFT)]
+    return [*told, fit.report.plan.approximation], fit.posterior.predict(
+        torch.linspace(0.0, 1.0, 9)[:, None]
+    ).mean.tolist()
 
 
 def refusals(process_group: Any) -> dict[str, str]:

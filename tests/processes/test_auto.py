@@ -34,7 +34,7 @@ def test_rows_of_all_ranks_are_counted(ranks: Ranks, kind: str) -> None:
     joined = {"plain": 0, "variances": 5}.get(kind, 7)
     assert (one.n, one.distinct or ROWS) == (ROWS, ROWS - joined)
     for counts in COUNTS:
-        expected = (ROWS, 3, ROWS - joined, 1, True)
+        expected = (ROWS, 3, ROWS - joined, 1, True, one.extent)
         assert ranks.run(auto_jobs.counted, len(counts), kind, counts) == [expected] * len(counts)
 
 
@@ -53,6 +53,36 @@ def test_all_ranks_take_what_one_process_takes(ranks: Ranks, kind: str, fitting:
             for name in ("mean", "variance"):
                 scale = float(numpy.abs(one[name]).max())
                 numpy.testing.assert_allclose(part[name], one[name], rtol=0.0, atol=rtol * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize(
+    ("counts", "fitting"), [((2500, 2501), False), ((3000, 0, 2001), False), ((20_000, 19_999), True)]
+)
+def test_series_are_taken_where_one_process_takes_them(
+    ranks: Ranks, counts: tuple[int, ...], fitting: bool, read: bool
+) -> None:
+    pytest.importorskip("finufft")
+    told = ranks.run(auto_jobs.series, len(counts), counts, fitting, read)
+    assert all(one[1:] == told[0][1:] for one in told)
+    apart, taken, _ = told[0]
+    assert taken[0] == taken[1]
+    assert taken[0].startswith("fourier")
+    assert apart < (1e-3 if fitting else 1e-7)  # where a search ends; sums of parts
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_series_are_left_by_all_ranks(ranks: Ranks, read: bool) -> None:
+    """For what one process leaves them, by the first rows."""
+    pytest.importorskip("finufft")
+    counts = (30_000, 20_000) if read else (40, 23)
+    one = auto_jobs.left(None, (sum(counts),), read)
+    told = ranks.run(auto_jobs.left, 2, counts, read)
+    assert told[0] == told[1]
+    assert told[0][0] == one[0]
+    assert one[0][1] == ("sparse" if read else "")
+    if not read:
+        numpy.testing.assert_allclose(told[0][1], one[1], atol=1e-4)
 
 
 def test_sizes_are_rank_0s_on_all(ranks: Ranks) -> None:

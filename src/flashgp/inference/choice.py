@@ -141,7 +141,7 @@ def approximate_plan(
     """
     problem, device, work = conditioning_problem(prior, rows, settings), settings.devices[0], ApproximateWork()
     asked.points_of(problem.d)  # which may be refused
-    series = _series_sizes(prior, rows, settings, training=training) if asked.kind == "fourier" else None
+    series = _series_sizes(prior, rows, training=training) if asked.kind == "fourier" else None
     # What is free now is asked for once: all steps compare with the same number.
     settings = replace(settings, memory=max(1, settings.available()[str(device)]))
     # A minibatch has one noise variance, and one process.
@@ -188,13 +188,9 @@ def approximate_plan(
     return chosen
 
 
-def _grid_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, **how: bool) -> GridSizes | Refusal:
-    return GRIDS["fourier"](prior, rows, settings.ranks, **how)
-
-
-def _series_sizes(prior: Prior, rows: RowCounts, settings: PlanSettings, *, training: bool) -> GridSizes:
+def _series_sizes(prior: Prior, rows: RowCounts, *, training: bool) -> GridSizes:
     """Raises: DomainError."""
-    found = _grid_sizes(prior, rows, settings, training=training, named=True)
+    found = GRIDS["fourier"](prior, rows, training=training, named=True)
     if isinstance(found, Refusal):
         raise DomainError(f"`approximation` {found.text}")
     return found
@@ -411,7 +407,7 @@ def _series(
     prior: Prior, rows: RowCounts, asked: Approximation, settings: PlanSettings, *, training: bool
 ) -> tuple[Plan | NoSeries, bool]:
     """The plan of Fourier series, and whether its weights have a factor; or the reason that there are none."""
-    found = _grid_sizes(prior, rows, settings, training=training, named=False)
+    found = GRIDS["fourier"](prior, rows, training=training, named=False)
     if isinstance(found, Refusal):
         return found.reason, False
     if not rows.complete or rows.batch != 1 or not rows.n:
@@ -431,14 +427,14 @@ def _series(
 
 def beside_series(
     prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
-) -> tuple[Approximation | None, Plan] | None:
+) -> tuple[Approximation | None, Plan | None]:
     """What a fit takes where Fourier series turn out to be slow: what "auto" takes beside them, or full scale where
-    that is exact inference and slower; None where nothing fits."""
+    that is exact inference and slower; and its plan, None where nothing fits."""
     scale = Approximation("full_scale")
     try:
         taken, plan, _ = decided(prior, rows, Approximation("auto", series=False), settings, time_limit)
     except MemoryBudgetError:
-        return None
+        return None, None
     plans = _fitting(prior, rows, (scale,), settings, time_limit, training=True)[0] if taken is None else []
     if plans and plans[0].fit_seconds < plan.fit_seconds:
         return scale.resolved(plans[0].sizes), plans[0]

@@ -40,7 +40,7 @@ from flashgp.inference.gathered import agreed_memory, agreed_plan
 from flashgp.inference.gp import GP
 from flashgp.inference.judgement.verdict import Verdict
 from flashgp.inference.judging import Told, judged_unasked, unasked, verdict_of
-from flashgp.inference.over_ranks import check_alike, choose_inference, counts_over, gathered_for
+from flashgp.inference.over_ranks import check_alike, choose_inference, counts_over, gathered_for, of_first
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan import check_plan, planned_device
 from flashgp.inference.plan_settings import RowCounts
@@ -370,11 +370,11 @@ def fit_as(
         refuse_exact_fit(options)
         how, least = options if gp.likelihood.has_sites else options.by_sites(), options.stages.first_rows
         asked, first, instead_of_series, event = chosen_of_read(gp, rows, asked, how, least, training=True)
-    if isinstance(rows, Data) and group.size == 1 and asked is not None and asked.kind == "fourier":
+    if isinstance(rows, Data) and asked is not None and asked.kind == "fourier":
         refuse_exact_fit(options)
-        counted, device = rows.counts, chosen_device(options.run.device, rows.x)
-        wanted = replace(_wanted(options), device=device, factored=not gp.likelihood.has_sites)
-        instead_of_series = beside_series(gp, counted, wanted, options.run.deadline.limit)
+        counted, wanted = _counted(gp, rows, options, asked)
+        wanted, limit = replace(wanted, factored=not gp.likelihood.has_sites), options.run.deadline.limit
+        instead_of_series = of_first(group, Approximation("auto"), lambda: beside_series(gp, counted, wanted, limit))
     if asked is None and exact is None and isinstance(rows, Data):
         exact = _searched_by_full_scale(gp, rows, options)
         if exact is not None:

@@ -24,7 +24,7 @@ from flashgp.processes.shares import Shares
 from flashgp.sources.source import RowSource
 from flashgp.sources.survey import hashes
 
-T = TypeVar("T", bound=Any)  # options of a fit or of conditioning
+T = TypeVar("T", bound=Any)  # options of a fit or of conditioning; a choice
 
 
 def gathered_for(
@@ -111,23 +111,30 @@ def decided_over(
     training: bool = True,
 ) -> Decision:
     """Rank 0's `decided` on every rank. Args: rows, of all ranks together; settings, whose memory is that of each."""
+    return of_first(group, asked, lambda: decided(prior, rows, asked, settings, time_limit, training=training))
 
-    def to_json(found: Decision) -> list[Any]:
-        approximation, plan, event = found
-        return [None if approximation is None else approximation.kind, plan.to_json(), event.to_json()]
 
-    def from_json(data: list[Any]) -> Decision:
-        kind, text, event = data
-        plan = Plan.from_json(text)
-        taken = next((one.resolved(plan.sizes) for one in asked.candidates if one.kind == kind), None)
-        return taken, plan, Event.from_json(event)
+def of_first(group: Group, asked: Approximation, decide: Callable[[], T]) -> T:
+    """Rank 0's choice on every rank. Args: decide, gives a tuple of approximations, as asked for, plans, events and
+    None. Raises: as it, on every rank."""
+    kinds = {one.kind: one for one in (*asked.candidates, Approximation("fourier"))}
 
-    return decided_by_first(
-        group,
-        lambda: decided(prior, rows, asked, settings, time_limit, training=training),
-        to_json,
-        from_json,
-    )
+    def to_json(found: T) -> list[Any]:
+        return [
+            [one.kind, one.chosen_sizes and astuple(one.chosen_sizes)] if isinstance(one, Approximation)
+            else one and [type(one).__name__, one.to_json()]
+            for one in found
+        ]  # fmt: skip
+
+    def from_json(data: list[Any]) -> Any:
+        return tuple(one and read(*one) for one in data)
+
+    def read(name: str, value: Any) -> Approximation | Plan | Event:
+        if name in kinds:
+            return kinds[name] if value is None else kinds[name].resolved(Sizes(*value))
+        return Plan.from_json(value) if name == Plan.__name__ else Event.from_json(value)
+
+    return decided_by_first(group, decide, to_json, from_json)
 
 
 def counts_over(group: Group, prior: Prior, data: Data) -> RowCounts:
@@ -137,10 +144,11 @@ def counts_over(group: Group, prior: Prior, data: Data) -> RowCounts:
     that they are for: of n rows two that differ have the same one in n^2 / 2^65 tables, and are planned as one.
 
     Args: data, of this rank.
-    Raises: ShapeError, DomainError; on every rank, if called within `group.together()`.
+    Raises: ShapeError, DomainError; on every rank, if called within `group.together()`; RankMismatchError.
     Cost: 8 bytes for each row, sent once.
     """
     x, y = rows_of_one_model(data)
+    group.compare(columns=x.shape[-1])
     shares, found = group.shares(len(x)), numpy.zeros(0, numpy.uint64)
     keys = joining_keys(prior.likelihood, x, y) if len(x) else []
     if keys:
@@ -152,4 +160,7 @@ def counts_over(group: Group, prior: Prior, data: Data) -> RowCounts:
     own = torch.from_numpy(found.view(numpy.int64))[owner.argsort(stable=True)]
     counted = len(group.exchange(own, sent.tolist(), received.tolist()).unique())
     alone = len(x) if keys is None else 0  # which join no others
-    return RowCounts(shares.total, x.shape[-1], int(group.sum(torch.tensor(counted + alone))))
+    ends = torch.cat([x, -x], dim=1).detach().double()
+    ends = group.max(ends.amax(0) if len(x) else ends.new_full((ends.shape[1],), -torch.inf))
+    extent = tuple((ends[: x.shape[1]] + ends[x.shape[1] :]).tolist())
+    return RowCounts(shares.total, x.shape[-1], int(group.sum(torch.tensor(counted + alone))), extent=extent)

@@ -28,7 +28,7 @@ from flashgp.inference.choice import approximate_plan, conditioning_plan, decide
 from flashgp.inference.findings import counts_suggested
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
-from flashgp.inference.over_ranks import decided_over, planned_over
+from flashgp.inference.over_ranks import decided_over, of_first, planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.run import with_run
@@ -281,10 +281,10 @@ def planned(
     )
     if asked is None:
         return None, agreed_plan(conditioning_plan(gp, rows, wanted, training=True), group), ()
-    if read is not None and read.kind == "auto" and group.size == 1:
-        _, plan, _, _ = decided_of_read(gp, rows, read, replace(wanted, dtype=None, solver=None), limit)
+    if read is not None and read.kind == "auto":
+        free = replace(wanted, dtype=None, solver=None)
+        _, plan, _, _ = of_first(group, read, lambda: decided_of_read(gp, rows, read, free, limit))
         return read, plan, ()  # which the fit decides by what it reads
-    asked = Approximation("sparse") if read is not None and read.kind == "auto" else asked
     if asked.kind == "auto":
         approximation, taken, event = decided_over(group, gp, rows, asked, wanted, limit)
         return approximation, taken, (event,)

@@ -182,7 +182,7 @@ def test_a_plan_prices_a_pass_and_frequencies() -> None:
     assert few.seconds < shared.seconds < 0.5 * many.seconds
     assert shared.peak_bytes < many.peak_bytes
     assert 0 < shared.shared.sent_bytes < shared.shared.fit_sent_bytes
-    assert fgp.plan(gp, n=10**5, d=2, approximation="auto", ranks=2).no_series.name == "RANKS"
+    assert fgp.plan(gp, n=10**6, d=1, approximation="auto", ranks=2).approximation == "fourier"
 
 
 def test_errors_of_a_solve_bound_those_of_the_mean() -> None:

@@ -1,9 +1,9 @@
 """Conditioning by Fourier series: the grid at the given parameters, one pass over the rows, one solve."""
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ from flashgp.inference.streamed.rows import (
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan
-from flashgp.processes.group import ALONE, Group
+from flashgp.processes.agreement import decided_by_first
+from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -96,27 +97,27 @@ def with_sites(prior: Prior, x: Tensor, y: Tensor, asked: Approximation, run: Ru
 def grid_for(
     prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False
 ) -> Series:
-    """The grid at the parameters that a prior has. Args: noise, of rows; None for that of the sample's. Raises:
-    DomainError."""
-    with torch.no_grad():
-        noise = noise_of(prior, survey.sample) if noise is None else noise
-        level = 1.0 / float((1.0 / noise).mean())  # (M-449)
+    """The grid at the parameters that a prior has: of ranks rank 0's, as a last bit could decide a number of
+    frequencies. Args: noise, of rows; None for that of the sample's. Raises: DomainError, on every rank."""
+
+    @torch.no_grad()
+    def grid() -> Series:
+        known = noise_of(prior, survey.sample) if noise is None else noise
+        level = 1.0 / float((1.0 / known).mean())  # (M-449)
         try:
-            grid = grid_of(
+            return grid_of(
                 prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), level,
                 settings.grid, settings.solves.dense, search=search,
             )  # fmt: skip
         except NoGridError as reason:
             raise DomainError(f"`approximation` {reason}") from None
-    return _of_first(grid, survey.group)
 
+    def to_json(found: Series) -> list[Any]:
+        return [astuple(part) for part in found.parts]
 
-def _of_first(grid: Series, group: Group) -> Series:
-    """Rank 0's grid: a last bit could decide a number of frequencies."""
-    if group.size == 1:
-        return grid
-    parts = json.loads(group.text_of_first(json.dumps([[*astuple(part)] for part in grid.parts])))
-    return series_of([Grid(*map(tuple, part)) for part in parts])
+    return decided_by_first(
+        survey.group, grid, to_json, lambda parts: series_of([Grid(*map(tuple, part)) for part in parts])
+    )
 
 
 def goal_of(sums: FourierSums, run: Run) -> float:

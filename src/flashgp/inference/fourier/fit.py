@@ -67,7 +67,7 @@ from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fourier_price import FourierPrice
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import chosen_device
-from flashgp.processes.agreement import deadline_of
+from flashgp.processes.agreement import deadline_of, largest
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
@@ -152,21 +152,23 @@ class FourierFit(EngineFit[FourierState]):
         return self._check_price(self.rival, grid, recorder)
 
     def _check_price(self, rival: Plan, grid: Series | None, recorder: Recorder) -> Series:
-        """The grid. Raises: EngineLeft where there is none, or the rest of the fit is expected to take longer than all
-        of the rival's."""
-        seconds = math.inf
+        """The grid. Raises: EngineLeft, on every rank, where one has none, or expects the rest of the fit to take
+        longer than all of the rival's."""
+        group, seconds, enough = self.options.run.group, math.inf, rival.fit_seconds
         if grid is not None:
             price = self._price(grid)
             factored = bool(price.grid.coordinates)
+            enough = max(enough, KEPT_SECONDS if factored else 0.0)
             if factored or not self.by_sites:
                 seconds = price.rest().middle * (1.0 if factored else self._slower)
-            if seconds <= max(rival.fit_seconds, KEPT_SECONDS if factored else 0.0):
-                return grid
+        seconds = largest(group, seconds)
+        if grid is not None and seconds <= enough:
+            return grid
         known = {"seconds": seconds, "other_seconds": rival.fit_seconds} if math.isfinite(seconds) else {}
         taken = WORDS.get(rival.approximation, "exact inference")
         frequencies = None if grid is None else grid.size
         event = Event(EventKind.SERIES_LEFT, taken=taken, frequencies=frequencies, **known)
-        raise EngineLeft(self.result, event, recorder)
+        raise group.share_error(EngineLeft(self.result, event, recorder))
 
     def _check_pace(self, rival: Plan, grid: Series, recorder: Recorder, seconds: float) -> None:
         """Price solves by what the first takes: their iterations depend on the rows. Args: seconds, of an evaluation.

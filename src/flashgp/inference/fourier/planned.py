@@ -73,14 +73,12 @@ def passes_of(prior: Prior, *, alike: bool = True) -> int:
     return 3 + moves if unlike else 0
 
 
-def expected_sizes(prior: Prior, rows: RowCounts, ranks: int, *, training: bool, named: bool) -> GridSizes | Refusal:
+def expected_sizes(prior: Prior, rows: RowCounts, *, training: bool, named: bool) -> GridSizes | Refusal:
     """Sizes of the grid that rows are expected to take, or the reason that there is none. Args: training, whether a fit
     finds the parameters; named, whether the caller named series, who is then told what is wrong when it is."""
     refusal = unfit(prior, rows.d)
     if not named and refusal is None and importlib.util.find_spec("finufft") is None:
         refusal = Refusal(NoSeries.LIBRARY, "by Fourier series needs finufft; pip install flashgp[fourier]")
-    if not named and refusal is None and ranks > 1:
-        refusal = Refusal(NoSeries.RANKS, "by Fourier series is taken over ranks where it is named")
     settings, solves = ExpectedSettings(), FourierSettings.of(prior.likelihood).solves
     while refusal is None:
         try:
