@@ -185,7 +185,7 @@ def _given_left_out(state: StreamedState, x: Any, y: Any, **numbers: Any) -> Lea
     source = streamed_append.new_rows(state, x, y, numbers)
     blocks = [block for _, block in checked(source, state.prior.outputs, state.inducing.shape[-1])]
     for block in blocks:
-        streamed_append.check_alike(state, block)
+        streamed_append.check_alike(state.sample.numbers.keys(), block)
     return leave_out(state, joined(blocks))
 
 

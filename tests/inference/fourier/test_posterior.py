@@ -135,6 +135,21 @@ def test_order_pieces_and_joining_do_not_matter(name: str) -> None:
     assert len(joined.x) == 400
 
 
+@pytest.mark.parametrize(("before", "more"), [("row_variance", True), ("row_weight", True), ("row_weight", False)])
+def test_rows_join_with_numbers_of_their_own(before: str, more: bool) -> None:
+    """As by exact inference; without a weight they are typical rows."""
+    x, y = _rows(400, 1, 0.05)
+    known = torch.linspace(0.01, 1.0, 400, dtype=F64)
+    noise = fgp.likelihoods.Gaussian(0.05, **{before: known[:300]})
+    gp = fgp.GP(1.2 * k.Matern(nu=2.5, lengthscale=0.3), likelihood=noise)
+    new: dict[str, Any] = {before: known[300:]} if more else {}
+    exact = gp.condition(x[:300], y[:300]).append(x[300:], y[300:], **new).predict(x)
+    ours = gp.condition(x[:300], y[:300], approximation="fourier").append(x[300:], y[300:], **new)
+    assert len(ours.x) == 400
+    torch.testing.assert_close(ours.predict(x).mean, exact.mean, rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(ours.predict(x).variance, exact.variance, rtol=1e-2, atol=0.0)
+
+
 def test_repeated_rows_count_as_often_as_their_variance_says() -> None:
     x, y = _rows(200, 1, 0.1)
     gp = _gp(1, 0.1, 0.3)

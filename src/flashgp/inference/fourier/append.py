@@ -10,20 +10,19 @@ from typing import Any
 import torch
 
 from flashgp.foundations.contexts import entered
-from flashgp.foundations.errors import DomainError
 from flashgp.inference.base_state import UPDATE
 from flashgp.inference.fourier.condition import goal_of
 from flashgp.inference.fourier.passes import SeriesValues
 from flashgp.inference.fourier.predictor import FourierPredictor
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
-from flashgp.inference.online.update import checked_rows
 from flashgp.inference.site_methods import method_of
 from flashgp.inference.sites import Found, SiteSettings, prior_mean, settle_rows
-from flashgp.inference.streamed.rows import named, numbers_to_likelihood
+from flashgp.inference.streamed.append import check_alike, new_rows
+from flashgp.inference.streamed.rows import numbers_to_likelihood
 from flashgp.likelihoods import Sites
 from flashgp.likelihoods.held_sites import HeldSites
-from flashgp.sources.source import Held, RowSource, source_of
+from flashgp.sources.source import Held
 from flashgp.sources.survey import Block, checked, joined
 
 
@@ -37,16 +36,10 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
     """
     began, prior = time.perf_counter(), state.prior
     given = {"row_variance": row_variance, "row_weight": row_weight} | numbers
-    source = _new_rows(state, x, y, {name: each for name, each in given.items() if each is not None})
+    source = new_rows(state, x, y, {name: each for name, each in given.items() if each is not None})
     blocks = [block for _, block in checked(source, prior.outputs, state.sample.x.shape[-1]) if len(block.x)]
-    own_names = state.sample.numbers.keys() - HeldSites.NAMES
     for block in blocks:
-        if different := block.numbers.keys() ^ own_names:
-            name = min(different)
-            raise DomainError(
-                f"`{name}` must be given with new rows as with those before, got "
-                f"{'some' if name in block.numbers else 'none'}; give it for all rows, or condition again"
-            )
+        check_alike(state.sample.numbers.keys() - HeldSites.NAMES, block)
         FourierPredictor(state, deterministic=False).check(block.x, "x")
     if not blocks:
         return state
@@ -77,23 +70,6 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         seconds=time.perf_counter() - began, events=[*events, online.event],
     )  # fmt: skip
     return replace(state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None)
-
-
-def _new_rows(state: FourierState, x: Any, y: Any, numbers: dict[str, Any]) -> RowSource:
-    """Rows that join with numbers of each by name. Raises: DomainError, ShapeError."""
-    prior, likelihood = state.prior, state.prior.likelihood.underlying
-    if "row_weight" in numbers and likelihood.has_sites:
-        raise DomainError(
-            "`row_weight` is not known of rows that join Fourier series, got one; leave it out, or give row_variance"
-        )
-    if y is None:
-        return named(source_of(x), prior)
-    x, y = checked_rows(prior, x, y, state.like)
-    if state.held is None or likelihood.has_sites:
-        return Held(x.clone(), y.clone(), prior.likelihood.read(numbers, ""))
-    others = {name: each for name, each in numbers.items() if name not in ("row_variance", "row_weight")}
-    known = numbers.get("row_variance"), numbers.get("row_weight")
-    return Held(x.clone(), y.clone(), likelihood.of_new_rows(state.count, len(x), *known, others).row_tensors)
 
 
 def _with_sites(state: FourierState, rows: Block) -> tuple[SeriesValues, Block]:

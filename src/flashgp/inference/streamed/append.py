@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy
@@ -17,14 +17,14 @@ from flashgp.inference.online.update import checked_rows
 from flashgp.inference.streamed.bound import added, noise_floor
 from flashgp.inference.streamed.objective import block_rows
 from flashgp.inference.streamed.rows import inputs_of, named, noise_of, numbers_to_likelihood, sample_rows
-from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.streamed.state import StateOfPasses, StreamedState
 from flashgp.sources.source import Held, RowSource, source_of
 from flashgp.sources.survey import Block, checked, joined
 
 
-def new_rows(state: StreamedState, x: Any, y: Any, numbers: Mapping[str, Any]) -> RowSource:
+def new_rows(state: StateOfPasses, x: Any, y: Any, numbers: Mapping[str, Any]) -> RowSource:
     """Rows that join, or that are left out, with numbers of each by name. Raises: DomainError, ShapeError."""
-    prior, likelihood = state.prior, state.prior.likelihood
+    prior, likelihood = state.prior, state.prior.likelihood.underlying
     if y is None:
         if numbers:
             name = next(iter(numbers))
@@ -54,7 +54,7 @@ def append(state: StreamedState, source: RowSource) -> StreamedState:
     def blocks() -> Iterator[Block]:
         size = block_rows(function.rank, prior.factors)
         for _, block in checked(source, prior.outputs, state.inducing.shape[-1]):
-            check_alike(state, block)
+            check_alike(state.sample.numbers.keys(), block)
             sample.add(block)
             for start in range(0, len(block.x), size):
                 yield block.part(start, start + size)
@@ -86,9 +86,9 @@ def append(state: StreamedState, source: RowSource) -> StreamedState:
     )
 
 
-def check_alike(state: StreamedState, block: Block) -> None:
-    """Raises: DomainError for rows with numbers of which those before have none, and the other way round."""
-    for name in sorted(block.numbers.keys() ^ state.sample.numbers.keys()):
+def check_alike(names: Set[str], block: Block) -> None:
+    """Raises: DomainError for rows with other numbers than those before, of which there are the names."""
+    for name in sorted(block.numbers.keys() ^ names):
         got, before = ("some", "none") if name in block.numbers else ("none", "known ones")
         raise DomainError(
             f"`{name}` must be given for all rows or for none, got {got} where the rows before have {before}; "
