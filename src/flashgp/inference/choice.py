@@ -48,6 +48,8 @@ SOLVED = "without a factor a step takes solves for the variances of the rows too
 Decision = tuple[Approximation | None, Plan, Event]
 # Sizes of the grid that rows are expected to take, by approximation, or the reason that there is none; filled by GP.
 GRIDS: dict[str, Callable[..., GridSizes | Refusal]] = {}
+# Plans of solves by all pairs with the price of other products, where these are expected; filled by GP.
+PRODUCTS: dict[str, Callable[..., Plan]] = {}
 TOLD = (NoSeries.LIBRARY, NoSeries.FREQUENCIES)  # reasons that something can be done about
 WORDS = {"fourier": "Fourier series", "full_scale": "Full scale", "sparse": "An approximation by inducing points"}
 
@@ -61,7 +63,8 @@ def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, 
     Raises: as `plan`.
     """
     try:
-        return plan_conditioning(conditioning_problem(prior, rows, settings), settings)
+        plan = plan_conditioning(conditioning_problem(prior, rows, settings), settings)
+        return plan if settings.ranks > 1 else PRODUCTS["fourier"](prior, rows, plan, settings, training=training)
     except MemoryBudgetError as error:
         if settings.factored or settings.route is not None:
             raise

@@ -326,7 +326,9 @@ def fit(
         exact = None
         if exact_posterior and asked is not None:
             rows, wanted = _counted(gp, data, options, asked)
-            exact = _exact_posterior(gp, data, options, priced_with_sites(gp, conditioning_plan(gp, rows, wanted)))
+            exact = _exact_posterior(
+                gp, data, options, priced_with_sites(gp, conditioning_plan(gp, rows, wanted, training=True))
+            )
         found = fit_as(gp, data, options, asked, exact=exact)
         found.report.events[:0] = odd
         return found
@@ -473,7 +475,8 @@ def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPos
     if gp.likelihood.has_sites or group.sum(torch.tensor(data.count)) == 0:
         return None
     rows, wanted = _counted(gp, data, options, None)
-    plan = searched_plan(gp, rows, wanted, conditioning_plan(gp, rows, wanted), options.settings.sites)
+    exact = conditioning_plan(gp, rows, wanted, training=True)
+    plan = searched_plan(gp, rows, wanted, exact, options.settings.sites)
     plan = agreed_plan(plan, group)
     return _exact_posterior(gp, data, options, plan) if plan.training == "full_scale" else None
 

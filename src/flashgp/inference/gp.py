@@ -25,12 +25,12 @@ from flashgp.foundations.transforms import refuse_transformed
 from flashgp.foundations.usual_names import usual_names_refused
 from flashgp.inference.approximate_products import MAKERS
 from flashgp.inference.approximation import approximation_of, approximation_of_read
-from flashgp.inference.choice import GRIDS
+from flashgp.inference.choice import GRIDS, PRODUCTS
 from flashgp.inference.exact.likelihood import SECOND_ORDER_ROWS, DirectSettings, evaluate_likelihood
 from flashgp.inference.exact.solve import LikelihoodRounding
 from flashgp.inference.extent import check_likelihood
 from flashgp.inference.fourier.planned import expected_sizes
-from flashgp.inference.fourier.product import fourier_products
+from flashgp.inference.fourier.product import expected_products, fourier_products
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.settings import ConditionSettings
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flashgp.solvers.contract import Step
 
 GRIDS["fourier"] = expected_sizes
+PRODUCTS["fourier"] = expected_products
 MAKERS["fourier"] = fourier_products
 _OF_MANY = (
     "pass all targets or points at once, y (*batch, n) or x (*batch, n, d), for a posterior of each; for gradients "

@@ -212,7 +212,7 @@ class ProductPrice:
     def all_pairs(self) -> float:
         """Seconds of an exact product of all pairs."""
         passes, made = solve_passes(self.n, self.plan.rank, WorkSettings())
-        return self.double * self.plan.seconds / (passes.middle + made)
+        return self.double * self.plan.seconds_by_pairs / (passes.middle + made)
 
     @property
     def seconds(self) -> float:

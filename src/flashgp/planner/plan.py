@@ -46,7 +46,7 @@ LATER: dict[str, Any] = {
     "conditionings": 1, "offers": [], "shared": None, "approximation": "", "inducing": 0, "block": 0,
     "neighbours": 0, "predicting": 0,
     "allocations": [], "predict_seconds": 0.0, "more_seconds": 0.0, "most_neighbours": 0, "sample_seconds": [0.0, 0.0],
-    "no_series": None,
+    "no_series": None, "pairs_seconds": 0.0,
 }  # fmt: skip
 HELD, LAYOUT, PASS, GRADIENT, FEW = "all of it", "choosing points", "a pass", "a gradient", "few rows"
 # One in so many inducing points is tried; so many neighbours a predicted point has at most, unless a block has more.
@@ -216,6 +216,8 @@ class Plan:
         most_neighbours: of an approximation, neighbours that a fit takes where these add much, (M-209): bytes are for
             them, 0 where it takes no more.
         no_series: reason that it is not one of Fourier series, where that was left to the library.
+        pairs_seconds: of exact inference, `seconds` if all pairs were met, where other products are expected to be
+            quicker; 0 elsewhere.
         sample_seconds: of an approximation, of a fit whose hyperparameters are those of a sample, (M-244): the least,
             and with all rows learned.
     """
@@ -262,6 +264,18 @@ class Plan:
     most_neighbours: int = 0
     sample_seconds: tuple[float, float] = (0.0, 0.0)
     no_series: NoSeries | None = None
+    pairs_seconds: float = 0.0
+
+    @property
+    def seconds_by_pairs(self) -> float:
+        """Seconds of conditioning once if products are of all pairs."""
+        return self.pairs_seconds or self.seconds
+
+    def with_products(self, seconds: float, note: str) -> "Plan":
+        """The plan with solves on other products than those of all pairs. Args: seconds, of conditioning."""
+        fits = {name: getattr(self, name) for name in ("fit_seconds", "fit_seconds_low", "fit_seconds_high")}
+        less = {name: max(seconds, one - self.seconds + seconds) for name, one in fits.items() if one}
+        return replace(self, seconds=seconds, pairs_seconds=self.seconds, notes=(*self.notes, note), **less)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -292,7 +306,8 @@ class Plan:
             return times * max(0.0, seconds - self.seconds) + last if seconds else 0.0
 
         return replace(
-            self, seconds=last, conditionings=conditionings, fit_step_seconds=times * once,
+            self, seconds=last, pairs_seconds=conditionings * self.pairs_seconds, conditionings=conditionings,
+            fit_step_seconds=times * once,
             fit_seconds=fit(self.fit_seconds), fit_seconds_low=fit(self.fit_seconds_low),
             fit_seconds_high=fit(self.fit_seconds_high), more_seconds=fit(self.more_seconds),
         )  # fmt: skip

@@ -151,3 +151,23 @@ def test_small_gains_are_left() -> None:
     assert found is None
     assert of_kind(events, EventKind.APPROXIMATE_PRODUCTS_DEARER)
     assert fourier_products(kernel, x, noise, replace(plan, seconds=1.0), Run()) == (None, [])
+
+
+def test_a_plan_expects_the_products_that_solves_run_on() -> None:
+    """(M-461): of uniform rows it says by how much they are quicker; limits and choices go by these seconds."""
+    n, gp = 50_000, _gp(k.Matern(nu=1.5, lengthscale=0.2), 0.01)
+    asked = {"n": n, "d": 3, "route": "recomputed", "device": "cpu"}
+    plan = fgp.plan(gp, **asked)
+    products, _ = fourier_products(gp.kernel, _rows(n, 3), torch.tensor([0.01], dtype=F64), plan, Run())
+    assert products is not None
+    assert plan.pairs_seconds / plan.seconds == pytest.approx(products.event.fields["gain"], rel=0.2)
+    assert plan.fit_seconds > plan.seconds
+    assert plan.notes[-1].startswith("products by Fourier series are expected")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.repeated(3, 2.0).seconds_by_pairs == 3 * plan.seconds_by_pairs
+    for other in (
+        fgp.plan(gp, **asked, ranks=2), fgp.plan(gp, **asked, deterministic=True), fgp.plan(gp, **asked | {"n": 5000}),
+        fgp.plan(_gp(k.Matern(nu=1.5, lengthscale=0.2) + k.Linear(), 0.01), **asked),
+    ):  # fmt: skip
+        assert other.pairs_seconds == 0.0
+        assert other.seconds_by_pairs == other.seconds

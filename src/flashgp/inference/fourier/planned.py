@@ -107,9 +107,17 @@ def expected_grid(
 
     Raises: NoGridError. Cost: milliseconds, of several grids some tens.
     """
-    kernel, d = copy.deepcopy(prior.kernel), rows.d
-    search, by_sites = training if search is None else search, not prior.likelihood.has_sites
-    solves = FourierSettings.of(prior.likelihood).solves
+    solves, search = FourierSettings.of(prior.likelihood).solves, training if search is None else search
+    kernel, high, noise = assumed(prior, rows, settings, training=training)
+    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, solves.dense, search=search)
+
+
+@torch.no_grad()
+def assumed(
+    prior: Prior, rows: RowCounts, settings: ExpectedSettings, *, training: bool
+) -> tuple[Kernel, Tensor, float]:
+    """The covariance function that rows are expected to have, their ranges (d,), and their noise variance."""
+    kernel, d, by_sites = copy.deepcopy(prior.kernel), rows.d, not prior.likelihood.has_sites
     noise = (settings.site_noise if by_sites else settings.noise) * prior_variance(kernel, d)
     known = prior.likelihood.additive_noise(torch.device("cpu"))
     if not training and known is not None and known.numel():
@@ -120,8 +128,7 @@ def expected_grid(
         ranges = [max(one, torch.finfo(F64).tiny) for one in rows.extent]
         if training:
             _assume(kernel, ranges, settings.lengthscales)
-    high = torch.tensor(ranges, dtype=F64)
-    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, solves.dense, search=search)
+    return kernel, torch.tensor(ranges, dtype=F64), noise
 
 
 def sizes_of(grid: Series, rows: int = 1, passes: int = 0, solves: SolveSettings | None = None) -> GridSizes:

@@ -18,6 +18,7 @@ from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.fourier.grid import Grid, library, transform
+from flashgp.inference.fourier.planned import ExpectedSettings, assumed, unfit
 from flashgp.inference.fourier.spectrum import (
     MOST_COLUMNS,
     GridSettings,
@@ -29,6 +30,8 @@ from flashgp.inference.fourier.spectrum import (
     product_grid,
 )
 from flashgp.inference.fourier.split import Split, matern_of, split_coefficients, split_grid
+from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.kernels.base import Kernel
 from flashgp.operators.covariance import CovarianceOperator
@@ -36,10 +39,12 @@ from flashgp.pairwise.cpu.backend import cpu_tiles_missing
 from flashgp.pairwise.cpu.near_sums import NearSums
 from flashgp.planner.fourier_price import ProductPrice, SplitPrice
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.solvers.iterative.refinement import RefinementSettings
 from flashgp.solvers.preconditioners.full_scale import making_bytes
 
 OVERSAMPLED = 1.5  # lags for each frequency
+EXPECTED_ROWS = 2000  # by which a plan counts near pairs
 LOW_RANK_BUFFERS = 2  # of rows by rank, while the low rank of a preconditioner is made
 F64 = torch.float64
 
@@ -183,7 +188,7 @@ def fourier_products(
     """Products for the solves of a plan by all pairs, where these take long and the others at least `min_gain` less;
     with events: the choice, or why there are none. Args: x (n, d) distinct rows; noise, variances, (n,) or (1,)."""
     settings = settings or ProductSettings()
-    if plan.route != "recomputed" or plan.seconds < settings.min_seconds:
+    if plan.route != "recomputed" or plan.seconds_by_pairs < settings.min_seconds:
         return None, []
     try:
         return _chosen(kernel, x, noise, plan, run, settings)
@@ -194,13 +199,36 @@ def fourier_products(
     return None, [Event(EventKind.APPROXIMATE_PRODUCTS_REFUSED, why=why)]
 
 
+@torch.no_grad()
+def expected_products(prior: Prior, rows: RowCounts, plan: Plan, asked: PlanSettings, *, training: bool) -> Plan:
+    """A plan of solves by all pairs, priced as `fourier_products` chooses where rows are uniform. Args: training,
+    whether a fit finds the parameters, (M-461). Cost: tenths of a second."""
+    settings = ProductSettings()
+    if plan.route != "recomputed" or plan.seconds < settings.min_seconds or unfit(prior, rows.d) is not None:
+        return plan
+    kernel, high, noise = assumed(prior, rows, ExpectedSettings(), training=training)
+    if plan.device != "cpu" or asked.deterministic or plan.shared is not None or not noise > 0.0:
+        return plan
+    generator = torch.Generator().manual_seed(settings.split.seed)
+    x = high * torch.rand(EXPECTED_ROWS, rows.d, generator=generator, dtype=F64)
+    try:
+        *_, (seconds, _, _) = _quickest(_Job(kernel, x, plan.distinct, noise, plan, Run(), settings))
+    except (NoGridError, BackendUnavailableError):
+        return plan
+    gain = plan.seconds / seconds
+    note = f"products by Fourier series are expected: about {gain:.1f} times quicker than by all pairs"
+    return plan if gain < settings.min_gain else plan.with_products(seconds, note)
+
+
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """What products are chosen for. Fields: kernel; x (n, d); least, of the noise; plan; run; settings; taken, bytes of
-    exact products; beside, bytes of a solve that are there anyway; free, bytes that others leave."""
+    """What products are chosen for. Fields: kernel; x, of n rows or some of them; least, of the noise; plan; run;
+    settings; taken, bytes of exact products; beside, bytes of a solve that are there anyway; free, bytes that others
+    leave."""
 
     kernel: Kernel
     x: Tensor
+    n: int
     least: float
     plan: Plan
     run: Run
@@ -209,7 +237,7 @@ class _Job:
 
     @property
     def beside(self) -> int:
-        n, solves = len(self.x), RefinementSettings().solves
+        n, solves = self.n, RefinementSettings().solves
         rank = min(self.plan.rank, solves.low_rank.max_rank)
         making = making_bytes(n, rank, solves.full_scale[0])
         return max(LOW_RANK_BUFFERS * 8 * n * rank, making) + 8 * n * self.settings.row_numbers
@@ -230,33 +258,21 @@ class _Parts:
     bytes: int
 
 
+_Choice = tuple[float, ProductPrice, Grid | _Parts]  # seconds; their price; products
+
+
 def _chosen(
     kernel: Kernel, x: Tensor, noise: Tensor, plan: Plan, run: Run, settings: ProductSettings
 ) -> tuple[FourierProducts | None, list[Event]]:
     """Raises: NoGridError, BackendUnavailableError."""
-    (n, d), least = x.shape, float(noise.min())
+    d, least = x.shape[1], float(noise.min())
     if x.device.type != "cpu" or run.deterministic or run.group.size > 1 or not least > 0.0:
         raise NoGridError(
             "by Fourier series are for one process on a CPU, rows with noise, and without deterministic=True"
         )
-    if why := obstacle(kernel, d):
-        raise NoGridError(why.text)
-    if (columns := len(columns_of(kernel, d))) > MOST_COLUMNS:
-        raise NoGridError(f"by Fourier series are for up to {MOST_COLUMNS} columns in all, got {columns}")
-    library()
-    wanted = run.tolerance * math.sqrt(least / (n * prior_variance(kernel, d)))
-    job = _Job(kernel, x, least, plan, run, settings)
-    base = ProductPrice(plan, n, len(columns_of(kernel, d)), 0, settings.shares[0], wanted)
-    finer = _exact_parts(job, base)
-    if finer is not None:
-        base, job = replace(base, exact=finer.price.seconds), replace(job, taken=finer.bytes)
-    seconds, price, found = min(_choices(job, base), key=lambda choice: choice[0])
+    job, base, finer, (seconds, price, found) = _quickest(_Job(kernel, x, len(x), least, plan, run, settings))
     grid = found if isinstance(found, Grid) else found.grid
-    needed = found.bytes if isinstance(found, _Parts) else settings.number_bytes * grid.size
-    if needed > job.free:
-        total, free = (readable_bytes(one) for one in (needed + job.beside + job.taken, plan.available_bytes))
-        raise NoGridError(f"by Fourier series of {grid.size:,} frequencies need {total}, with {free} available")
-    gain = plan.seconds / seconds
+    gain = plan.seconds_by_pairs / seconds
     if gain < settings.min_gain:
         fields = {"frequencies": grid.size, "gain": gain, "least": settings.min_gain}
         return None, [Event(EventKind.APPROXIMATE_PRODUCTS_DEARER, **fields)]
@@ -275,9 +291,33 @@ def _chosen(
     return FourierProducts(grid, products, left_out, settings.relative * price.contraction, exact, event), said
 
 
-def _choices(job: _Job, base: ProductPrice) -> list[tuple[float, ProductPrice, Grid | _Parts]]:
+def _quickest(job: _Job) -> tuple[_Job, ProductPrice, _Parts | None, _Choice]:
+    """The job with exact products, None for those of all pairs; their price; and approximate ones beside them. Raises:
+    NoGridError, BackendUnavailableError."""
+    kernel, settings, d = job.kernel, job.settings, job.x.shape[1]
+    if why := obstacle(kernel, d):
+        raise NoGridError(why.text)
+    if (columns := len(columns_of(kernel, d))) > MOST_COLUMNS:
+        raise NoGridError(f"by Fourier series are for up to {MOST_COLUMNS} columns in all, got {columns}")
+    library()
+    wanted = job.run.tolerance * math.sqrt(job.least / (job.n * prior_variance(kernel, d)))
+    base = ProductPrice(job.plan, job.n, columns, 0, settings.shares[0], wanted)
+    finer = _exact_parts(job, base)
+    if finer is not None:
+        base, job = replace(base, exact=finer.price.seconds), replace(job, taken=finer.bytes)
+    choice = min(_choices(job, base), key=lambda one: one[0])
+    found = choice[2]
+    grid = found if isinstance(found, Grid) else found.grid
+    needed = found.bytes if isinstance(found, _Parts) else settings.number_bytes * grid.size
+    if needed > job.free:
+        total, free = (readable_bytes(one) for one in (needed + job.beside + job.taken, job.plan.available_bytes))
+        raise NoGridError(f"by Fourier series of {grid.size:,} frequencies need {total}, with {free} available")
+    return job, base, finer, choice
+
+
+def _choices(job: _Job, base: ProductPrice) -> list[_Choice]:
     """Products near K and their prices. Raises: NoGridError."""
-    settings, choices = job.settings, list[tuple[float, ProductPrice, Grid | _Parts]]()
+    settings, choices = job.settings, list[_Choice]()
     low, high = job.x.amin(0), job.x.amax(0)
     for parts in _parts(job, settings.split.single * job.least / math.sqrt(base.n), job.free):
         share, product = settings.split.single, parts.price.coarse_seconds
@@ -331,10 +371,10 @@ def _parts(job: _Job, error: float, room: int) -> list[_Parts]:
             break
         grid = split_grid(split, columns, corners, scales, error)
         numbers = math.prod(grid.shape)
-        needed = settings.number_bytes * numbers + 8 * settings.row_numbers * len(points)
-        share = float((counted < radius).double().mean())
+        needed = settings.number_bytes * numbers + 8 * settings.row_numbers * job.n
+        share = int((counted < radius).count_nonzero()) / counted.numel()
         if needed <= room:
-            price = SplitPrice(len(points), len(columns), numbers, share)
+            price = SplitPrice(job.n, len(columns), numbers, share)
             found.append(_Parts(split, grid, error, price, needed))
     return found
 

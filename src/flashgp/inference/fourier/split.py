@@ -10,7 +10,7 @@ the window.
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy
 import torch
@@ -195,6 +195,7 @@ def _window(t: Tensor, band: float) -> Tensor:
     return torch.special.i0e(z) * torch.exp(z - band)
 
 
+@cache
 def _legendre() -> tuple[Tensor, Tensor]:
     points, weights = numpy.polynomial.legendre.leggauss(NODES)
     return torch.from_numpy(points), torch.from_numpy(weights)
