@@ -390,8 +390,8 @@ class Posterior:
         report has how far q(f) has moved from theirs, `refine` and conditioning again look for all of them anew.
 
         Args:
-            x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat. Of inducing points alone,
-                without y, also rows that are read, as `fgp.fit` takes them: one pass.
+            x: (k, d), as `gp.condition` takes it, joined to the rows there are by torch.cat. Of inducing points
+                alone and Fourier series, without y, also rows that are read, as `fgp.fit` takes them: one pass.
             y: (k,) or (k, outputs), likewise.
             row_variance: (k,), where the rows before have variances of their own; of rows that are read the third of a
                 batch.

@@ -244,7 +244,9 @@ def test_a_fit_of_rows_that_are_read_is_that_of_held_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["held", "read"])
-@pytest.mark.parametrize("likelihood", [l.Bernoulli(), l.Poisson(exposure=COUNTS)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "likelihood", [l.Bernoulli(), l.Poisson(exposure=COUNTS), l.Poisson(row_weight=COUNTS)], ids=lambda one: one.name
+)
 def test_rows_that_join_are_as_if_they_had_been_there(likelihood: Likelihood, kind: str, tmp_path: Path) -> None:
     """(M-444): to second order in how far q(f) moves; nothing where they say next to nothing."""
     x, f, at = _table()
@@ -272,7 +274,9 @@ def test_rows_that_join_are_as_if_they_had_been_there(likelihood: Likelihood, ki
     if kind == "held":
         again = after.append(x[:1], y[:1], **{name: each[:1] for name, each in numbers.items()})
         assert len(again.x) == len(again.state.held.numbers["site_variance"]) == N + 1
-    if numbers:
+    read = before.append(_batches(x[~few], y[~few], more))
+    torch.testing.assert_close(read.predict(at).mean, one.mean)
+    if "exposure" in numbers:
         with pytest.raises(DomainError, match="`exposure`"):
             before.append(x[~few], y[~few])
 

@@ -31,7 +31,7 @@ def new_rows(state: StateOfPasses, x: Any, y: Any, numbers: Mapping[str, Any]) -
             raise DomainError(
                 f"`{name}` must come in the batches of rows that are read, got it beside them; leave it out"
             )
-        return named(source_of(x), prior)
+        return named(source_of(x), prior.with_likelihood(likelihood))
     if state.held is None:
         numbers = likelihood.read(numbers, "")
         prior = prior.with_likelihood(likelihood.with_rows(**numbers))
