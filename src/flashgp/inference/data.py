@@ -73,7 +73,7 @@ class Data:
         """Sizes of the data, which plans are made for."""
         x, extent = self.x, None
         if x.dim() == 2 and len(x):
-            extent = tuple((x.amax(0) - x.amin(0)).double().tolist())
+            extent = tuple((x.amax(0).double() - x.amin(0).double()).tolist())
         return RowCounts(
             self.count, x.shape[-1], self.distinct, x.shape[:-2].numel(), extent=extent, complete=self.cells is None
         )

@@ -274,10 +274,10 @@ def fit(
             own, some with none: `torch.distributed.group.WORLD` under torchrun. All get the same answer, that of all
             rows, and an error of one is raised by all, Ctrl-C too. Files that are read are named alike on every rank,
             which then reads a part. Exact inference keeps all of x and y on every rank and shares what takes longer
-            (`GP.condition`), "full_scale" likewise; inducing points sum over rows, and their posterior is one of rows
-            that were read. With "auto" rank 0 decides for all. The first rank to pass time_limit stops all ranks. Rank
-            0 shows warnings that all ranks have, at the end. `flashgp.processes.Group.of` says how long ranks wait for
-            each other, 10 minutes unless told.
+            (`GP.condition`), "full_scale" likewise; inducing points and Fourier series sum over rows, and their
+            posterior is one of rows that were read. With "auto" rank 0 decides for all. The first rank to pass
+            time_limit stops all ranks. Rank 0 shows warnings that all ranks have, at the end.
+            `flashgp.processes.Group.of` says how long ranks wait for each other, 10 minutes unless told.
 
     Returns:
         Fit. Ctrl-C and the time limit return the best so far, with `interrupted`: after Ctrl-C the posterior is of as
@@ -376,7 +376,9 @@ def fit_as(
         refuse_exact_fit(options)
         counted, wanted = _counted(gp, rows, options, asked)
         wanted, limit = replace(wanted, factored=not gp.likelihood.has_sites), options.run.deadline.limit
-        instead_of_series = of_first(group, Approximation("auto"), lambda: beside_series(gp, counted, wanted, limit))
+        instead_of_series = of_first(
+            group, Approximation("auto", series=False), lambda: beside_series(gp, counted, wanted, limit)
+        )
     if asked is None and exact is None and isinstance(rows, Data):
         exact = _searched_by_full_scale(gp, rows, options)
         if exact is not None:

@@ -177,7 +177,7 @@ def plan(
     Raises:
         MemoryBudgetError: with the bytes needed and the cheapest plan that fits.
         DomainError: for arguments that do not go together, or values that are none.
-    Cost: a few milliseconds, and some forty plans more with a limit.
+    Cost: a few milliseconds, a second where solves may run on Fourier series; some forty plans more with a limit.
 
     Example:
         >>> gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
@@ -258,6 +258,8 @@ def _with_largest_fit(
 
     def plan_of(n: int) -> Plan:
         plan = plan_conditioning(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
+        if made.pairs_seconds and plan.route == made.route:  # as much quicker as of this many
+            plan = plan.with_products(plan.seconds * made.seconds / made.pairs_seconds)
         return searched_plan(prior, replace(rows, n=n, distinct=plan.distinct), fixed, plan)
 
     notes = made.notes
@@ -334,7 +336,7 @@ def _route_now(prior: Prior, rows: RowCounts, settings: PlanSettings) -> str:
     """The route that conditioning takes on this machine now; where nothing fits, that of the least memory."""
     free = PlanSettings(device=settings.device, profile=settings.profile, deterministic=settings.deterministic)
     try:
-        return conditioning_plan(prior, rows, free).route
+        return plan_conditioning(conditioning_problem(prior, rows, free), free).route
     except MemoryBudgetError:
         return "recomputed"
 

@@ -11,11 +11,14 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.choice import conditioning_plan
 from flashgp.inference.fourier.product import ProductSettings, SplitSettings, fourier_products
 from flashgp.inference.fourier.spectrum import GridSettings, product_grid
+from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.run import Run
 from flashgp.planner.fourier_price import ProductPrice
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import PlanSettings
 from flashgp.solvers.iterative.refinement import RefinementSettings
 from flashgp.solvers.preconditioners.full_scale import making_bytes
 
@@ -164,10 +167,20 @@ def test_a_plan_expects_the_products_that_solves_run_on() -> None:
     assert plan.fit_seconds > plan.seconds
     assert plan.notes[-1].startswith("products by Fourier series are expected")
     assert Plan.from_json(plan.to_json()) == plan
-    assert plan.repeated(3, 2.0).seconds_by_pairs == 3 * plan.seconds_by_pairs
+    by_pairs = replace(
+        plan, seconds=plan.pairs_seconds, fit_seconds=plan.fit_seconds + plan.pairs_seconds - plan.seconds
+    )
+    some, all_pairs = plan.repeated(3, 2.0), replace(by_pairs, pairs_seconds=0.0).repeated(3, 2.0)  # which sites take
+    assert some.seconds_by_pairs == all_pairs.seconds
+    assert some.fit_seconds - some.seconds == pytest.approx(all_pairs.fit_seconds - all_pairs.seconds)
+    limited = fgp.plan(gp, **asked, time_limit=1.01 * plan.fit_seconds).largest_fit
+    assert limited is not None
+    assert limited.rows >= n
     for other in (
         fgp.plan(gp, **asked, ranks=2), fgp.plan(gp, **asked, deterministic=True), fgp.plan(gp, **asked | {"n": 5000}),
         fgp.plan(_gp(k.Matern(nu=1.5, lengthscale=0.2) + k.Linear(), 0.01), **asked),
     ):  # fmt: skip
         assert other.pairs_seconds == 0.0
         assert other.seconds_by_pairs == other.seconds
+    far = RowCounts(n, 3, extent=(math.inf, 1.0, 1.0))  # which is refused where rows are looked at
+    assert conditioning_plan(gp, far, PlanSettings(route="recomputed", device="cpu")).pairs_seconds == 0.0

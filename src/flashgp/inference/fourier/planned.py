@@ -109,19 +109,20 @@ def expected_grid(
     """
     solves, search = FourierSettings.of(prior.likelihood).solves, training if search is None else search
     kernel, high, noise = assumed(prior, rows, settings, training=training)
-    return grid_of(kernel, torch.zeros_like(high), high, noise, settings.grid, solves.dense, search=search)
+    level = float(noise.mean())
+    return grid_of(kernel, torch.zeros_like(high), high, level, settings.grid, solves.dense, search=search)
 
 
 @torch.no_grad()
 def assumed(
     prior: Prior, rows: RowCounts, settings: ExpectedSettings, *, training: bool
-) -> tuple[Kernel, Tensor, float]:
-    """The covariance function that rows are expected to have, their ranges (d,), and their noise variance."""
+) -> tuple[Kernel, Tensor, Tensor]:
+    """The covariance function that rows are expected to have, their ranges (d,), and noise variances, one or more."""
     kernel, d, by_sites = copy.deepcopy(prior.kernel), rows.d, not prior.likelihood.has_sites
-    noise = (settings.site_noise if by_sites else settings.noise) * prior_variance(kernel, d)
+    noise = torch.tensor([(settings.site_noise if by_sites else settings.noise) * prior_variance(kernel, d)], dtype=F64)
     known = prior.likelihood.additive_noise(torch.device("cpu"))
     if not training and known is not None and known.numel():
-        noise = float(known.double().mean())
+        noise = known.detach().double()
     if rows.extent is None:
         ranges = [_range(kernel, column, d, settings) for column in range(d)]
     else:
