@@ -8,11 +8,18 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
+from clocks import Clock
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.events import EventKind, of_kind
+from flashgp.inference.approximation import Approximation
 from flashgp.inference.data import Data
+from flashgp.inference.fit import fit_as
 from flashgp.inference.over_ranks import counts_over
+from flashgp.inference.run import Run
+from flashgp.inference.training.options import FitOptions
 from flashgp.processes.group import Group
 from flashgp.processes.shares import Shares
+from flashgp.sources.source import source_of
 from processes import fourier_jobs
 from processes.condition_jobs import case, model, table
 from processes.full_scale_jobs import FEW, here, quiet
@@ -100,11 +107,10 @@ def left(process_group: Any, counts: tuple[int, ...], read: bool) -> tuple[list[
     x = x[here(process_group, counts)]
     rows = (x, (8.0 * x[:, 0]).sin().abs())
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5))
-    asked: dict[str, Any] = {"approximation": "auto", "time_limit": 3.0} if read else {"approximation": "fourier"}
-    fit = fgp.fit(
-        gp, *(([rows] * bool(len(x)),) if read else rows), progress=False, starts=1, settings=fourier_jobs.FEW,
-        group=process_group, **asked,
-    )  # fmt: skip
+    run = Run(group=Group.of(process_group), deadline=Deadline(3.0, 3.0, Clock(0.03)) if read else NO_DEADLINE)
+    options = FitOptions(1, run=run, settings=fourier_jobs.FEW)
+    source = source_of([rows] * bool(len(x))) if read else Data.of(gp, *rows)
+    fit = fit_as(gp, source, options, Approximation("auto" if read else "fourier"))
     told = [str(event.fields["taken"]) for event in of_kind(fit.report.events, EventKind.SERIES_LEFT)]
     return [*told, fit.report.plan.approximation], fit.posterior.predict(
         torch.linspace(0.0, 1.0, 9)[:, None]

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.deadline import NO_DEADLINE
+from clocks import Clock
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.events import ApproximationReason, Event, EventKind, NoSeries, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import decided_of_read
+from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.fit import fit_as
 from flashgp.inference.fourier.condition import grid_for
 from flashgp.inference.fourier.fit import FourierFit
 from flashgp.inference.fourier.objective import FourierLogJoint
@@ -24,6 +27,7 @@ from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.sums import WeightPosterior
 from flashgp.inference.fourier.system import SolveSettings
 from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.run import Run
 from flashgp.inference.streamed.rows import numbers_to_rows, prior_of_rows, survey_of
 from flashgp.inference.training.checkpoint import EvaluationLog
 from flashgp.inference.training.fit import EngineLeft
@@ -131,11 +135,10 @@ def test_the_time_limit_of_a_fit_is_not_that_of_later_questions() -> None:
 
 def test_auto_leaves_series_where_the_sample_says_that_they_are_slow() -> None:
     """Little noise takes many more frequencies than were planned: full scale goes on from where the first rows are."""
-    x = _rows(2500, 2)[0]
-    fit = fgp.fit(
-        fgp.GP(1.0 * k.Matern(nu=1.5)), x, (8.0 * x[:, 0]).sin().abs() + x[:, 1], approximation="auto", progress=False,
-        starts=1, time_limit=2.0,
-    )  # fmt: skip
+    x, gp = _rows(2500, 2)[0], fgp.GP(1.0 * k.Matern(nu=1.5))
+    data = Data.of(gp, x, (8.0 * x[:, 0]).sin().abs() + x[:, 1])
+    run = Run(deadline=Deadline(2.0, 2.0, Clock(0.03)))  # too little for an exact plan
+    fit = fit_as(gp, data, FitOptions(1, max_iterations=3, run=run), Approximation("auto"))
     (event,) = of_kind(fit.report.events, EventKind.SERIES_LEFT)
     assert event.fields["seconds"] > event.fields["other_seconds"]
 
