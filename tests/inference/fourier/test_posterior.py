@@ -148,6 +148,8 @@ def test_rows_join_with_numbers_of_their_own(before: str, more: bool) -> None:
     assert len(ours.x) == 400
     torch.testing.assert_close(ours.predict(x).mean, exact.mean, rtol=0.0, atol=1e-4)
     torch.testing.assert_close(ours.predict(x).variance, exact.variance, rtol=1e-2, atol=0.0)
+    with pytest.raises(fgp.DomainError, match=f"`{before}` must come in the batches"):
+        ours.append([(x, y, known)], None, **{before: known})
 
 
 def test_repeated_rows_count_as_often_as_their_variance_says() -> None:
