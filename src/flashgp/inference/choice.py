@@ -64,7 +64,7 @@ def conditioning_plan(prior: Prior, rows: RowCounts, settings: PlanSettings, *, 
     """
     try:
         plan = plan_conditioning(conditioning_problem(prior, rows, settings), settings)
-        return plan if settings.ranks > 1 else PRODUCTS["fourier"](prior, rows, plan, settings, training=training)
+        return PRODUCTS["fourier"](prior, rows, plan, settings, training=training)
     except MemoryBudgetError as error:
         if settings.factored or settings.route is not None:
             raise

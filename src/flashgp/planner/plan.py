@@ -275,7 +275,7 @@ class Plan:
         """The plan with solves on other products than those of all pairs. Args: seconds, of conditioning."""
         note = (
             f"products by Fourier series are expected in place of these passes, about {self.seconds / seconds:.1f} "
-            "times quicker; what is not chosen is priced without"
+            "times quicker; what is not chosen is priced, and compared, without"
         )
         fits = {name: getattr(self, name) for name in ("fit_seconds", "fit_seconds_low", "fit_seconds_high")}
         less = {name: max(seconds, one - self.seconds + seconds) for name, one in fits.items() if one}

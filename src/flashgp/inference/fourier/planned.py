@@ -108,13 +108,13 @@ def expected_grid(
     Raises: NoGridError. Cost: milliseconds, of several grids some tens.
     """
     solves, search = FourierSettings.of(prior.likelihood).solves, training if search is None else search
-    kernel, high, noise = assumed(prior, rows, settings, training=training)
+    kernel, high, noise = expected_model(prior, rows, settings, training=training)
     level = float(noise.mean())
     return grid_of(kernel, torch.zeros_like(high), high, level, settings.grid, solves.dense, search=search)
 
 
 @torch.no_grad()
-def assumed(
+def expected_model(
     prior: Prior, rows: RowCounts, settings: ExpectedSettings, *, training: bool
 ) -> tuple[Kernel, Tensor, Tensor]:
     """The covariance function that rows are expected to have, their ranges (d,), and noise variances, one or more."""

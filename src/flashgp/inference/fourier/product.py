@@ -18,7 +18,7 @@ from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.inference.fourier.grid import Grid, library, transform
-from flashgp.inference.fourier.planned import ExpectedSettings, assumed, unfit
+from flashgp.inference.fourier.planned import ExpectedSettings, expected_model, unfit
 from flashgp.inference.fourier.spectrum import (
     MOST_COLUMNS,
     GridSettings,
@@ -204,12 +204,12 @@ def expected_products(prior: Prior, rows: RowCounts, plan: Plan, asked: PlanSett
     """A plan of solves by all pairs, priced as `fourier_products` chooses where rows are uniform, (M-461), at the
     default tolerance. Args: training, whether a fit finds the parameters. Cost: tenths of a second."""
     settings = ProductSettings()
-    if plan.route != "recomputed" or plan.seconds < settings.min_seconds or unfit(prior, rows.d) is not None:
+    if plan.route != "recomputed" or plan.device != "cpu" or plan.seconds < settings.min_seconds:
         return plan
-    kernel, high, noises = assumed(prior, rows, ExpectedSettings(), training=training)
+    if asked.deterministic or plan.shared is not None or unfit(prior, rows.d) is not None:
+        return plan
+    kernel, high, noises = expected_model(prior, rows, ExpectedSettings(), training=training)
     least = float(noises.min())
-    if plan.device != "cpu" or asked.deterministic or plan.shared is not None:
-        return plan
     if not (least > 0.0 and high.isfinite().all()):
         return plan
     generator = torch.Generator().manual_seed(settings.split.seed)
