@@ -262,7 +262,8 @@ def test_rows_that_are_read_take_series_where_these_are_much_quicker() -> None:
     (event,) = of_kind(fit.report.events, EventKind.APPROXIMATION_CHOSEN)
     assert event.fields["reason"] == ApproximationReason.READ
     assert event.fields["fourier_seconds"] * 3.0 < event.fields["sparse_seconds"]
-    assert float(fit.posterior.log_marginal_likelihood()) == float(named.posterior.log_marginal_likelihood())
+    likelihood = named.posterior.log_marginal_likelihood()  # equal up to the order in which transforms add
+    torch.testing.assert_close(fit.posterior.log_marginal_likelihood(), likelihood, rtol=1e-9, atol=0.0)
     assert chosen == len(passes) - chosen
     assert of_kind(gp.condition([*rows] * 25).report.events, EventKind.FOURIER)  # of a million rows
     assert fit.verdict.explained.value > 0.5
