@@ -22,7 +22,7 @@ class Report:
         dtype: as text.
         iterations: of the solver.
         relative_residual: |r| / |rhs| in float64.
-        error_bound: of the mean, in units of y, eq. (M-37).
+        error_bound: of the mean, in units of y, eq. (M-37); of Fourier series measured beside another grid, (M-465).
         standard_error: of a sampled answer.
         jitter: added to the diagonal, absolute; a list in a batch.
         predicted_bytes: by the plan.

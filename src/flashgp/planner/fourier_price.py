@@ -54,16 +54,17 @@ class GridSizes:
 
     @property
     def transform_bytes(self) -> int:
-        """Of the grids of a transform."""
+        """Of the grids of a transform, and sums of a coarser grid."""
         of_two = max((numbers for _, numbers in self.beside.transforms), default=0) if self.beside else 0
-        return max(128 * self.frequencies * 2**self.columns, 32 * of_two)
+        return max(136 * self.frequencies * 2**self.columns, 32 * of_two)
 
 
 @dataclass(frozen=True)
 class FourierPrice(ApproximatePrice):
     """Fields: grid; iterations of a solve for one to three columns; block, rows of a preconditioner's factor;
     factor_flops, those of a factor with what is made of it, for each cube of its rows; seconds of a row in a pass, of
-    its site where iteration finds it, of a number of a grid in a product, and of an evaluation however small."""
+    its site where iteration finds it, of a number of a grid in a product, and of an evaluation however small; coarser,
+    work of the grid that measures the error, over that of the grid, (M-465)."""
 
     grid: GridSizes
     iterations: tuple[float, ...] = (40.0, 60.0, 150.0)
@@ -73,6 +74,7 @@ class FourierPrice(ApproximatePrice):
     site_seconds: float = 5e-6
     number_seconds: float = 4e-8
     least_seconds: float = 0.01
+    coarser: float = 0.8
 
     @property
     def padded(self) -> int:
@@ -135,8 +137,9 @@ class FourierPrice(ApproximatePrice):
 
     def condition(self) -> Cost:
         last, problem = self.settled, self.problem
-        sent = survey_wire(problem, self.work.sample_rows) + last.sums_wire
-        return Cost.of(2.0 * self.sums() + last.sites + last.solve(problem.outputs), sent)
+        both = 1.0 + self.coarser
+        sent = survey_wire(problem, self.work.sample_rows) + both * last.sums_wire
+        return Cost.of((1.0 + both) * self.sums() + last.sites + both * last.solve(problem.outputs), sent)
 
     def predict(self) -> float:
         functions = self.gemm(2.0 * self.grid.coordinates**2) if self.grid.beside else 0.0

@@ -7,7 +7,7 @@ import flashgp as fgp
 from flashgp.foundations.events import EventKind, NoSeries, of_kind
 from flashgp.inference.fourier.domain_basis import Domain
 from flashgp.inference.fourier.grids import BLOCK_NUMBERS, Grids, coordinates_of
-from flashgp.inference.fourier.spectrum import GridSettings, coefficients, grid_of, prior_variance
+from flashgp.inference.fourier.spectrum import GridSettings, coefficients, grid_of, left_out, prior_variance
 from flashgp.inference.fourier.sums import FourierSums
 from flashgp.kernels.base import terms
 from inference.fourier.additive import NOISE, D, apart, model, table
@@ -67,9 +67,9 @@ def test_answers_are_those_of_exact_inference() -> None:
     assert tail <= 1e-3 * NOISE
     grid, spectrum = post.state.grid, post.state.weights.system.spectrum
     each = zip(terms(apart()), grid.parts, grid.split(spectrum), strict=True)
-    tails = [prior_variance(term, D) - float(part.total(own)) for term, part, own in each]
-    assert min(tails) < 0.0  # by what repeats, which makes up for no other's
-    assert tail == pytest.approx(sum(max(0.0, one) for one in tails), rel=1e-6)
+    tails = [float(left_out(term, part, own, D).detach()) for term, part, own in each]
+    assert tail == pytest.approx(sum(tails), rel=1e-6)
+    assert min(tails) > 0.0
     found, known = post.predict(x_test), exact.predict(x_test)
     assert float((found.mean - known.mean).abs().max()) < tail**0.5
     assert float((found.variance - known.variance).abs().max()) < 2.0 * tail

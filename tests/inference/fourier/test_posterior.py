@@ -1,5 +1,6 @@
 """Posteriors by Fourier series beside exact ones, and laws of their sums."""
 
+import math
 import os
 import subprocess
 import sys
@@ -61,6 +62,43 @@ def test_answers_are_those_of_exact_inference(d: int, n: int, noise: float, leng
     assert abs(evidence) < n * tail / noise
     left, other = post.leave_one_out(), exact.leave_one_out()
     assert float((left.log_prob - other.log_prob).mean().abs()) < 2.0 * tail / noise
+
+
+MEANS = [  # d, rows, noise, lengthscale, nu, kind
+    (1, 200, 0.01, 0.2, 1.5, "gap"), (1, 300, 4e-4, 2.5, 2.5, "clusters"), (1, 400, 0.3, 0.3, math.inf, "all"),
+    (1, 400, 1e-5, 0.05, 2.5, "gap"), (2, 400, 0.05, 0.4, 2.5, "all"), (2, 300, 4e-6, 2.2, math.inf, "clusters"),
+    (2, 400, 8e-3, 0.2, 1.5, "twice"), (2, 400, 1e-3, 1.0, 2.5, "clusters"), (3, 300, 0.2, 0.8, 2.5, "all"),
+    (3, 150, 3e-3, 0.06, math.inf, "gap"), (3, 200, 1e-2, 1.9, 2.5, "twice"),
+]  # fmt: skip
+
+
+def test_means_are_within_the_bound() -> None:
+    """(M-465): of exact ones, between rows and close to them, whatever the rows are like; and the bound tells much."""
+    ratios = []
+    for d, n, noise, lengthscale, nu, kind in MEANS:
+        x, y = _rows(n, d, noise)
+        generator = torch.Generator().manual_seed(2)
+        if kind == "clusters":
+            x = (x[torch.randint(5, (n,), generator=generator)] + 0.05 * (x - 0.5)).clamp(0.0, 1.0)
+        x = x[x[:, 0] % 0.5 < 0.3] if kind == "gap" else x[torch.arange(n) // 2] if kind == "twice" else x
+        y = y[: len(x)]
+        low, high = x.amin(0), x.amax(0)
+        near = x + 0.3 * lengthscale * torch.randn(x.shape, generator=generator, dtype=F64)
+        x_test = torch.cat(
+            [low + (high - low) * torch.rand(200, d, generator=generator, dtype=F64), near.clamp(low, high)]
+        )
+        leaf = (
+            k.SquaredExponential(lengthscale=lengthscale) if nu == math.inf else k.Matern(nu, lengthscale=lengthscale)
+        )
+        gp = fgp.GP(1.2 * leaf, fgp.means.Constant(0.3), fgp.likelihoods.Gaussian(noise))
+        post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+        found = post.predict(x_test)
+        error, bound = float((found.mean - exact.predict(x_test).mean).abs().max()), post.report.error_bound
+        assert bound is not None
+        assert found.report.error_bound == bound
+        assert error <= bound, (d, n, noise, lengthscale, nu, kind)
+        ratios.append(bound / error)
+    assert sorted(ratios)[len(ratios) // 2] <= 30.0
 
 
 def test_what_a_grid_leaves_out_is_in_variances() -> None:
@@ -184,7 +222,7 @@ def test_a_time_limit_ends_solves_and_says_how_far_they_came() -> None:
         post = gp.condition(x, y, approximation="fourier", time_limit=1e-3)
     (event,) = of_kind(post.report.events, EventKind.FOURIER_UNFINISHED)
     assert event.fields["error"] > event.fields["asked"]
-    assert post.report.error_bound == pytest.approx(event.fields["error"] * (0.01 / 300) ** 0.5, rel=0.1)
+    assert post.report.error_bound is None  # nor was there time to measure what the grid leaves out
 
 
 def _with_little_factored(post: fgp.Posterior, windows: WindowSettings) -> fgp.Posterior:

@@ -14,7 +14,7 @@ from flashgp.inference.base_state import UPDATE
 from flashgp.inference.fourier.condition import goal_of
 from flashgp.inference.fourier.passes import SeriesValues
 from flashgp.inference.fourier.predictor import FourierPredictor
-from flashgp.inference.fourier.state import FourierState
+from flashgp.inference.fourier.state import FourierState, error_bound
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.site_methods import method_of
 from flashgp.inference.sites import Found, SiteSettings, prior_mean, settle_rows
@@ -64,9 +64,9 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         held.x, held.y = held.x.to(before.x), held.y.to(before.y)
     prior = prior if held is None else numbers_to_likelihood(prior, held)
     events = [event for event in state.report.events if event.stage != UPDATE]
-    spread = (state.noise_of_rows + state.tail) / weights.sums.count
+    bound = error_bound(weights, state.noise_of_rows + state.tail, state.grid_error)
     report = replace(
-        state.report, iterations=weights.solution.iterations, error_bound=weights.error * spread**0.5,
+        state.report, iterations=weights.solution.iterations, error_bound=bound,
         seconds=time.perf_counter() - began, events=[*events, online.event],
     )  # fmt: skip
     return replace(state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None)

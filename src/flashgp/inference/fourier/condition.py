@@ -22,11 +22,18 @@ from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.grid import PIECE, Grid, library
 from flashgp.inference.fourier.grids import Series, coordinates_of, series_of
 from flashgp.inference.fourier.local import windows_that_serve
-from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled
+from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled, sums_at
 from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
-from flashgp.inference.fourier.spectrum import NoGridError, grid_of
-from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
+from flashgp.inference.fourier.spectrum import NoGridError, coarser_grid, grid_of
+from flashgp.inference.fourier.state import (
+    DRAWN_SEED,
+    FourierSettings,
+    FourierState,
+    drawn_weights,
+    error_bound,
+    spectrum_of,
+)
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run, with_run
@@ -50,6 +57,10 @@ from flashgp.sources.survey import Survey
 
 ROUTE = "fourier"
 MOST_ERROR = 30.0  # times the tolerance, of means at any point, in standard deviations of f there
+MEASURED = 512  # rows, and as many points near them and anywhere, at which the error of a grid is measured
+MEASURED_SEED = 2**37
+CLOSER = 0.1  # times the error of a solve, that of the other grid, so that the difference has that of this solve too
+SAFE = 3.0  # times the difference of two grids, by which the mean of the finer is taken to be off
 ROOM = 3.0  # times the error that was asked for, up to which nothing is said but the report's bound
 
 
@@ -95,20 +106,21 @@ def with_sites(prior: Prior, x: Tensor, y: Tensor, asked: Approximation, run: Ru
 
 
 def grid_for(
-    prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False
-) -> Series:
+    prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False,
+    measured: Series | None = None,
+) -> Series:  # fmt: skip
     """The grid at the parameters that a prior has: of ranks rank 0's, as a last bit could decide a number of
-    frequencies. Args: noise, of rows; None for that of the sample's. Raises: DomainError, on every rank."""
+    frequencies. Args: noise, of rows, None for that of the sample's; measured, the grid whose error the one that is
+    wanted measures. Raises: DomainError, on every rank."""
+    low, high = survey.x_moments.low.cpu(), survey.x_moments.high.cpu()
 
     @torch.no_grad()
     def grid() -> Series:
         known = noise_of(prior, survey.sample) if noise is None else noise
         level = 1.0 / float((1.0 / known).mean())  # (M-449)
+        how = prior.kernel, low, high, level, settings.grid, settings.solves.dense
         try:
-            return grid_of(
-                prior.kernel, survey.x_moments.low.cpu(), survey.x_moments.high.cpu(), level,
-                settings.grid, settings.solves.dense, search=search,
-            )  # fmt: skip
+            return grid_of(*how, search=search) if measured is None else coarser_grid(*how, measured)
         except NoGridError as reason:
             raise DomainError(f"`approximation` {reason}") from None
 
@@ -176,6 +188,22 @@ def refuse_without_factor(prior: Prior, grid: Series, settings: FourierSettings)
         )
 
 
+def grid_error_of(weights: WeightPosterior, coarse: WeightPosterior, survey: Survey) -> float:
+    """Error of the mean by what a grid leaves out and repeats, in units of y: SAFE times the largest difference from
+    the mean of a grid that does more of both, (M-465), at rows, within a wave of them, and between their corners."""
+    grid, low, high = weights.sums.grid, survey.x_moments.low.cpu(), survey.x_moments.high.cpu()
+    x = survey.sample.x.double().cpu()
+    x, generator = x[:: max(1, len(x) // MEASURED)], torch.Generator().manual_seed(MEASURED_SEED)
+    anywhere, around = (torch.rand(len(x), len(low), generator=generator, dtype=torch.float64) for _ in range(2))
+    waves = torch.zeros_like(low, dtype=torch.float64)
+    for part in grid.parts:
+        waves[list(part.columns)] = torch.tensor(part.lengths, dtype=torch.float64) / torch.tensor(part.orders)
+    near = (x + (2.0 * around - 1.0) * waves).clamp(low, high)
+    points = torch.cat([x, near, low + (high - low) * anywhere])
+    one, other = (each.sums.grid.forward(points, each.system.root * each.solution.value) for each in (weights, coarse))
+    return SAFE * float((one - other).abs().max())
+
+
 @entered(lambda prior, survey, settings, *_, **__: settings.run.deterministic)
 @torch.no_grad()
 def condition_on(
@@ -207,11 +235,17 @@ def _state(
     grid = grid_for(prior, survey, options)
     check_memory(grid, settings.run.memory, options)
     spectrum, tail = spectrum_of(prior, grid, survey.width)
+    coarser = grid_for(prior, survey, options, measured=grid)
+    coarse_spectrum, coarse_tail = spectrum_of(prior, coarser, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     deadline = settings.run.deadline
     events, system = list[Event](), None
     if prior.likelihood.has_sites:
-        sums = FourierSums.of(grid, inputs_of(prior, survey, tail, deadline), outputs, group)
+        sums, coarse = FourierSums.none(grid, outputs), FourierSums.none(coarser, outputs)
+        for x, residual, variance in inputs_of(prior, survey, 0.0, deadline):
+            sums = sums.added(x, residual, variance + tail)
+            coarse = coarse.added(x, residual, variance + coarse_tail)
+        sums, coarse = sums.over(group), coarse.over(group)
     else:
         refuse_without_factor(prior, grid, options)
         steps = SiteSettings().of_posterior()
@@ -220,6 +254,7 @@ def _state(
         tolerance = steps.of_rows(enough, survey.count)
         events.append(steps_event(prior.likelihood, passes.steps, passes.moved, tolerance, deadline))
         sums, system = passes.sums.sums, passes.sums.system
+        coarse = sums_at(prior, survey, coarser, coarse_tail, passes.sums, deadline)
     least = float(noise_of(prior, survey.sample).min()) + tail
     system = system or sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
@@ -238,11 +273,15 @@ def _state(
         EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
         iterations=weights.solution.iterations or None,
     )]  # fmt: skip
-    error = weights.error * (least / max(1, sums.count)) ** 0.5
+    coarse_system = coarse.system(coarse_spectrum, options.solves, deadline)
+    coarse_weights = WeightPosterior.of(coarse, coarse_system, CLOSER * asked)
+    grid_error = None
+    if not group.number_of_first(coarse_weights.error > ROOM * asked):
+        grid_error = group.number_of_first(grid_error_of(weights, coarse_weights, survey))
     report = Report(
         route=ROUTE, backend="finufft", device="cpu", dtype="float64", iterations=weights.solution.iterations,
-        error_bound=error, seconds=time.perf_counter() - began, events=events, plan=plan,
-        peak_bytes=taken_bytes(sums, survey),
+        error_bound=error_bound(weights, least, grid_error), seconds=time.perf_counter() - began, events=events,
+        plan=plan, peak_bytes=taken_bytes(sums, survey),
     )  # fmt: skip
     if plan is not None:
         report.predicted_bytes, report.predicted_seconds = plan.peak_bytes, plan.seconds
@@ -266,6 +305,9 @@ def _state(
         drawn=drawn,
         corners=(survey.x_moments.low, survey.x_moments.high),
         ranks=group.size,
+        grid_error=grid_error,
     )
     report.events.append(state.lost.event)
+    if grid_error is not None and grid_error > least**0.5:  # more than noise: not what series are for
+        warn(str(report.events[-1]))
     return state

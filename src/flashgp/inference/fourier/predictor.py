@@ -37,7 +37,11 @@ class FourierPredictor(Predictor):
     def __init__(self, state: FourierState, *, deterministic: bool) -> None:
         self._state, self.deterministic = state, deterministic
         self.report = Report(
-            route=state.report.route, device="cpu", dtype="float64", events=[EVENT] if deterministic else []
+            route=state.report.route,
+            device="cpu",
+            dtype="float64",
+            error_bound=state.report.error_bound,
+            events=[EVENT] if deterministic else [],
         )
 
     @entered(lambda self, x: self.deterministic)

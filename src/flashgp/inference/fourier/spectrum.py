@@ -4,7 +4,9 @@ Made periodic over a box, k(r) ~ sum_j c_j exp(2 pi i nu_j . r), with c_j >= 0 i
 values at twice as many lags as there are frequencies. Two errors, both known before any row is seen, eq. (M-431):
 
     repeated    a term that decays comes again at r + L: k(L - range) at most; others have a period that divides L
-    left out    frequencies |j| > m: variance k(0) - sum_j c_j, which inference treats as noise, so that none is lost
+    left out    frequencies |j| > m: the variance of their c_j, which inference treats as noise, so that none is lost
+
+What both make of a posterior is measured by another grid that errs more, eq. (M-465).
 """
 
 import itertools
@@ -31,6 +33,7 @@ OVERSAMPLED = 2  # lags for each frequency
 LAGS = 2**14  # of a column, by which its spectrum is looked at
 FARTHEST = 1e4  # ranges, up to which decay is looked for
 STEPS = 400  # of distances there
+LEAST_REPEATED = 1e-12  # of its variance, about the accuracy of values
 F64 = torch.float64
 
 
@@ -41,7 +44,8 @@ class GridSettings:
     Fields: tail, of the noise variance, that each column leaves out at most, of one to three; least_tail, of the prior
     variance, below which nothing is asked for; finer, parts of the tail that are left out where B still has a factor of
     half of `finest` rows, or all, and searched, times the tail that a search without one leaves out; repeated, of its
-    variance, that a term may have where it comes again, with a factor of B and without;
+    variance, that a term may have where it comes again, with a factor of B and without, and repeated_noise, of the
+    noise variance, that it may have there at most;
     room, times that lengthscales may grow or shrink while a grid is kept; most_periods in a box; off_period, parts of a
     period by which a box of several may miss them; beyond, parts of the range by which points may lie outside it, of
     one to three columns.
@@ -53,10 +57,12 @@ class GridSettings:
     finest: int = 2500
     searched: float = 8.0
     repeated: tuple[float, float] = (1e-6, 1e-3)
+    repeated_noise: tuple[float, float] = (1e-4, 2e-2)
     room: float = 1.25
     most_periods: int = 4096
     off_period: float = 1e-3
     beyond: tuple[float, ...] = (0.25, 0.1, 0.05)
+    coarser: tuple[float, float] = (3.0, 10.0)
 
 
 class NoGridError(Exception):
@@ -201,10 +207,12 @@ def differentiable_variance(kernel: Kernel, d: int) -> Tensor:
 
 
 def left_out(kernel: Kernel, grid: Series, spectrum: Tensor, d: int) -> Tensor:
-    """The tail t, differentiable by the parameters: of each grid by itself, as what repeats on one, which may make its
-    own 0, is no variance that another leaves out."""
+    """The tail t, differentiable by the parameters: what the coefficients lack of k(0) with what repeats there."""
     if isinstance(grid, Grid):
-        return (differentiable_variance(kernel, d) - grid.total(spectrum)).clamp_min(0.0)
+        lags, each = torch.zeros(1, dtype=F64), zip(grid.columns, grid.lengths, strict=True)
+        zero = [(column, length, lags) for column, length in each]
+        whole = torch.stack([_folded(group, d, zero).reshape(()) for group in _groups(kernel, d)]).sum()
+        return (whole - grid.total(spectrum)).clamp_min(0.0)
     each = zip(by_columns(kernel, [part.columns for part in grid.parts], d), grid.parts, strict=True)
     tails = [
         left_out(own, part, c, d) for (own, part), c in zip(each, grid.split(spectrum), strict=True) if own is not None
@@ -227,7 +235,7 @@ def grid_of(
 
     Raises: NoGridError.
     """
-    room, (few, many) = settings.room if search else 1.0, settings.repeated
+    room, (few, many) = settings.room if search else 1.0, _repeated(kernel, len(low), noise, settings)
     few_rows = min(most, settings.finest)
     for share, part in [*(() if search else settings.finer), (1.0, 1.0)]:
         rows = int(part * few_rows)
@@ -280,7 +288,7 @@ def _grid(
     tail = max(settings.tail[len(columns) - 1] * noise, settings.least_tail * prior_variance(kernel, d))
     lengths, orders, reach = [], [], []
     for column in columns:
-        wide = max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs())))
+        wide = _wide(low, high, column)
         beyond = wide * settings.beyond[len(columns) - 1]
         reach.append(wide + 2.0 * beyond)
         lengths.append(_length(kernel, column, d, wide + beyond, settings, (room, repeated)))
@@ -291,6 +299,27 @@ def _grid(
 
 
 @torch.no_grad()
+def coarser_grid(
+    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, most: int, grid: Series
+) -> Series:
+    """A grid that leaves more out, and repeats more, than one that `grid_of` found, by some factors, (M-465)."""
+    d, (tail, repeated) = len(low), settings.coarser
+    repeated *= _repeated(kernel, d, noise, settings)[0 if coordinates_of(grid, most) else 1]
+    parts = list[Grid]()
+    for own, part in zip(by_columns(kernel, [part.columns for part in grid.parts], d), grid.parts, strict=True):
+        groups, lengths, orders = _groups(own or kernel, d), list[float](), list[int]()
+        for column, length, m in zip(part.columns, part.lengths, part.orders, strict=True):
+            wide = _wide(low, high, column) * (1.0 + settings.beyond[len(part.columns) - 1])
+            lengths.append(min(length, _length(own or kernel, column, d, wide, settings, (1.0, repeated))))
+            left = _left(groups, column, d, length)
+            enough = int((left > tail * left[min(m, len(left) - 1)]).sum())
+            orders.append(max(1, min(m - 1, math.ceil(min(m - 1, enough) * lengths[-1] / length))))
+        reach = tuple(min(pair) for pair in zip(part.reach, lengths, strict=True))
+        parts.append(Grid(part.columns, part.centre, tuple(lengths), tuple(orders), reach))
+    return series_of(parts)
+
+
+@torch.no_grad()
 def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, settings: GridSettings) -> Grid:
     """The grid for products between rows in a box, beyond which no coefficient is above `most`, (M-441).
 
@@ -298,7 +327,7 @@ def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, setting
     """
     d, groups = len(low), _groups(kernel, len(low))
     columns = columns_of(kernel, d)
-    wide = [max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs()))) for column in columns]
+    wide = [_wide(low, high, column) for column in columns]
     lengths = [
         _length(kernel, column, d, one, settings, (1.0, settings.repeated[1]))
         for column, one in zip(columns, wide, strict=True)
@@ -373,15 +402,32 @@ def _period(leaf: Kernel, column: int, d: int) -> float:
 
 def _order(groups: Sequence[Decaying], column: int, d: int, length: float, tail: float) -> int:
     """Frequencies to each side along a column that leave no more variance out. Raises: NoGridError."""
-    spectrum = along(groups, column, d, length)
-    left = 2.0 * spectrum[1:].flip(0).cumsum(0).flip(0)  # of frequencies from 1, 2, ... on
-    enough = (left <= tail).nonzero()
+    enough = (_left(groups, column, d, length) <= tail).nonzero()
     if not len(enough):
         raise NoGridError(
             f"by Fourier series needs frequencies up to {LAGS // 2:,} in column {column}, where more would be left out "
             'than the noise allows; pass "full_scale"'
         )
     return max(1, int(enough[0]))
+
+
+def _left(groups: Sequence[Decaying], column: int, d: int, length: float) -> Tensor:
+    """Variance of the frequencies along a column from 1, 2, ... on."""
+    return 2.0 * along(groups, column, d, length)[1:].flip(0).cumsum(0).flip(0)
+
+
+def _repeated(kernel: Kernel, d: int, noise: float, settings: GridSettings) -> tuple[float, float]:
+    """Of its variance what a term may have where it comes again, with a factor of B and without."""
+    few, many = (
+        min(most, share * noise / max(prior_variance(kernel, d), torch.finfo(F64).tiny))
+        for most, share in zip(settings.repeated, settings.repeated_noise, strict=True)
+    )
+    return max(few, LEAST_REPEATED), max(many, LEAST_REPEATED)
+
+
+def _wide(low: Tensor, high: Tensor, column: int) -> float:
+    """Range along a column."""
+    return max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs())))
 
 
 def along(groups: Sequence[Decaying], column: int, d: int, length: float) -> Tensor:

@@ -17,7 +17,7 @@ from flashgp.inference.fourier.grid import Grid
 from flashgp.inference.fourier.grids import Series, series_of
 from flashgp.inference.fourier.local import WindowSettings, near_variance
 from flashgp.inference.fourier.passes import SeriesValues
-from flashgp.inference.fourier.spectrum import GridSettings, coefficients, left_out, prior_variance
+from flashgp.inference.fourier.spectrum import GridSettings, coefficients, left_out
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
@@ -65,11 +65,13 @@ class Truncation:
     """Loss of Fourier series against exact inference: the variance of f that is treated as noise.
 
     Fields: tail, that variance; noise, the least of a row; nats, which the tail costs a row at most in predictive
-    density, log(1 + tail / noise) / 2; standard_error, 0.
+    density, log(1 + tail / noise) / 2; error, of the mean, in units of y, None where it is not
+    known; standard_error, 0.
     """
 
     tail: float
     noise: float
+    error: float | None = None
     standard_error: float = 0.0
 
     @property
@@ -78,7 +80,8 @@ class Truncation:
 
     @property
     def event(self) -> Event:
-        return Event(EventKind.FOURIER_TAIL, tail=self.tail, percent=100.0 * self.tail / self.noise, nats=self.nats)
+        percent = 100.0 * self.tail / self.noise
+        return Event(EventKind.FOURIER_TAIL, tail=self.tail, percent=percent, nats=self.nats, error=self.error)
 
     def __str__(self) -> str:
         return str(self.event)
@@ -98,7 +101,8 @@ class FourierState(StateOfPasses):
     float64; dtype, of x; report; run; held, the rows where the caller holds them, else None; settings; online, how many
     rows joined since conditioning; draws, B^-1/2 times normal vectors, where rows were read, else None;
     corners, least and largest numbers of each column of x; term of f that it is the state of, else None; ranks, of
-    which each has seen a part of the rows."""
+    which each has seen a part of the rows; grid_error, of the mean, as measured when the rows were conditioned on, None
+    where there was no time."""
 
     prior: Prior
     weights: WeightPosterior
@@ -114,6 +118,7 @@ class FourierState(StateOfPasses):
     corners: tuple[Tensor, Tensor] = (torch.zeros(0), torch.zeros(0))
     term: Term | None = None
     ranks: int = 1
+    grid_error: float | None = None
     factor: ClassVar[None] = None
     replicates: ClassVar[None] = None
     parts: ClassVar[tuple[()]] = ()
@@ -137,7 +142,7 @@ class FourierState(StateOfPasses):
     def of_term(self, prior: Prior) -> "FourierState":
         d, spectrum = self.sample.x.shape[-1], self.weights.system.spectrum
         part = coefficients(prior.kernel, self.grid, d) / self._of_terms.clamp_min(torch.finfo(F64).tiny)
-        tail = max(0.0, prior_variance(prior.kernel, d) - float(self.grid.total(part * spectrum)))
+        tail = float(left_out(prior.kernel, self.grid, part * spectrum, d))
         return replace(self, prior=prior, tail=tail, term=Term(self, part))
 
     @cached_property
@@ -251,7 +256,7 @@ class FourierState(StateOfPasses):
     # -- what is said of it ------------------------------------------------------------------------------------------
     @property
     def lost(self) -> Truncation:
-        return Truncation(self.tail, self.noise_of_rows)
+        return Truncation(self.tail, self.noise_of_rows, self.grid_error)
 
     @property
     def loss(self) -> str:
@@ -286,6 +291,8 @@ class FourierState(StateOfPasses):
         found |= {f"sample_{name}": each for name, each in sample.numbers.items()}
         if self.drawn is not None:
             found["drawn"] = _flat(self.drawn)
+        if self.grid_error is not None:
+            found["grid_error"] = torch.tensor([self.grid_error], dtype=F64)
         return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
 
     def numbers(self) -> dict[str, Any]:
@@ -341,9 +348,11 @@ def restore(
         held, dtype = Held(tensors["x"], tensors["y"], prior.likelihood.row_tensors), tensors["x"].dtype
     low, high = tensors["corners"]
     drawn = vectors("drawn") if "drawn" in tensors else None
+    error = float(tensors["grid_error"]) if "grid_error" in tensors else None
     return FourierState(
-        prior, weights, numbers["tail"], sample, dtype, report, run, held, settings, online, drawn, (low, high)
-    )
+        prior, weights, numbers["tail"], sample, dtype, report, run, held, settings, online, drawn, (low, high),
+        grid_error=error,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -379,6 +388,12 @@ def variance_at(
         return near[0]
     drawn = drawn_weights(weights, [(x, variance)], settings.draws, settings, seed + DRAWN_SEED)
     return weights.sums.grid.forward(x, system.root * drawn).square().mean(0)
+
+
+def error_bound(weights: WeightPosterior, least: float, grid_error: float | None) -> float | None:
+    """Of the mean, in units of y: of the solve, in root mean square over the rows, (M-434), and of the grid, (M-465).
+    Args: least, variance of a row, noise and tail."""
+    return None if grid_error is None else weights.error * (least / max(1, weights.sums.count)) ** 0.5 + grid_error
 
 
 @torch.no_grad()

@@ -67,8 +67,8 @@ class FourierSums:
         if group.size == 1:
             return self
         own = self.entries
-        entries, projected, squares, numbers = sum_together(group, [
-            torch.view_as_real(own) if own.is_complex() else own, torch.view_as_real(self.projected), self.squares,
+        projected, entries, squares, numbers = sum_together(group, [  # complex ones lie at even places
+            torch.view_as_real(self.projected), torch.view_as_real(own) if own.is_complex() else own, self.squares,
             torch.tensor([self.count, self.logs], dtype=F64),
         ])  # fmt: skip
         entries = torch.view_as_complex(entries) if own.is_complex() else entries
