@@ -57,7 +57,7 @@ COLUMNS = [
     {"key": "log_loss", "title": "log loss", "format": "fixed4"},
     {"key": "true_loss", "title": "of the truth", "format": "fixed4"},
     {"key": "mean_error", "title": "error of means, deviations", "format": "error"},
-    {"key": "bound_error", "title": "bound over error of means", "format": "error"},
+    {"key": "bound_error", "title": "bound over error of means", "format": "fixed2"},
     {"key": "variance_error", "title": "of variances", "format": "error"},
     {"key": "evidence_error", "title": "of log p(y), nats a row", "format": "error"},
     {"key": "target", "title": "to be reached", "format": "text"},
@@ -335,7 +335,7 @@ CLAIM = Claim("fourier", "claim_fourier", "Fourier series", COLUMNS, rows, line)
 def main(argv: Sequence[str] | None = None) -> int:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--sizes", nargs="+", type=int, default=[1_000_000, 10_000_000], metavar="ROWS")
-        parser.add_argument("--problems", type=int, default=40, metavar="COUNT")
+        parser.add_argument("--problems", type=int, default=50, metavar="COUNT")
 
     options = options_of(__doc__ or "", argv, CLAIM.name, more)
     if options.toy:

@@ -101,6 +101,13 @@ def test_means_are_within_the_bound() -> None:
     assert sorted(ratios)[len(ratios) // 2] <= 30.0
 
 
+def test_little_noise_lets_little_be_repeated() -> None:
+    """(M-431): a long lengthscale comes again at the other end of the box, which the tail does not tell."""
+    post = _gp(1, 1e-4, 2.0).condition(*_rows(300, 1, 1e-4), approximation="fourier")
+    assert post.report.error_bound is not None
+    assert post.report.error_bound <= 0.02 * 1e-4**0.5
+
+
 def test_what_a_grid_leaves_out_is_in_variances() -> None:
     """(M-435): rows of much noise take few frequencies, and tell little."""
     (x, y), x_test = _rows(50, 1, 1.0), _rows(20, 1, 1.0, 1)[0]
