@@ -209,8 +209,8 @@ def differentiable_variance(kernel: Kernel, d: int) -> Tensor:
 def left_out(kernel: Kernel, grid: Series, spectrum: Tensor, d: int) -> Tensor:
     """The tail t, differentiable by the parameters: what the coefficients lack of k(0) with what repeats there."""
     if isinstance(grid, Grid):
-        lags, each = torch.zeros(1, dtype=F64), zip(grid.columns, grid.lengths, strict=True)
-        zero = [(column, length, lags) for column, length in each]
+        lags, boxes = torch.zeros(1, dtype=F64), zip(grid.columns, grid.lengths, strict=True)
+        zero = [(column, length, lags) for column, length in boxes]
         whole = torch.stack([_folded(group, d, zero).reshape(()) for group in _groups(kernel, d)]).sum()
         return (whole - grid.total(spectrum)).clamp_min(0.0)
     each = zip(by_columns(kernel, [part.columns for part in grid.parts], d), grid.parts, strict=True)
