@@ -67,7 +67,7 @@ _KINDS: dict[str, tuple[Sequence[str], Sequence[str], dict[str, str]]] = {
          "grids?": "whole k",
          "box": "double 3 q", "corners": "double 2 d", "entries": "double e c", "projected": "double p f 2",
          "weights": "double p f 2", "errors": "double p", "squares": "double p", "drawn?": "double r f 2",
-         "grid_error?": "double 1",
+         "grid_errors?": "double 2",
          "x?": "real count d", "y?": "real count t"},
     ),
 }  # fmt: skip
@@ -241,8 +241,8 @@ def _fourier(
         raise refused("columns", "those of a stationary covariance function", columns)
     if not bool((tensors["box"][1:] > 0.0).all()) or numbers["tail"] < 0.0 or bool((tensors["squares"] < 0.0).any()):
         raise refused("box", "lengths above 0, squares and a tail not below", "others")
-    if "grid_error" in tensors and not float(tensors["grid_error"]) >= 0.0:
-        raise refused("grid_error", "0 or more", float(tensors["grid_error"]))
+    if "grid_errors" in tensors and bool((tensors["grid_errors"] < 0.0).any()):
+        raise refused("grid_errors", "0 or more", tensors["grid_errors"].tolist())
     if tensors["projected"].shape[-2] != (size := math.prod(grid.shape)):
         raise refused("projected", f"{size:,} numbers of frequencies", tensors["projected"].shape[-2])
     if isinstance(grid, Grids) and not coordinates_of(grid, size):

@@ -101,6 +101,41 @@ def test_means_are_within_the_bound() -> None:
     assert sorted(ratios)[len(ratios) // 2] <= 30.0
 
 
+def test_a_bound_is_of_the_points_that_are_asked_for() -> None:
+    """Outside the rows, as far as points may lie, another one; terms have none, as their errors need not cancel."""
+    x, y = _rows(200, 1, 1e-4)
+    kernel = k.Matern(nu=2.5, lengthscale=0.3) + 0.2 * k.Matern(nu=1.5, lengthscale=0.5)
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(1e-4))
+    post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+    low, high = float(x.min()), float(x.max())
+    bounds = []
+    for beyond in (0.0, 0.24):
+        x_test = torch.linspace(low - beyond * (high - low), high + beyond * (high - low), 100, dtype=F64).unsqueeze(1)
+        found = post.predict(x_test)
+        error, bound = float((found.mean - exact.predict(x_test).mean).abs().max()), found.report.error_bound
+        assert bound is not None
+        assert error <= bound
+        bounds.append(bound)
+    assert bounds[0] == post.report.error_bound
+    assert bounds[1] > bounds[0]
+    assert all(term.predict(x).report.error_bound is None for term in post.components)
+
+
+@pytest.mark.parametrize("name", ["lines", "constant column"])
+def test_what_has_no_coarser_grid_has_a_small_bound(name: str) -> None:
+    """A spectrum that ends, and a column that does not vary, which repeats nothing."""
+    x, y = _rows(100, 2, 0.01)
+    kernel: fgp.kernels.Kernel = k.Cosine(frequency=1.0, active_dims=[0]) + k.Cosine(frequency=2.0, active_dims=[0])
+    if name == "constant column":
+        x, kernel = torch.stack([x[:, 0], torch.full_like(x[:, 0], 7.0)], 1), 1.2 * k.Matern(nu=2.5, lengthscale=0.4)
+    gp = fgp.GP(kernel, likelihood=fgp.likelihoods.Gaussian(0.01))
+    post, exact = gp.condition(x, y, approximation="fourier"), gp.condition(x, y)
+    found, known, bound = post.predict(x), exact.predict(x), post.report.error_bound
+    assert bound is not None
+    assert float((found.mean - known.mean).abs().max()) <= bound <= 1e-2 * 0.1
+    torch.testing.assert_close(found.variance, known.variance, rtol=0.01, atol=1e-8)
+
+
 def test_little_noise_lets_little_be_repeated() -> None:
     """(M-431): a long lengthscale comes again at the other end of the box, which the tail does not tell."""
     post = _gp(1, 1e-4, 2.0).condition(*_rows(300, 1, 1e-4), approximation="fourier")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flashgp as fgp
-from flashgp.inference.fourier.domain_basis import DomainBasis
+from flashgp.inference.fourier.domain_basis import LEAST, DomainBasis, prolate
 from flashgp.inference.fourier.grid import C128, Grid, Toeplitz, fast_length
 from flashgp.inference.fourier.real_basis import RealBasis
 from flashgp.inference.fourier.spectrum import (
@@ -159,7 +159,7 @@ def test_iterations_agree_with_a_factor() -> None:
     assert not quick.dense
     one, other = (WeightPosterior.of(sums, system, 1e-9) for system in (dense, quick))
     functions = (grid.forward(x, system.root * w.solution.value) for w, system in ((one, dense), (other, quick)))
-    torch.testing.assert_close(*functions, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(*functions, rtol=0.0, atol=LEAST**0.5)  # energies that the factor's basis lacks
     (logs, shares, _), (estimate, estimated, _) = dense.log_determinant(0), quick.log_determinant(0)
     assert abs(estimate - logs) < 0.08 * logs  # 4 standard errors
     assert float((grid.total(shares) - grid.total(estimated)).abs()) < 0.1 * float(grid.total(shares))
@@ -174,3 +174,14 @@ def test_lengths_have_small_factors(least: int) -> None:
         while found % prime == 0:
             found //= prime
     assert found == 1
+
+
+@pytest.mark.parametrize(("m", "share"), [(2, 0.3), (5, 0.9), (40, 0.5), (200, 0.37), (300, 0.02)])
+def test_prolate_sequences_are_those_of_scipy(m: int, share: float) -> None:
+    """With their signs, which sums in files are in."""
+    from scipy.signal.windows import dpss
+
+    found, odd = prolate(m, share)
+    known = torch.from_numpy(dpss(2 * m + 1, 0.5 * (2 * m + 1) * share, found.shape[1]).copy()).mT
+    torch.testing.assert_close(found, known, rtol=0.0, atol=1e-12)
+    assert odd.tolist() == [number % 2 for number in range(len(odd))]

@@ -14,7 +14,7 @@ from flashgp.inference.base_state import UPDATE
 from flashgp.inference.fourier.condition import goal_of
 from flashgp.inference.fourier.passes import SeriesValues
 from flashgp.inference.fourier.predictor import FourierPredictor
-from flashgp.inference.fourier.state import FourierState, error_bound
+from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.site_methods import method_of
 from flashgp.inference.sites import Found, SiteSettings, prior_mean, settle_rows
@@ -64,12 +64,13 @@ def append(state: FourierState, x: Any, y: Any, row_variance: Any, row_weight: A
         held.x, held.y = held.x.to(before.x), held.y.to(before.y)
     prior = prior if held is None else numbers_to_likelihood(prior, held)
     events = [event for event in state.report.events if event.stage != UPDATE]
-    bound = error_bound(weights, state.noise_of_rows + state.tail, state.grid_error)
     report = replace(
-        state.report, iterations=weights.solution.iterations, error_bound=bound,
-        seconds=time.perf_counter() - began, events=[*events, online.event],
+        state.report, iterations=weights.solution.iterations, seconds=time.perf_counter() - began,
+        events=[*events, online.event],
     )  # fmt: skip
-    return replace(state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None)
+    found = replace(state, prior=prior, weights=weights, held=held, online=online, report=report, drawn=None)
+    report.error_bound = found.error_bound()
+    return found
 
 
 def _with_sites(state: FourierState, rows: Block) -> tuple[SeriesValues, Block]:

@@ -1,5 +1,6 @@
 """Conditioning by Fourier series: the grid at the given parameters, one pass over the rows, one solve."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashgp.foundations.contexts import entered
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import DomainError, MemoryBudgetError, warn
 from flashgp.foundations.events import Event, EventKind
@@ -25,13 +26,12 @@ from flashgp.inference.fourier.local import windows_that_serve
 from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled, sums_at
 from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
-from flashgp.inference.fourier.spectrum import NoGridError, coarser_grid, grid_of
+from flashgp.inference.fourier.spectrum import GridSettings, NoGridError, coarser_grid, grid_of
 from flashgp.inference.fourier.state import (
     DRAWN_SEED,
     FourierSettings,
     FourierState,
     drawn_weights,
-    error_bound,
     spectrum_of,
 )
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
@@ -55,11 +55,13 @@ from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
+F64 = torch.float64
 ROUTE = "fourier"
 MOST_ERROR = 30.0  # times the tolerance, of means at any point, in standard deviations of f there
 MEASURED = 512  # rows, and as many points near them and anywhere, at which the error of a grid is measured
 MEASURED_SEED = 2**37
 CLOSER = 0.1  # times the error of a solve, that of the other grid, so that the difference has that of this solve too
+ROUNDED = 1e-8  # of the largest mean, more than transforms are off
 SAFE = 3.0  # times the difference of two grids, by which the mean of the finer is taken to be off
 ROOM = 3.0  # times the error that was asked for, up to which nothing is said but the report's bound
 
@@ -116,11 +118,12 @@ def grid_for(
 
     @torch.no_grad()
     def grid() -> Series:
+        if measured is not None:
+            return coarser_grid(prior.kernel, low, high, measured, settings.grid)
         known = noise_of(prior, survey.sample) if noise is None else noise
         level = 1.0 / float((1.0 / known).mean())  # (M-449)
-        how = prior.kernel, low, high, level, settings.grid, settings.solves.dense
         try:
-            return grid_of(*how, search=search) if measured is None else coarser_grid(*how, measured)
+            return grid_of(prior.kernel, low, high, level, settings.grid, settings.solves.dense, search=search)
         except NoGridError as reason:
             raise DomainError(f"`approximation` {reason}") from None
 
@@ -163,7 +166,7 @@ def taken_bytes(sums: FourierSums, survey: Survey) -> int:
 def grid_bytes(grid: Series, settings: FourierSettings) -> int:
     """Bytes of the work with a grid: transforms, and as many vectors as are solved at once."""
     spread, vectors = grid.size * 2**grid.d, settings.solves.probes + 1
-    dense = sizes_of(grid).factor_bytes
+    dense = sizes_of(grid).factor_bytes * 9 // 8  # one is kept while that of a coarser grid is made
     return 16 * 8 * spread + vectors * (24 * spread + 128 * grid.size) + dense
 
 
@@ -188,20 +191,30 @@ def refuse_without_factor(prior: Prior, grid: Series, settings: FourierSettings)
         )
 
 
-def grid_error_of(weights: WeightPosterior, coarse: WeightPosterior, survey: Survey) -> float:
-    """Error of the mean by what a grid leaves out and repeats, in units of y: SAFE times the largest difference from
-    the mean of a grid that does more of both, (M-465), at rows, within a wave of them, and between their corners."""
+def grid_errors_of(
+    weights: WeightPosterior, coarse: WeightPosterior, survey: Survey, settings: GridSettings
+) -> tuple[float, float]:
+    """Errors of the mean by what a grid leaves out and repeats, in units of y, between the corners of the rows, and as
+    far outside as points may lie: SAFE times the largest difference from the mean of a grid that does more of both, at
+    rows, within a wave of them, and anywhere, (M-465)."""
     grid, low, high = weights.sums.grid, survey.x_moments.low.cpu(), survey.x_moments.high.cpu()
     x = survey.sample.x.double().cpu()
-    x, generator = x[:: max(1, len(x) // MEASURED)], torch.Generator().manual_seed(MEASURED_SEED)
-    anywhere, around = (torch.rand(len(x), len(low), generator=generator, dtype=torch.float64) for _ in range(2))
-    waves = torch.zeros_like(low, dtype=torch.float64)
+    x, generator = x[:: max(1, -(-len(x) // MEASURED))], torch.Generator().manual_seed(MEASURED_SEED)
+    around, anywhere, outside = (torch.rand(len(x), len(low), generator=generator, dtype=F64) for _ in range(3))
+    waves = torch.zeros_like(low, dtype=F64)
     for part in grid.parts:
-        waves[list(part.columns)] = torch.tensor(part.lengths, dtype=torch.float64) / torch.tensor(part.orders)
-    near = (x + (2.0 * around - 1.0) * waves).clamp(low, high)
-    points = torch.cat([x, near, low + (high - low) * anywhere])
-    one, other = (each.sums.grid.forward(points, each.system.root * each.solution.value) for each in (weights, coarse))
-    return SAFE * float((one - other).abs().max())
+        waves[list(part.columns)] = torch.tensor(part.lengths, dtype=F64) / torch.tensor(part.orders)
+    near, beyond = (x + (2.0 * around - 1.0) * waves).clamp(low, high), settings.beyond[grid.d - 1]
+    between = torch.cat([x, near, low + (high - low) * anywhere])
+    outside = low + (high - low) * (2.0 * outside - 0.5).clamp(-beyond, 1.0 + beyond)
+
+    def off(points: Tensor) -> float:
+        one, other = (
+            each.sums.grid.forward(points, each.system.root * each.solution.value) for each in (weights, coarse)
+        )
+        return SAFE * float((one - other).abs().max()) + ROUNDED * float(one.abs().max()) if len(points) else 0.0
+
+    return (least := off(between)), max(least, off(outside))
 
 
 @entered(lambda prior, survey, settings, *_, **__: settings.run.deterministic)
@@ -254,8 +267,9 @@ def _state(
         tolerance = steps.of_rows(enough, survey.count)
         events.append(steps_event(prior.likelihood, passes.steps, passes.moved, tolerance, deadline))
         sums, system = passes.sums.sums, passes.sums.system
-        coarse = sums_at(prior, survey, coarser, coarse_tail, passes.sums, deadline)
-    least = float(noise_of(prior, survey.sample).min()) + tail
+        coarse = FourierSums.none(coarser, outputs)
+        with contextlib.suppress(TimeUp):  # on all ranks
+            coarse = sums_at(prior, survey, coarser, coarse_tail, passes.sums, deadline)
     system = system or sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked).of_first(group)
@@ -273,15 +287,14 @@ def _state(
         EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
         iterations=weights.solution.iterations or None,
     )]  # fmt: skip
-    coarse_system = coarse.system(coarse_spectrum, options.solves, deadline)
+    coarse_system, errors = coarse.system(coarse_spectrum, options.solves, deadline), None
     coarse_weights = WeightPosterior.of(coarse, coarse_system, CLOSER * asked)
-    grid_error = None
-    if not group.number_of_first(coarse_weights.error > ROOM * asked):
-        grid_error = group.number_of_first(grid_error_of(weights, coarse_weights, survey))
+    if coarse.count == sums.count and not group.number_of_first(coarse_weights.error > ROOM * asked):
+        errors = grid_errors_of(weights, coarse_weights, survey, options.grid)
+        errors = group.number_of_first(errors[0]), group.number_of_first(errors[1])
     report = Report(
         route=ROUTE, backend="finufft", device="cpu", dtype="float64", iterations=weights.solution.iterations,
-        error_bound=error_bound(weights, least, grid_error), seconds=time.perf_counter() - began, events=events,
-        plan=plan, peak_bytes=taken_bytes(sums, survey),
+        seconds=time.perf_counter() - began, events=events, plan=plan, peak_bytes=taken_bytes(sums, survey),
     )  # fmt: skip
     if plan is not None:
         report.predicted_bytes, report.predicted_seconds = plan.peak_bytes, plan.seconds
@@ -305,9 +318,10 @@ def _state(
         drawn=drawn,
         corners=(survey.x_moments.low, survey.x_moments.high),
         ranks=group.size,
-        grid_error=grid_error,
+        grid_errors=errors,
     )
     report.events.append(state.lost.event)
-    if grid_error is not None and grid_error > least**0.5:  # more than noise: not what series are for
-        warn(str(report.events[-1]))
+    report.error_bound = state.error_bound()
+    if errors is not None and errors[0] ** 2 > state.noise_of_rows + tail:
+        warn(f'{report.events[-1]} That is more than the noise: pass approximation="full_scale" for a closer mean.')
     return state

@@ -51,7 +51,11 @@ def prolate(m: int, share: float) -> tuple[Tensor, Tensor]:
     lags = 2.0 * share * torch.sinc(share * steps)
     lags[0] = share
     kept = lags @ correlations > LEAST
-    return vectors[:, kept].contiguous(), torch.arange(most)[kept] % 2
+    vectors, odd = vectors[:, kept], torch.arange(most)[kept] % 2
+    lobes = vectors.square() > max(1e-7, 1.0 / count)  # signs as those of SciPy, which files and ranks rely on
+    first = vectors.gather(0, lobes.byte().argmax(0, keepdim=True)).squeeze(0)
+    signs = torch.where(odd == 1, first, vectors.sum(0)).sign()
+    return (vectors * signs).contiguous(), odd
 
 
 @dataclass(frozen=True, eq=False)

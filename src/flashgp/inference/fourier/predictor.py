@@ -57,6 +57,9 @@ class FourierPredictor(Predictor):
                 found = self._state.grid.forward(x, coefficients).mT
             value = self._state.prior.mean_at(x) + found
         check_answer(value, "x_test")
+        low, high = self._state.corners
+        outside = bool(((x.detach() < low) | (x.detach() > high)).any())
+        self.report.error_bound = self._state.error_bound(outside=outside)
         self._took(began)
         return value
 

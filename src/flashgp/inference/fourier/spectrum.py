@@ -9,6 +9,7 @@ values at twice as many lags as there are frequencies. Two errors, both known be
 What both make of a posterior is measured by another grid that errs more, eq. (M-465).
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -31,9 +32,11 @@ from flashgp.planner.fourier_price import Refusal
 MOST_COLUMNS = 3
 OVERSAMPLED = 2  # lags for each frequency
 LAGS = 2**14  # of a column, by which its spectrum is looked at
-FARTHEST = 1e4  # ranges, up to which decay is looked for
-STEPS = 400  # of distances there
+FARTHEST = 1e9  # ranges, up to which decay is looked for
+STEPS = 600  # of distances there
+CONSTANT = 1e-6  # of its size, the range that a constant column is taken to have
 LEAST_REPEATED = 1e-12  # of its variance, about the accuracy of values
+LINES = 1e-13  # of the variance of a column, which rounding leaves beyond the last of some lines of a spectrum
 F64 = torch.float64
 
 
@@ -45,10 +48,10 @@ class GridSettings:
     variance, below which nothing is asked for; finer, parts of the tail that are left out where B still has a factor of
     half of `finest` rows, or all, and searched, times the tail that a search without one leaves out; repeated, of its
     variance, that a term may have where it comes again, with a factor of B and without, and repeated_noise, of the
-    noise variance, that it may have there at most;
-    room, times that lengthscales may grow or shrink while a grid is kept; most_periods in a box; off_period, parts of a
-    period by which a box of several may miss them; beyond, parts of the range by which points may lie outside it, of
-    one to three columns.
+    noise variance, as far as the distance to there grows by no more than `grown`; room, times that lengthscales may
+    grow or shrink while a grid is kept; most_periods in a box; off_period, parts of a period by which a box of several
+    may miss them; beyond, parts of the range by which points may lie outside it, of one to three columns; coarser,
+    times the tail and what is repeated, that the grid has which measures the error of another.
     """
 
     tail: tuple[float, ...] = (1e-4, 5e-3, 5e-3)
@@ -58,6 +61,7 @@ class GridSettings:
     searched: float = 8.0
     repeated: tuple[float, float] = (1e-6, 1e-3)
     repeated_noise: tuple[float, float] = (1e-4, 2e-2)
+    grown: float = 1.5
     room: float = 1.25
     most_periods: int = 4096
     off_period: float = 1e-3
@@ -240,13 +244,13 @@ def grid_of(
     for share, part in [*(() if search else settings.finer), (1.0, 1.0)]:
         rows = int(part * few_rows)
         try:
-            found = _series(kernel, (low, high), share * noise, settings, (room, few), rows)
+            found = _series(kernel, (low, high), share * noise, settings, (room, *few), rows)
         except NoGridError:
             continue
         if coordinates_of(found, rows):
             return found
     allowed = noise * (settings.searched if search else 1.0)
-    found = _series(kernel, (low, high), allowed, settings, (room, many), most)
+    found = _series(kernel, (low, high), allowed, settings, (room, *many), most)
     if isinstance(found, Grids) and not coordinates_of(found, most):
         each = [(coordinates_of(Grids((part,)), most) or least_coordinates(part), part) for part in found.parts]
         sizes = ", ".join(f"{size:,.0f} for columns {part.columns}" for size, part in each)
@@ -258,8 +262,8 @@ def grid_of(
 
 
 def _series(
-    kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings, how: tuple[float, float],
-    most: int,
+    kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings,
+    how: tuple[float, float, float], most: int,
 ) -> Series:  # fmt: skip
     """One grid of all columns, or one for each set of columns that terms have: what has the smaller factor of no more
     than `most` rows, and one grid where neither has. Raises: NoGridError."""
@@ -279,10 +283,11 @@ def _series(
 
 
 def _grid(
-    kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings, how: tuple[float, float]
-) -> Grid:
-    """The grid for a noise variance. Args: how, room and what may repeat. Raises: NoGridError."""
-    (low, high), (room, repeated) = corners, how
+    kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings,
+    how: tuple[float, float, float],
+) -> Grid:  # fmt: skip
+    """The grid for a noise variance. Args: how, room and as `_length`. Raises: NoGridError."""
+    low, high = corners
     d = len(low)
     groups, columns = _groups(kernel, d), columns_of(kernel, d)
     tail = max(settings.tail[len(columns) - 1] * noise, settings.least_tail * prior_variance(kernel, d))
@@ -291,32 +296,43 @@ def _grid(
         wide = _wide(low, high, column)
         beyond = wide * settings.beyond[len(columns) - 1]
         reach.append(wide + 2.0 * beyond)
-        lengths.append(_length(kernel, column, d, wide + beyond, settings, (room, repeated)))
-        orders.append(math.ceil(room * _order(groups, column, d, lengths[-1], tail)))
+        lengths.append(_length(kernel, column, d, wide + beyond, settings, how))
+        orders.append(math.ceil(how[0] * _order(groups, column, d, lengths[-1], tail)))
     centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
     reach = [min(pair) for pair in zip(reach, lengths, strict=True)]
     return Grid(columns, centre, tuple(lengths), tuple(orders), tuple(reach))
 
 
 @torch.no_grad()
-def coarser_grid(
-    kernel: Kernel, low: Tensor, high: Tensor, noise: float, settings: GridSettings, most: int, grid: Series
-) -> Series:
+def coarser_grid(kernel: Kernel, low: Tensor, high: Tensor, grid: Series, settings: GridSettings) -> Series:
     """A grid that leaves more out, and repeats more, than one that `grid_of` found, by some factors, (M-465)."""
-    d, (tail, repeated) = len(low), settings.coarser
-    repeated *= _repeated(kernel, d, noise, settings)[0 if coordinates_of(grid, most) else 1]
-    parts = list[Grid]()
+    d, parts = len(low), list[Grid]()
     for own, part in zip(by_columns(kernel, [part.columns for part in grid.parts], d), grid.parts, strict=True):
-        groups, lengths, orders = _groups(own or kernel, d), list[float](), list[int]()
-        for column, length, m in zip(part.columns, part.lengths, part.orders, strict=True):
-            wide = _wide(low, high, column) * (1.0 + settings.beyond[len(part.columns) - 1])
-            lengths.append(min(length, _length(own or kernel, column, d, wide, settings, (1.0, repeated))))
-            left = _left(groups, column, d, length)
-            enough = int((left > tail * left[min(m, len(left) - 1)]).sum())
-            orders.append(max(1, min(m - 1, math.ceil(min(m - 1, enough) * lengths[-1] / length))))
+        found = [
+            _coarser(own or kernel, column, _wide(low, high, column), (length, m), settings, part.d, d)
+            for column, length, m in zip(part.columns, part.lengths, part.orders, strict=True)
+        ]
+        lengths, orders = zip(*found, strict=True)
         reach = tuple(min(pair) for pair in zip(part.reach, lengths, strict=True))
-        parts.append(Grid(part.columns, part.centre, tuple(lengths), tuple(orders), reach))
+        parts.append(Grid(part.columns, part.centre, lengths, orders, reach))
     return series_of(parts)
+
+
+def _coarser(
+    kernel: Kernel, column: int, wide: float, known: tuple[float, int], settings: GridSettings, columns: int, d: int
+) -> tuple[float, int]:
+    """Length and order of a coarser grid along a column. Args: known, those of the grid, of so many columns."""
+    (length, m), (tail, repeated), wide = known, settings.coarser, wide * (1.0 + settings.beyond[columns - 1])
+    there, shorter = _decay(kernel, column, d, torch.tensor([length - wide], dtype=F64)), length
+    if there is not None:
+        share = min(0.5, repeated * max(float(there), LEAST_REPEATED))
+        with contextlib.suppress(NoGridError):  # of periods that fit the box of the grid alone
+            shorter = min(length, _length(kernel, column, d, wide, settings, (1.0, share, share)))
+    left = _left(_groups(kernel, d), column, d, length)
+    beyond = float(left[min(m, len(left) - 1)])
+    if beyond > LINES * float(left[0]):
+        m = min(m - 1, int((left > tail * beyond).sum()))
+    return shorter, max(1, math.ceil(m * shorter / length))
 
 
 @torch.no_grad()
@@ -329,7 +345,7 @@ def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, setting
     columns = columns_of(kernel, d)
     wide = [_wide(low, high, column) for column in columns]
     lengths = [
-        _length(kernel, column, d, one, settings, (1.0, settings.repeated[1]))
+        _length(kernel, column, d, one, settings, (1.0, *2 * settings.repeated[1:]))
         for column, one in zip(columns, wide, strict=True)
     ]
     spectra = [along(groups, column, d, length) for column, length in zip(columns, lengths, strict=True)]
@@ -348,26 +364,34 @@ def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, setting
     return Grid(columns, centre, tuple(lengths), tuple(orders), tuple(wide))
 
 
+def _decay(kernel: Kernel, column: int, d: int, lags: Tensor) -> Tensor | None:
+    """The largest part of its variance that a term which decays along a column has at lags; None where none does."""
+    points, found = torch.zeros(len(lags), d, dtype=F64), list[Tensor]()
+    points[:, column] = lags
+    for term in terms(kernel):
+        if decaying := leaves_along(term, column, d)[0]:
+            each = [(_values(leaf, points) / _values(leaf, torch.zeros_like(points[:1]))).abs() for leaf in decaying]
+            found.append(torch.stack(each).prod(0))
+    return torch.stack(found).amax(0) if found else None
+
+
 def _length(
-    kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, how: tuple[float, float]
+    kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, how: tuple[float, float, float]
 ) -> float:
     """Length of the box along a column: its range and what terms take to decay, in whole periods of those that do
-    not. Raises: NoGridError."""
+    not. Args: how, room; what may repeat; and what may repeat where the distance would grow too much. Raises:
+    NoGridError."""
     lags = wide * torch.logspace(-6.0, math.log10(FARTHEST), STEPS, dtype=F64)
-    points = torch.zeros(STEPS, d, dtype=F64)
-    points[:, column] = lags
-    margin, periods, decays = 0.0, list[float](), False
-    for term in terms(kernel):
-        decaying, lasting = leaves_along(term, column, d)
-        if not decaying:
-            periods += [_period(leaf, column, d) for leaf in lasting]
-            continue
-        decays, left = True, torch.ones_like(lags)
-        for leaf in decaying:
-            left = left * (_values(leaf, points) / _values(leaf, torch.zeros_like(points[:1]))).abs()
-        there = (left > how[1]).nonzero()
-        margin = max(margin, float(lags[min(int(there.max()) + 1, STEPS - 1)]) if len(there) else 0.0)
-    least = wide + how[0] * margin if decays else 0.0
+    left = _decay(kernel, column, d, lags)
+
+    def margin(share: float) -> float:
+        assert left is not None
+        there = (left > share).nonzero()
+        return float(lags[min(int(there.max()) + 1, STEPS - 1)]) if len(there) else 0.0
+
+    least = 0.0 if left is None else wide + how[0] * min(margin(how[1]), settings.grown * margin(how[2]))
+    along_it = [leaves_along(term, column, d) for term in terms(kernel)]
+    periods = [_period(leaf, column, d) for decaying, lasting in along_it if not decaying for leaf in lasting]
     if not periods:
         return least
     first = max(periods)
@@ -416,18 +440,18 @@ def _left(groups: Sequence[Decaying], column: int, d: int, length: float) -> Ten
     return 2.0 * along(groups, column, d, length)[1:].flip(0).cumsum(0).flip(0)
 
 
-def _repeated(kernel: Kernel, d: int, noise: float, settings: GridSettings) -> tuple[float, float]:
-    """Of its variance what a term may have where it comes again, with a factor of B and without."""
-    few, many = (
-        min(most, share * noise / max(prior_variance(kernel, d), torch.finfo(F64).tiny))
-        for most, share in zip(settings.repeated, settings.repeated_noise, strict=True)
-    )
-    return max(few, LEAST_REPEATED), max(many, LEAST_REPEATED)
+def _repeated(kernel: Kernel, d: int, noise: float, settings: GridSettings) -> list[tuple[float, float]]:
+    """Of its variance what a term may have where it comes again, with a factor of B and without, each by the noise and
+    whatever that is."""
+    over = noise / max(prior_variance(kernel, d), torch.finfo(F64).tiny)
+    each = zip(settings.repeated, settings.repeated_noise, strict=True)
+    return [(max(LEAST_REPEATED, min(most, share * over)), most) for most, share in each]
 
 
 def _wide(low: Tensor, high: Tensor, column: int) -> float:
     """Range along a column."""
-    return max(float(high[column] - low[column]), 1e-12 * max(1.0, float(high[column].abs())))
+    wide, size = float(high[column] - low[column]), max(1.0, float(high[column].abs()))
+    return wide if wide > 1e-12 * size else CONSTANT * size
 
 
 def along(groups: Sequence[Decaying], column: int, d: int, length: float) -> Tensor:

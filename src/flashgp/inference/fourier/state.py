@@ -101,8 +101,8 @@ class FourierState(StateOfPasses):
     float64; dtype, of x; report; run; held, the rows where the caller holds them, else None; settings; online, how many
     rows joined since conditioning; draws, B^-1/2 times normal vectors, where rows were read, else None;
     corners, least and largest numbers of each column of x; term of f that it is the state of, else None; ranks, of
-    which each has seen a part of the rows; grid_error, of the mean, as measured when the rows were conditioned on, None
-    where there was no time."""
+    which each has seen a part of the rows; grid_errors, of the mean, between the rows and outside, as measured
+    when the rows were conditioned on, (M-465), None where they are not known."""
 
     prior: Prior
     weights: WeightPosterior
@@ -118,7 +118,7 @@ class FourierState(StateOfPasses):
     corners: tuple[Tensor, Tensor] = (torch.zeros(0), torch.zeros(0))
     term: Term | None = None
     ranks: int = 1
-    grid_error: float | None = None
+    grid_errors: tuple[float, float] | None = None
     factor: ClassVar[None] = None
     replicates: ClassVar[None] = None
     parts: ClassVar[tuple[()]] = ()
@@ -143,7 +143,8 @@ class FourierState(StateOfPasses):
         d, spectrum = self.sample.x.shape[-1], self.weights.system.spectrum
         part = coefficients(prior.kernel, self.grid, d) / self._of_terms.clamp_min(torch.finfo(F64).tiny)
         tail = float(left_out(prior.kernel, self.grid, part * spectrum, d))
-        return replace(self, prior=prior, tail=tail, term=Term(self, part))
+        report = replace(self.report, error_bound=None)  # errors of terms need not cancel
+        return replace(self, prior=prior, tail=tail, term=Term(self, part), grid_errors=None, report=report)
 
     @cached_property
     def _of_terms(self) -> Tensor:
@@ -256,7 +257,15 @@ class FourierState(StateOfPasses):
     # -- what is said of it ------------------------------------------------------------------------------------------
     @property
     def lost(self) -> Truncation:
-        return Truncation(self.tail, self.noise_of_rows, self.grid_error)
+        return Truncation(self.tail, self.noise_of_rows, None if self.grid_errors is None else self.grid_errors[0])
+
+    def error_bound(self, *, outside: bool = False) -> float | None:
+        """Of the mean, in units of y: of the solve, in root mean square over the rows, (M-434), and of the grid. Args:
+        outside, of points that are not between the rows."""
+        if self.grid_errors is None:
+            return None
+        least = self.noise_of_rows + self.tail
+        return self.weights.error * (least / max(1, self.count)) ** 0.5 + self.grid_errors[outside]
 
     @property
     def loss(self) -> str:
@@ -291,8 +300,8 @@ class FourierState(StateOfPasses):
         found |= {f"sample_{name}": each for name, each in sample.numbers.items()}
         if self.drawn is not None:
             found["drawn"] = _flat(self.drawn)
-        if self.grid_error is not None:
-            found["grid_error"] = torch.tensor([self.grid_error], dtype=F64)
+        if self.grid_errors is not None:
+            found["grid_errors"] = torch.tensor(self.grid_errors, dtype=F64)
         return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
 
     def numbers(self) -> dict[str, Any]:
@@ -348,10 +357,11 @@ def restore(
         held, dtype = Held(tensors["x"], tensors["y"], prior.likelihood.row_tensors), tensors["x"].dtype
     low, high = tensors["corners"]
     drawn = vectors("drawn") if "drawn" in tensors else None
-    error = float(tensors["grid_error"]) if "grid_error" in tensors else None
+    errors = tuple(tensors["grid_errors"].tolist()) if "grid_errors" in tensors else None
+    report = report if errors else replace(report, error_bound=None)  # of an earlier version
     return FourierState(
         prior, weights, numbers["tail"], sample, dtype, report, run, held, settings, online, drawn, (low, high),
-        grid_error=error,
+        grid_errors=errors,
     )  # fmt: skip
 
 
@@ -390,14 +400,8 @@ def variance_at(
     return weights.sums.grid.forward(x, system.root * drawn).square().mean(0)
 
 
-def error_bound(weights: WeightPosterior, least: float, grid_error: float | None) -> float | None:
-    """Of the mean, in units of y: of the solve, in root mean square over the rows, (M-434), and of the grid, (M-465).
-    Args: least, variance of a row, noise and tail."""
-    return None if grid_error is None else weights.error * (least / max(1, weights.sums.count)) ** 0.5 + grid_error
-
-
 @torch.no_grad()
 def spectrum_of(prior: Prior, grid: Series, d: int) -> tuple[Tensor, float]:
-    """c on the grid, and the tail, which rounding and what repeats may make 0."""
+    """c on the grid, and the tail, which rounding may make 0."""
     found = coefficients(prior.kernel, grid, d)
     return found, float(left_out(prior.kernel, grid, found, d))
