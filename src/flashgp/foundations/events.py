@@ -191,7 +191,8 @@ class EventKind(Enum):
     FOURIER = "Fourier series: {frequencies:,} frequencies from a pass over {rows:n row}[, {iterations:n iteration}]."
     FOURIER_TAIL = (
         "Higher frequencies have a variance of {tail:.2g}, {percent:.2g}% of the noise, and count as noise: "
-        "predictions lose at most {nats:.2g} nats a row[, and a mean is off by up to {error:.1e} beside another grid]."
+        "predictions lose at most {nats:.2g} nats a row[, and means are off by up to {error:.1e}, as a coarser grid "
+        "tells]."
     )
     FOURIER_UNFINISHED = (
         "The solve of Fourier series ended with an error of the mean of {error:.1e} standard deviations of f, "
