@@ -1,5 +1,6 @@
 """Likelihoods whose sites are found by iteration, by Fourier series, (M-449): beside exact inference, and laws."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,18 +10,21 @@ import torch
 from torch import Tensor
 
 import flashgp as fgp
-from flashgp.foundations.deadline import NO_DEADLINE
+from clocks import Clock
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.fourier.condition import grid_for
+from flashgp.inference.fourier.condition import condition, grid_for
 from flashgp.inference.fourier.pass_objective import FourierPassLogJoint
 from flashgp.inference.fourier.passes import sums_at
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import GridSettings
 from flashgp.inference.fourier.state import FourierSettings
 from flashgp.inference.fourier.system import SolveSettings
+from flashgp.inference.run import Run
+from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings
 from flashgp.inference.streamed.rows import survey_of
 from flashgp.inference.training.objective import Problem
@@ -307,3 +311,31 @@ def test_a_time_limit_leaves_a_posterior_of_a_part() -> None:
     with pytest.warns(fgp.FlashGPWarning):
         fit = fgp.fit(gp, x, (f > 0.0).double(), approximation="fourier", progress=False, time_limit=0.05)
     assert bool(fit.posterior.predict(at).variance.isfinite().all())
+
+
+class _Timed(list[object]):
+    """Batches that use all time up as their `last` pass begins."""
+
+    def __init__(self, batches: list[tuple[object, ...]]) -> None:
+        super().__init__(batches)
+        self.clock, self.passes, self.last = Clock(), 0, 0
+
+    def __iter__(self) -> Iterator[object]:
+        self.passes += 1
+        if self.passes == self.last:
+            self.clock.now = 10.0
+        return super().__iter__()
+
+
+def test_time_that_ends_before_the_error_is_measured_loses_no_posterior() -> None:
+    """The pass of the coarser grid, (M-465), is the last one."""
+    x, f, at = _table(400)
+    rows = _Timed(_batches(x, (f > 0.0).double(), {}))
+    gp, settings = _gp(l.Bernoulli()), ConditionSettings(run=Run(deadline=Deadline(5.0, 5.0, rows.clock)))
+    whole = condition(Approximation("fourier"), gp, Batches(rows), settings)
+    rows.last, rows.passes = rows.passes, 0
+    state = condition(Approximation("fourier"), gp, Batches(rows), settings)
+    assert state.count == 400
+    assert (whole.report.error_bound is None, state.report.error_bound) == (False, None)
+    one, other = (fgp.Posterior(each).predict(at).mean for each in (whole, state))
+    torch.testing.assert_close(one, other, rtol=0.0, atol=1e-9)
