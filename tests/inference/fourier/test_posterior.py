@@ -121,6 +121,21 @@ def test_a_bound_is_of_the_points_that_are_asked_for() -> None:
     assert all(term.predict(x).report.error_bound is None for term in post.components)
 
 
+def test_a_bound_ends_where_more_rows_join_than_it_was_measured_with() -> None:
+    """As the error that a grid makes grows with the rows."""
+    x, y = _rows(400, 1, 0.05)
+    x[0], x[1] = 0.0, 1.0
+    gp, exact = _gp(1, 0.05), _gp(1, 0.05).condition(x[:190], y[:190])
+    post = gp.condition(x[:100], y[:100], approximation="fourier").append(x[100:190], y[100:190])
+    found, bound = post.predict(x), post.report.error_bound
+    assert bound is not None
+    assert float((found.mean - exact.predict(x).mean).abs().max()) <= bound
+    more = post.append(x[190:], y[190:])
+    prediction = more.predict(x[:5])
+    assert prediction.mean.shape == (5,)
+    assert (more.report.error_bound, prediction.report.error_bound) == (None, None)
+
+
 @pytest.mark.parametrize("name", ["lines", "constant column"])
 def test_what_has_no_coarser_grid_has_a_small_bound(name: str) -> None:
     """A spectrum that ends, and a column that does not vary, which repeats nothing."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -27,13 +27,7 @@ from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled, s
 from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import GridSettings, NoGridError, coarser_grid, grid_of
-from flashgp.inference.fourier.state import (
-    DRAWN_SEED,
-    FourierSettings,
-    FourierState,
-    drawn_weights,
-    spectrum_of,
-)
+from flashgp.inference.fourier.state import DRAWN_SEED, FourierSettings, FourierState, drawn_weights, spectrum_of
 from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run, with_run
@@ -51,7 +45,7 @@ from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan
 from flashgp.processes.agreement import decided_by_first
-from flashgp.processes.group import ALONE
+from flashgp.processes.group import ALONE, Group
 from flashgp.sources.source import Held, RowSource
 from flashgp.sources.survey import Survey
 
@@ -60,6 +54,8 @@ ROUTE = "fourier"
 MOST_ERROR = 30.0  # times the tolerance, of means at any point, in standard deviations of f there
 MEASURED = 512  # rows, and as many points near them and anywhere, at which the error of a grid is measured
 MEASURED_SEED = 2**37
+MORE = 2  # times the iterations of a solve, or of LEAST_ITERATIONS, that of the other grid may take
+LEAST_ITERATIONS = 200
 CLOSER = 0.1  # times the error of a solve, that of the other grid, so that the difference has that of this solve too
 ROUNDED = 1e-8  # of the largest mean, more than transforms are off
 SAFE = 3.0  # times the difference of two grids, by which the mean of the finer is taken to be off
@@ -108,18 +104,14 @@ def with_sites(prior: Prior, x: Tensor, y: Tensor, asked: Approximation, run: Ru
 
 
 def grid_for(
-    prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False,
-    measured: Series | None = None,
-) -> Series:  # fmt: skip
-    """The grid at the parameters that a prior has: of ranks rank 0's, as a last bit could decide a number of
-    frequencies. Args: noise, of rows, None for that of the sample's; measured, the grid whose error the one that is
-    wanted measures. Raises: DomainError, on every rank."""
+    prior: Prior, survey: Survey, settings: FourierSettings, noise: Tensor | None = None, *, search: bool = False
+) -> Series:
+    """The grid at the parameters that a prior has. Args: noise, of rows; None for that of the sample's. Raises:
+    DomainError, on every rank."""
     low, high = survey.x_moments.low.cpu(), survey.x_moments.high.cpu()
 
     @torch.no_grad()
     def grid() -> Series:
-        if measured is not None:
-            return coarser_grid(prior.kernel, low, high, measured, settings.grid)
         known = noise_of(prior, survey.sample) if noise is None else noise
         level = 1.0 / float((1.0 / known).mean())  # (M-449)
         try:
@@ -127,12 +119,16 @@ def grid_for(
         except NoGridError as reason:
             raise DomainError(f"`approximation` {reason}") from None
 
+    return _of_first(survey.group, grid)
+
+
+def _of_first(group: Group, grid: Callable[[], Series]) -> Series:
+    """Of ranks rank 0's grid, as a last bit could decide a number of frequencies."""
+
     def to_json(found: Series) -> list[Any]:
         return [astuple(part) for part in found.parts]
 
-    return decided_by_first(
-        survey.group, grid, to_json, lambda parts: series_of([Grid(*map(tuple, part)) for part in parts])
-    )
+    return decided_by_first(group, grid, to_json, lambda parts: series_of([Grid(*map(tuple, part)) for part in parts]))
 
 
 def goal_of(sums: FourierSums, run: Run) -> float:
@@ -196,7 +192,7 @@ def grid_errors_of(
 ) -> tuple[float, float]:
     """Errors of the mean by what a grid leaves out and repeats, in units of y, between the corners of the rows, and as
     far outside as points may lie: SAFE times the largest difference from the mean of a grid that does more of both, at
-    rows, within a wave of them, and anywhere, (M-465)."""
+    rows, within a wave of them, and anywhere, (M-465). Cost: two transforms of up to 2,048 points."""
     grid, low, high = weights.sums.grid, survey.x_moments.low.cpu(), survey.x_moments.high.cpu()
     x = survey.sample.x.double().cpu()
     x, generator = x[:: max(1, -(-len(x) // MEASURED))], torch.Generator().manual_seed(MEASURED_SEED)
@@ -248,7 +244,8 @@ def _state(
     grid = grid_for(prior, survey, options)
     check_memory(grid, settings.run.memory, options)
     spectrum, tail = spectrum_of(prior, grid, survey.width)
-    coarser = grid_for(prior, survey, options, measured=grid)
+    corners = survey.x_moments.low.cpu(), survey.x_moments.high.cpu()
+    coarser = _of_first(group, lambda: coarser_grid(prior.kernel, *corners, grid, options.grid))
     coarse_spectrum, coarse_tail = spectrum_of(prior, coarser, survey.width)
     outputs = 1 if survey.outputs is None else survey.outputs
     deadline = settings.run.deadline
@@ -287,11 +284,14 @@ def _state(
         EventKind.FOURIER, rows=sums.count, frequencies=grid.size,
         iterations=weights.solution.iterations or None,
     )]  # fmt: skip
-    coarse_system, errors = coarse.system(coarse_spectrum, options.solves, deadline), None
-    coarse_weights = WeightPosterior.of(coarse, coarse_system, CLOSER * asked)
-    if coarse.count == sums.count and not group.number_of_first(coarse_weights.error > ROOM * asked):
-        errors = grid_errors_of(weights, coarse_weights, survey, options.grid)
-        errors = group.number_of_first(errors[0]), group.number_of_first(errors[1])
+    errors = None
+    if coarse.count == sums.count and weights.error <= ROOM * asked:  # the same on all ranks
+        most = MORE * max(LEAST_ITERATIONS, weights.solution.iterations)
+        coarse_system = coarse.system(coarse_spectrum, replace(options.solves, most_iterations=most), deadline)
+        coarse_weights = WeightPosterior.of(coarse, coarse_system, CLOSER * asked)
+        if not group.number_of_first(coarse_weights.error > ROOM * asked):
+            errors = grid_errors_of(weights, coarse_weights, survey, options.grid)
+            errors = group.number_of_first(errors[0]), group.number_of_first(errors[1])
     report = Report(
         route=ROUTE, backend="finufft", device="cpu", dtype="float64", iterations=weights.solution.iterations,
         seconds=time.perf_counter() - began, events=events, plan=plan, peak_bytes=taken_bytes(sums, survey),

@@ -65,8 +65,8 @@ class Truncation:
     """Loss of Fourier series against exact inference: the variance of f that is treated as noise.
 
     Fields: tail, that variance; noise, the least of a row; nats, which the tail costs a row at most in predictive
-    density, log(1 + tail / noise) / 2; error, of the mean, in units of y, None where it is not
-    known; standard_error, 0.
+    density, log(1 + tail / noise) / 2; error, of the mean, in units of y, None where it is not known; standard_error,
+    0.
     """
 
     tail: float
@@ -261,8 +261,9 @@ class FourierState(StateOfPasses):
 
     def error_bound(self, *, outside: bool = False) -> float | None:
         """Of the mean, in units of y: of the solve, in root mean square over the rows, (M-434), and of the grid. Args:
-        outside, of points that are not between the rows."""
-        if self.grid_errors is None:
+        outside, of points that are not between the rows. None where it is not known, as after more rows have joined
+        than the error was measured with."""
+        if self.grid_errors is None or 2 * self.online.appended > self.count:
             return None
         least = self.noise_of_rows + self.tail
         return self.weights.error * (least / max(1, self.count)) ** 0.5 + self.grid_errors[outside]
