@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +68,15 @@ class GridSettings:
     off_period: float = 1e-3
     beyond: tuple[float, ...] = (0.25, 0.1, 0.05)
     coarser: tuple[float, float] = (3.0, 10.0)
+
+
+class Repeats(NamedTuple):
+    """How far a box goes beyond the rows. Fields: room, times the distance; share of its variance that a term may have
+    where it comes again; and at_most, share whose distance grows by no more than `grown`."""
+
+    room: float
+    share: float
+    at_most: float
 
 
 class NoGridError(Exception):
@@ -244,13 +254,13 @@ def grid_of(
     for share, part in [*(() if search else settings.finer), (1.0, 1.0)]:
         rows = int(part * few_rows)
         try:
-            found = _series(kernel, (low, high), share * noise, settings, (room, *few), rows)
+            found = _series(kernel, (low, high), share * noise, settings, Repeats(room, *few), rows)
         except NoGridError:
             continue
         if coordinates_of(found, rows):
             return found
     allowed = noise * (settings.searched if search else 1.0)
-    found = _series(kernel, (low, high), allowed, settings, (room, *many), most)
+    found = _series(kernel, (low, high), allowed, settings, Repeats(room, *many), most)
     if isinstance(found, Grids) and not coordinates_of(found, most):
         each = [(coordinates_of(Grids((part,)), most) or least_coordinates(part), part) for part in found.parts]
         sizes = ", ".join(f"{size:,.0f} for columns {part.columns}" for size, part in each)
@@ -263,7 +273,7 @@ def grid_of(
 
 def _series(
     kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings,
-    how: tuple[float, float, float], most: int,
+    repeats: Repeats, most: int,
 ) -> Series:  # fmt: skip
     """One grid of all columns, or one for each set of columns that terms have: what has the smaller factor of no more
     than `most` rows, and one grid where neither has. Raises: NoGridError."""
@@ -273,7 +283,9 @@ def _series(
             continue
         each = [kernel] if len(sets) == 1 else by_columns(kernel, sets, d)
         try:
-            choices.append(series_of([_grid(own, corners, noise, settings, how) for own in each if own is not None]))
+            choices.append(
+                series_of([_grid(own, corners, noise, settings, repeats) for own in each if own is not None])
+            )
         except NoGridError as reason:
             refused.append(reason)
     if not choices:
@@ -284,9 +296,9 @@ def _series(
 
 def _grid(
     kernel: Kernel, corners: tuple[Tensor, Tensor], noise: float, settings: GridSettings,
-    how: tuple[float, float, float],
+    repeats: Repeats,
 ) -> Grid:  # fmt: skip
-    """The grid for a noise variance. Args: how, room and as `_length`. Raises: NoGridError."""
+    """The grid for a noise variance. Raises: NoGridError."""
     low, high = corners
     d = len(low)
     groups, columns = _groups(kernel, d), columns_of(kernel, d)
@@ -296,8 +308,8 @@ def _grid(
         wide = _wide(low, high, column)
         beyond = wide * settings.beyond[len(columns) - 1]
         reach.append(wide + 2.0 * beyond)
-        lengths.append(_length(kernel, column, d, wide + beyond, settings, how))
-        orders.append(math.ceil(how[0] * _order(groups, column, d, lengths[-1], tail)))
+        lengths.append(_length(kernel, column, d, wide + beyond, settings, repeats))
+        orders.append(math.ceil(repeats.room * _order(groups, column, d, lengths[-1], tail)))
     centre = tuple(0.5 * float(low[column] + high[column]) for column in columns)
     reach = [min(pair) for pair in zip(reach, lengths, strict=True)]
     return Grid(columns, centre, tuple(lengths), tuple(orders), tuple(reach))
@@ -327,7 +339,7 @@ def _coarser(
     if there is not None:
         share = min(0.5, repeated * max(float(there), LEAST_REPEATED))
         with contextlib.suppress(NoGridError):  # of periods that fit the box of the grid alone
-            shorter = min(length, _length(kernel, column, d, wide, settings, (1.0, share, share)))
+            shorter = min(length, _length(kernel, column, d, wide, settings, Repeats(1.0, share, share)))
     left = _left(_groups(kernel, d), column, d, length)
     beyond = float(left[min(m, len(left) - 1)])
     if beyond > LINES * float(left[0]):
@@ -345,7 +357,7 @@ def product_grid(kernel: Kernel, low: Tensor, high: Tensor, most: float, setting
     columns = columns_of(kernel, d)
     wide = [_wide(low, high, column) for column in columns]
     lengths = [
-        _length(kernel, column, d, one, settings, (1.0, *2 * settings.repeated[1:]))
+        _length(kernel, column, d, one, settings, Repeats(1.0, *2 * settings.repeated[1:]))
         for column, one in zip(columns, wide, strict=True)
     ]
     spectra = [along(groups, column, d, length) for column, length in zip(columns, lengths, strict=True)]
@@ -375,21 +387,18 @@ def _decay(kernel: Kernel, column: int, d: int, lags: Tensor) -> Tensor | None:
     return torch.stack(found).amax(0) if found else None
 
 
-def _length(
-    kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, how: tuple[float, float, float]
-) -> float:
+def _length(kernel: Kernel, column: int, d: int, wide: float, settings: GridSettings, repeats: Repeats) -> float:
     """Length of the box along a column: its range and what terms take to decay, in whole periods of those that do
-    not. Args: how, room; what may repeat; and what may repeat where the distance would grow too much. Raises:
-    NoGridError."""
+    not. Raises: NoGridError."""
     lags = wide * torch.logspace(-6.0, math.log10(FARTHEST), STEPS, dtype=F64)
     left = _decay(kernel, column, d, lags)
 
-    def margin(share: float) -> float:
-        assert left is not None
-        there = (left > share).nonzero()
-        return float(lags[min(int(there.max()) + 1, STEPS - 1)]) if len(there) else 0.0
+    def distance(share: float) -> float:
+        there = lags[:0] if left is None else (left > share).nonzero()
+        return float(lags[min(int(there[-1]) + 1, STEPS - 1)]) if len(there) else 0.0
 
-    least = 0.0 if left is None else wide + how[0] * min(margin(how[1]), settings.grown * margin(how[2]))
+    margin = min(distance(repeats.share), settings.grown * distance(repeats.at_most))
+    least = 0.0 if left is None else wide + repeats.room * margin
     along_it = [leaves_along(term, column, d) for term in terms(kernel)]
     periods = [_period(leaf, column, d) for decaying, lasting in along_it if not decaying for leaf in lasting]
     if not periods:
