@@ -44,13 +44,21 @@ def prolate(m: int, share: float) -> tuple[Tensor, Tensor]:
     most, steps = min(count, math.ceil(count * share) + BEYOND), torch.arange(count, dtype=F64)
     diagonal = (m - steps).square() * math.cos(math.pi * share)
     beside = 0.5 * steps[1:] * (count - steps[1:])
-    chosen = {"select": "i", "select_range": (count - most, count - 1), "lapack_driver": "stemr"}
-    _, found = eigh_tridiagonal(diagonal.numpy(), beside.numpy(), **chosen)
-    vectors = torch.from_numpy(found).flip(1)
-    correlations = torch.fft.irfft(torch.fft.rfft(vectors, 2 * count, dim=0).abs().square(), dim=0)[:count]
+    vectors = torch.zeros(count, most, dtype=F64)
+    for parity in (0, 1):  # in turn by their eigenvalues; of each a matrix of half the size
+        here, wanted = slice(m + parity, None), (most + 1 - parity) // 2
+        apart = beside[here].clone()
+        apart[:1] *= 1.0 if parity else math.sqrt(2.0)
+        chosen = {"select": "i", "select_range": (m - parity - wanted + 1, m - parity), "lapack_driver": "stemr"}
+        found = torch.from_numpy(eigh_tridiagonal(diagonal[here].numpy(), apart.numpy(), **chosen)[1]).flip(1)
+        found[1 - parity :] *= math.sqrt(0.5)
+        vectors[here, parity::2], vectors[: m + 1 - parity, parity::2] = found, found.flip(0) * (1.0 - 2.0 * parity)
+    inside = math.floor(count * share)  # vectors that have more than half of their energy there
+    weak = torch.fft.rfft(vectors[:, inside:], 2 * count, dim=0).abs().square()
+    correlations = torch.fft.irfft(weak, dim=0)[:count]
     lags = 2.0 * share * torch.sinc(share * steps)
     lags[0] = share
-    kept = lags @ correlations > LEAST
+    kept = torch.cat([torch.ones(inside, dtype=torch.bool), lags @ correlations > LEAST])
     vectors, odd = vectors[:, kept], torch.arange(most)[kept] % 2
     lobes = vectors.square() > max(1e-7, 1.0 / count)  # signs as those of SciPy, which files and ranks rely on
     first = vectors.gather(0, lobes.byte().argmax(0, keepdim=True)).squeeze(0)
@@ -99,17 +107,25 @@ class Domain:
             found = torch.tensordot(found, rows.to(C128), dims=([1], [1]))
         return found
 
+    @cached_property
+    def _parities(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """Of each axis where its even and its odd vectors are, and their halves j >= 0, those of j > 0 twice."""
+        found = []
+        for vectors, odd in zip(self.vectors, self.odd, strict=True):
+            half = vectors[len(vectors) // 2 :] * 2.0
+            half[0] *= 0.5
+            found.append([(at := (odd == k).nonzero().squeeze(1), half[:, at]) for k in (0, 1)])
+        return found
+
     def at(self, x: Tensor) -> Tensor:
         """Psi = E V i^p, real functions at points (n, columns), (n, size)."""
         found, grid = torch.ones(len(x), 1, dtype=F64), self.grid
-        for vectors, odd, column, centre, length in zip(
-            self.vectors, self.odd, grid.columns, grid.centre, grid.lengths, strict=True
+        for ((even, cosines), (odd, sines)), column, centre, length in zip(
+            self._parities, grid.columns, grid.centre, grid.lengths, strict=True
         ):
-            half = vectors[len(vectors) // 2 :] * 2.0
-            half[0] *= 0.5
-            waves = _powers((x[:, column].double() - centre) * (2.0 * math.pi / length), len(half))
-            own = torch.empty(len(x), len(odd), dtype=F64)
-            own[:, odd == 0], own[:, odd == 1] = waves.real @ half[:, odd == 0], waves.imag @ -half[:, odd == 1]
+            waves = _powers((x[:, column].double() - centre) * (2.0 * math.pi / length), len(cosines))
+            own = torch.empty(len(x), len(even) + len(odd), dtype=F64)
+            own[:, even], own[:, odd] = waves.real @ cosines, waves.imag @ -sines
             found = (found.unsqueeze(2) * own.unsqueeze(1)).flatten(1)
         return found
 
@@ -128,17 +144,31 @@ class Domain:
         return self._turned(found)
 
     def _form_of_one(self, whole: Tensor, times: int) -> Tensor:
-        """`form` along one axis, where all pairs of vectors would need more memory than the matrix."""
-        (vectors,) = self.vectors
+        """`form` along one axis, where all pairs of vectors would need more memory than the matrix: real products of
+        halves, as the real part of A leaves vectors even or odd and its imaginary part turns them round."""
+        ((even, cosines), (odd, sines)), (vectors,) = self._parities[0], self.vectors
+        m, found = len(vectors) // 2, torch.zeros(self.size, self.size, dtype=F64)
         if not times:
-            return self._turned(vectors.mT @ (whole.unsqueeze(1) * vectors))
-        m, parts = len(vectors) // 2, []
+            for at, half in self._parities[0]:
+                found[at.unsqueeze(1), at] = half.mT @ (whole[m:].unsqueeze(1) * vectors[m:, at])
+            return 0.5 * (found + found.mT)
         size = fast_length(6 * m + 1)
-        symbol = torch.fft.fft(whole, n=size).unsqueeze(1)
-        for some in vectors.split(max(1, IMAGES // size), 1):
-            image = torch.fft.ifft(torch.fft.fft(some, n=size, dim=0) * symbol, dim=0)
-            parts.append(vectors.to(C128).mT @ image[2 * m : 4 * m + 1])
-        return self._turned(torch.cat(parts, 1))
+        plain, turning = (torch.fft.rfft(part, n=size) for part in (whole.real, whole.imag))
+
+        def blocks(at: Tensor, *kinds: tuple[Tensor, Tensor]) -> list[Tensor]:
+            """Products of halves with images of vectors by symbols, halves and symbols of `kinds`."""
+            each = [list[Tensor]() for _ in kinds]
+            for some in vectors.mT[at].split(max(1, IMAGES // size)):
+                spectrum = torch.fft.rfft(some.contiguous(), n=size)
+                for own, (half, symbol) in zip(each, kinds, strict=True):
+                    own.append(half.mT @ torch.fft.irfft(spectrum * symbol, n=size)[:, 3 * m : 4 * m + 1].mT)
+            return [torch.cat(own, 1) for own in each]
+
+        (found[even.unsqueeze(1), even],) = blocks(even, (cosines, plain))
+        if len(odd):
+            found[odd.unsqueeze(1), odd], across = blocks(odd, (sines, plain), (cosines, turning))
+            found[even.unsqueeze(1), odd], found[odd.unsqueeze(1), even] = -across, -across.mT
+        return 0.5 * (found + found.mT)
 
     def lags(self, matrix: Tensor) -> Tensor:
         """sum of (V M V*)_jk over j - k = l of a real symmetric M, for l up to twice the orders, as a half, (M-448): of
@@ -157,10 +187,13 @@ class Domain:
     def diagonal(self, matrix: Tensor) -> Tensor:
         """Diagonal of V M V*, as a half."""
         d = self.grid.d
-        if d == 1:
+        if d == 1:  # even and odd vectors cancel
             (vectors,) = self.vectors
-            rows = vectors.to(C128) * self.turns
-            return self.grid.half(((rows @ matrix.to(C128)) * torch.conj(rows)).sum(1).real)
+            found = torch.zeros(len(vectors) - len(vectors) // 2, dtype=F64)
+            for at, _ in self._parities[0]:
+                half = vectors[len(vectors) // 2 :, at]
+                found += ((half @ matrix[at.unsqueeze(1), at]) * half).sum(1)
+            return found
         found = (matrix * (self.turns.unsqueeze(1) * torch.conj(self.turns))).reshape(*self.sizes, *self.sizes)
         order = [axis for k in range(d) for axis in (k, d + k)]
         found = found.permute(order)
