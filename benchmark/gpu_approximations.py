@@ -45,6 +45,25 @@ def objective(kind: str, x: Tensor, y: Tensor, sizes: Sizes) -> LogJoint:
     return FullScaleLogJoint(problem, layout)
 
 
+def agreement_of_series(device: str, n: int = 20_000, d: int = 2) -> dict[str, float]:
+    """As `agreement`, of Fourier series, whose gradients are those of their fit."""
+    x, y = data(n, d)
+    test = data(50, d)[0] * 0.9 + 0.05
+
+    def answers(place: str) -> list[Tensor]:
+        here, targets = x.to(place), y.to(place)
+        prediction = prior(d).to(place).condition(here, targets, approximation="fourier").predict(test.to(place))
+        fit = fgp.fit(
+            prior(d).to(place), here, targets, approximation="fourier", starts=1, max_iterations=3, progress=False
+        )
+        reached = fit.posterior.log_marginal_likelihood().cpu().reshape(1) / n
+        return [prediction.mean.cpu(), prediction.variance.cpu(), reached]
+
+    wanted, found = answers("cpu"), answers(device)
+    errors = [float((b - a).abs().max() / a.abs().max()) for a, b in zip(wanted, found, strict=True)]
+    return {"mean": errors[0], "variance": errors[1], "fit": float((found[-1] - wanted[-1]).abs())}
+
+
 def agreement(kind: str, device: str, n: int = 2000, d: int = 3) -> dict[str, float]:
     """The largest differences between a device and the CPU: of a value, a gradient, means and variances, each of the
     largest number there, and of a fit's log likelihood, nats a row."""

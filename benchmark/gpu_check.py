@@ -136,6 +136,8 @@ def checks(small: bool) -> Iterator[Check]:
         yield f"approximation {kind}", lambda device, kind=kind: approximation(kind, device, 300 if small else 2000)
     if small:
         return
+    if importlib.util.find_spec("cufinufft") is not None:
+        yield "approximation fourier", lambda device: series(device)
     matern, rbf = kernels.Matern, kernels.SquaredExponential
     for d in (1, 8, 9, 26, 64, 65, 200):
         yield f"d{d}", lambda device, d=d: errors(matern(1.5, d**0.5).to(device), points(700, d, device), None, 5)
@@ -170,6 +172,12 @@ def approximation(kind: str, device: str, n: int) -> dict[str, float]:
     from gpu_approximations import agreement
 
     return agreement(kind, device, n)
+
+
+def series(device: str) -> dict[str, float]:
+    from gpu_approximations import agreement_of_series
+
+    return agreement_of_series(device)
 
 
 def exact_fit(device: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ autograd does not run there.
 import contextlib
 import operator
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["DEVICE", "SecondDevice", "held"]
+__all__ = ["DEVICE", "SecondDevice", "held", "transforms"]
 
 DEVICE = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -27,6 +28,7 @@ OF_MEMORY: dict[str, Any] = {
     "get_memory_info": lambda device: (2**33, 2**34), "memory_reserved": lambda device: 0,
     "memory_allocated": lambda device: 0,
 }  # fmt: skip
+OF_STREAMS: dict[str, Any] = {"current_stream": lambda device: SimpleNamespace(cuda_stream=0)}
 MOVES = (aten._to_copy.default, aten.copy_.default)
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 
@@ -119,6 +121,33 @@ def _plain(value: Any) -> Any:
     return tree_map_only(_Held, lambda tensor: tensor.inner, value)
 
 
+def transforms() -> ModuleType:
+    """A cufinufft of the second device: as that it refuses what is not contiguous there, of one precision."""
+    import finufft
+
+    def of(name: str) -> Callable[..., Tensor]:
+        def run(
+            *given: Tensor, n_modes: Any = None, eps: float, isign: int, gpu_device_id: int, gpu_stream: int
+        ) -> Tensor:
+            assert gpu_device_id == DEVICE.index
+            assert gpu_stream == 0
+            for tensor in given:
+                assert isinstance(tensor, _Held)
+                assert tensor.is_contiguous()
+                assert not tensor.requires_grad
+            assert {tensor.dtype.to_complex() for tensor in given} == {given[-1].dtype}
+            modes = {} if n_modes is None else {"n_modes": n_modes}
+            *points, values = (tensor.inner.numpy() for tensor in given)
+            return held(torch.from_numpy(getattr(finufft, name)(*points, values, eps=eps, isign=isign, **modes)))
+
+        return run
+
+    made = ModuleType("cufinufft")
+    for name in (f"nufft{d}d{kind}" for d in (1, 2, 3) for kind in (1, 2)):
+        setattr(made, name, of(name))
+    return made
+
+
 def held(tensor: Tensor) -> Tensor:
     """A tensor of the CPU on the second device."""
     return _Held(tensor.detach())
@@ -130,7 +159,7 @@ class SecondDevice(TorchDispatchMode):
     def __enter__(self) -> Any:
         self._patches = contextlib.ExitStack()
         for place, said in (
-            (torch.cuda, OF_CUDA),
+            (torch.cuda, OF_CUDA | OF_STREAMS),
             (torch.accelerator, OF_MEMORY),
             (torch, {"tensor": _tensor, "as_tensor": _as_tensor}),
         ):

@@ -3,20 +3,24 @@
 Without autograd, which the second device does not have: gradients are those by hand.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+import flashgp as fgp
+from flashgp.foundations.errors import BackendUnavailableError, DomainError
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import layout_of
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
 from flashgp.inference.training.objective import Problem
+from flashgp.kernels import Matern, SquaredExponential
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Sizes
 from inference.plain_gp import data, model
-from second_device import DEVICE, SecondDevice, held
+from second_device import DEVICE, SecondDevice, held, transforms
 
 KINDS = {
     "full scale": {"approximation": "full_scale", "inducing": 20, "neighbours": 24},
@@ -68,6 +72,50 @@ def test_the_gradient_of_full_scale_is_where_its_rows_are() -> None:
         return [slope for slope in found if slope is not None]
 
     agree(answers)
+
+
+SERIES = {
+    "one column": lambda: 1.0 * Matern(2.5, 0.5, active_dims=[0]),
+    "two columns": lambda: 1.0 * Matern(2.5, 0.5, active_dims=[0, 1]),
+    "three columns, without a factor": lambda: 1.0 * SquaredExponential(0.16),
+    "terms in different columns": lambda: Matern(2.5, 0.5, active_dims=[0]) + Matern(2.5, 0.5, active_dims=[1]),
+}
+
+
+@pytest.mark.parametrize("name", list(SERIES))
+@pytest.mark.parametrize("read", [False, True])
+def test_a_series_is_transformed_where_its_rows_are(name: str, read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cufinufft, whose place finufft takes here."""
+    monkeypatch.setitem(sys.modules, "cufinufft", transforms())
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(120, 3, generator=generator, dtype=torch.float64)
+    y = torch.sin(4.0 * x.sum(1)) + 0.1 * torch.randn(120, generator=generator, dtype=torch.float64)
+
+    def answers(place: Place) -> list[Tensor]:
+        rows, targets, test = place(x), place(y), place(0.9 * x[:7] + 0.05)
+        gp = fgp.GP(SERIES[name](), likelihood=fgp.likelihoods.Gaussian(0.1)).to(rows.device)
+        given = ([(rows[:100], targets[:100]), (rows[100:], targets[100:])],) if read else (rows, targets)
+        posterior = gp.condition(*given, approximation="fourier")
+        assert (posterior.report.device, posterior.report.backend) == (
+            ("cpu", "finufft") if rows.device.type == "cpu" else (str(DEVICE), "cufinufft")
+        )
+        prediction, appended = posterior.predict(test), posterior.append(test, targets[:7])
+        made = [prediction.mean, prediction.variance, prediction.covariance(), appended.predict(test).mean]
+        if not read:
+            found = posterior.leave_one_out()
+            made += [posterior.paths(2, seed=0)(test), found.mean, found.variance]
+        return made
+
+    agree(answers)
+
+
+def test_a_series_needs_the_library_of_the_device_and_rows_there() -> None:
+    x, y = data(60)
+    gp = fgp.GP(Matern(1.5), likelihood=fgp.likelihoods.Gaussian(0.1))
+    with pytest.raises(BackendUnavailableError, match=r"needs cufinufft.*flashgp\[fourier-cuda\]"):
+        gp.to(DEVICE).condition(held(x), held(y), approximation="fourier")
+    with pytest.raises(DomainError, match=r"`device` of Fourier series is that of the rows, got 'cuda:0'"):
+        gp.condition(x, y, approximation="fourier", device="cuda:0")
 
 
 def test_the_second_device_refuses_what_an_accelerator_refuses() -> None:

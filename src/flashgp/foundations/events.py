@@ -99,7 +99,7 @@ class NoSeries(StrEnum):
     COLUMNS = "a term of the covariance function is not of one to three columns"
     FREQUENCIES = "the covariance function takes too many frequencies for the memory or the noise"
     MODEL = "the model has another likelihood, noise or number of outputs than they serve"
-    DEVICE = "they are made on the processor, where the rows are not"
+    DEVICE = 'their time on a GPU is not measured; approximation="fourier" takes them'
     SIZES = "inducing points or neighbours were asked for"
     SLOWER = "another way is as quick, or keeps to the limits better"
 

@@ -20,7 +20,7 @@ from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_residual
-from flashgp.inference.fourier.grid import PIECE, Grid, library
+from flashgp.inference.fourier.grid import PIECE, Grid, library, library_of
 from flashgp.inference.fourier.grids import Series, coordinates_of, series_of
 from flashgp.inference.fourier.local import windows_that_serve
 from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled, sums_at
@@ -44,6 +44,7 @@ from flashgp.inference.streamed.rows import (
 from flashgp.inference.training.objective import Problem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.plan import Plan
+from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import decided_by_first
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.source import Held, RowSource
@@ -62,10 +63,17 @@ SAFE = 3.0  # times the difference of two grids, by which the mean of the finer 
 ROOM = 3.0  # times the error that was asked for, up to which nothing is said but the report's bound
 
 
-def refuse_unfit(prior: Prior, d: int) -> None:
-    """DomainError for models that have no Fourier series."""
-    if refusal := unfit(prior, d):
+def refuse_unfit(prior: Prior, survey: Survey, device: str | torch.device | None) -> None:
+    """DomainError for models that have no Fourier series, and for a device where the rows are not;
+    BackendUnavailableError without the library of that device."""
+    if refusal := unfit(prior, survey.width):
         raise DomainError(f"`approximation` {refusal.text}")
+    if device not in (None, "auto") and chosen_device(device, survey.x).type != survey.device.type:
+        raise DomainError(
+            f"`device` of Fourier series is that of the rows, got {str(device)!r} for rows on {survey.device}; "
+            "move them there"
+        )
+    library(survey.device)
 
 
 def condition(
@@ -76,8 +84,7 @@ def condition(
     began, run, own = time.perf_counter(), settings.run, prior
     prior, survey = first_pass(prior, rows, asked, run)
     rows = survey.source
-    refuse_unfit(prior, survey.width)
-    library()
+    refuse_unfit(prior, survey, run.device)
     if prior.likelihood.has_sites or not isinstance(rows, Held) or run.group.size > 1:
         return condition_on(prior, survey, settings)
     prior, told = found_sites(own, rows, survey, run)
@@ -293,7 +300,8 @@ def _state(
             errors = grid_errors_of(weights, coarse_weights, survey, options.grid)
             errors = group.number_of_first(errors[0]), group.number_of_first(errors[1])
     report = Report(
-        route=ROUTE, backend="finufft", device="cpu", dtype="float64", iterations=weights.solution.iterations,
+        route=ROUTE, backend=library_of(survey.device), device=str(survey.device), dtype="float64",
+        iterations=weights.solution.iterations,
         seconds=time.perf_counter() - began, events=events, plan=plan, peak_bytes=taken_bytes(sums, survey),
     )  # fmt: skip
     if plan is not None:

@@ -31,7 +31,7 @@ from flashgp.inference.fourier.condition import (
     refuse_without_factor,
     with_sites,
 )
-from flashgp.inference.fourier.grid import library
+from flashgp.inference.fourier.grid import CPU
 from flashgp.inference.fourier.grids import Series
 from flashgp.inference.fourier.objective import FourierLogJoint
 from flashgp.inference.fourier.pass_objective import FourierPassLogJoint
@@ -66,7 +66,6 @@ from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fourier_price import FourierPrice
 from flashgp.planner.plan import Plan, Sizes
-from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import deadline_of, largest
 from flashgp.processes.group import ALONE
 from flashgp.sources.source import Held, RowSource
@@ -103,12 +102,10 @@ class FourierFit(EngineFit[FourierState]):
         whole, self.rows = self.whole, self.whole.source
         self.asked, self.by_sites = asked, not prior.likelihood.has_sites
         self.survey = whole.of_sample if whole.cut else whole
-        refuse_unfit(prior, self.survey.width)
-        library()
+        refuse_unfit(prior, self.survey, options.run.device)
         self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
         self.counts = counts_of(self.survey)
-        target = chosen_device(options.run.device, self.survey.x)
-        self.wanted = options.planning(memory=agreed_memory(options.run.memory, target, group), device=target)
+        self.wanted = options.planning(memory=agreed_memory(options.run.memory, CPU, group), device=CPU)
         self.plan: Plan = approximate_plan(
             prior, self.counts, asked, self.wanted, options.run.deadline.limit, read=not isinstance(self.rows, Held)
         )
@@ -120,7 +117,7 @@ class FourierFit(EngineFit[FourierState]):
         if self.kept:
             assert isinstance(self.rows, Held)
             searched, x, y = self.result, self.rows.x.double(), self.rows.y.double()
-        self.problem = problem_of(searched, Data(searched, x, y), target, direct, options, joined=False)
+        self.problem = problem_of(searched, Data(searched, x, y), x.device, direct, options, joined=False)
         self.mark = (asked.kind, self.survey.count, self.survey.checksum)
         self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.searched = options.run.deadline.share(SEARCHED)

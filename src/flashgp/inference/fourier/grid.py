@@ -6,6 +6,7 @@ f is real where a_-j is the conjugate of a_j: arrays hold the half with j_d >= 0
 m_d + 1), and count as vectors of as many real numbers as there are frequencies, M.
 """
 
+import importlib
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -14,16 +15,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from flashgp.foundations.errors import BackendUnavailableError
 from flashgp.foundations.lazy_import import lazy_import
 
-C128 = torch.complex128
+C128, CPU = torch.complex128, torch.device("cpu")
 ACCURACY = 1e-10  # of nonuniform transforms, relative to the sum of the moduli
 COARSE = 1e-8  # accuracy from which grids of transforms may be small
+EXTRAS = {"finufft": "fourier", "cufinufft": "fourier-cuda"}
 PIECE = 2**21  # points that are transformed at once
 
 
@@ -118,16 +119,16 @@ class Grid:
         assert found is not None
         return found
 
-    def angles(self, x: Tensor) -> list[numpy.ndarray]:
+    def angles(self, x: Tensor) -> list[Tensor]:
         """2 pi (x - centre) / L of each column, of points (n, d)."""
         return [
-            (x[:, column].double() - centre).mul(2.0 * math.pi / length).contiguous().numpy(force=True)
+            (x[:, column].detach().double() - centre).mul(2.0 * math.pi / length).contiguous()
             for column, centre, length in zip(self.columns, self.centre, self.lengths, strict=True)
-        ]  # fmt: skip
+        ]
 
     def adjoint(self, x: Tensor, strengths: Tensor, times: int = 1, accuracy: float = ACCURACY) -> Tensor:
         """sum_n s_n exp(-2 pi i nu_j . (x_n - centre)) of real strengths (k, n), for j up to `times` the orders, as
-        halves, (k, *shape). Two of them make one complex transform. Cost: n accuracy digits^d, M log M."""
+        halves, (k, *shape), on the CPU. Two of them make one complex transform. Cost: n accuracy digits^d, M log M."""
         orders = [times * m for m in self.orders]
         shape = tuple(2 * m + 1 for m in orders)
         pairs = -(-len(strengths) // 2)
@@ -138,7 +139,7 @@ class Grid:
                 part = torch.cat([part, torch.zeros_like(part[:1])])
             packed = torch.complex(part[::2].contiguous(), part[1::2].contiguous())
             angles = self.angles(x[start : start + PIECE])
-            total += torch.from_numpy(transform("1", angles, packed.numpy(force=True), shape, accuracy))
+            total += transform("1", angles, packed.detach().to(x.device), shape, accuracy).cpu()
         mirrored = torch.conj(total.flip([*range(-self.d, 0)]))
         found = torch.stack([0.5 * (total + mirrored), -0.5j * (total - mirrored)], 1).flatten(0, 1)
         return self.half(found[: len(strengths)])
@@ -163,47 +164,58 @@ class Grid:
         return Toeplitz(self, entries)
 
     def forward(self, x: Tensor, coefficients: Tensor, accuracy: float = ACCURACY) -> Tensor:
-        """f at points (n, d) of k functions, (k, *shape): (k, n), float64."""
-        whole = self.whole(coefficients)
+        """f at points (n, d) of k functions, (k, *shape): (k, n), float64, where the points are."""
+        whole = self.whole(coefficients.detach().to(x.device))
         if len(whole) % 2:
             whole = torch.cat([whole, torch.zeros_like(whole[:1])])
-        packed = (whole[::2] + 1j * whole[1::2]).numpy(force=True)
-        found = torch.empty(len(whole), len(x), dtype=torch.float64)
+        packed = whole[::2] + 1j * whole[1::2]
+        found = torch.empty(len(whole), len(x), dtype=torch.float64, device=x.device)
         for start in range(0, len(x), PIECE):
-            values = torch.from_numpy(transform("2", self.angles(x[start : start + PIECE]), packed, (), accuracy))
+            values = transform("2", self.angles(x[start : start + PIECE]), packed, (), accuracy)
             found[::2, start : start + PIECE], found[1::2, start : start + PIECE] = values.real, values.imag
         return found[: len(coefficients)]
 
 
-def transform(
-    kind: str, angles: Sequence[numpy.ndarray], values: numpy.ndarray, shape: tuple[int, ...], accuracy: float
-) -> numpy.ndarray:
-    """Nonuniform FFTs, (k, ...), of type 1 to that shape, or of type 2. Raises: BackendUnavailableError."""
-    finufft = library()
-    function: Callable[..., numpy.ndarray] = getattr(finufft, f"nufft{len(angles)}d{kind}")
-    options: dict[str, Any] = {"eps": accuracy, "isign": -1 if kind == "1" else 1, "nthreads": torch.get_num_threads()}
-    if accuracy >= COARSE:  # grids of 1.25 times as many numbers as frequencies, which are enough for it
-        options["upsampfac"] = 1.25
-    if values.dtype == numpy.complex64:
-        angles = [one.astype(numpy.float32) for one in angles]
+def transform(kind: str, angles: Sequence[Tensor], values: Tensor, shape: tuple[int, ...], accuracy: float) -> Tensor:
+    """Nonuniform FFTs, (k, ...), of type 1 to that shape, or of type 2, where the points are. Raises:
+    BackendUnavailableError."""
+    device = angles[0].device
+    function: Callable[..., Any] = getattr(library(device), f"nufft{len(angles)}d{kind}")
+    options: dict[str, Any] = {"eps": accuracy, "isign": -1 if kind == "1" else 1}
+    if values.dtype == torch.complex64:
+        angles = [one.float() for one in angles]
     if not len(angles[0]):
-        return numpy.zeros((len(values), *(shape or (0,))), values.dtype)
+        return values.new_zeros(len(values), *(shape or (0,)))
     if kind == "1":
         options["n_modes"] = shape if len(shape) > 1 else shape[0]
-    return function(*angles, values, **options).reshape(len(values), *(shape or (-1,)))
+    values = values.resolve_conj().contiguous()
+    if device.type == "cuda":
+        options["gpu_device_id"] = device.index
+        options["gpu_stream"] = torch.cuda.current_stream(device).cuda_stream
+        return function(*angles, values, **options).reshape(len(values), *(shape or (-1,)))
+    options["nthreads"] = torch.get_num_threads()
+    if accuracy >= COARSE:  # grids of 1.25 times as many numbers as frequencies, which are enough for it
+        options["upsampfac"] = 1.25
+    found = function(*(one.numpy() for one in angles), values.numpy(), **options)
+    return torch.from_numpy(found.reshape(len(values), *(shape or (-1,))))
 
 
-def library() -> Any:
-    """finufft, imported. Raises: BackendUnavailableError."""
+def library_of(device: torch.device) -> str:
+    """Name of the library that transforms points on a device."""
+    return "cufinufft" if device.type == "cuda" else "finufft"
+
+
+def library(device: torch.device = CPU) -> Any:
+    """finufft, or for points on a GPU cufinufft, imported. Raises: BackendUnavailableError."""
+    name = library_of(device)
     try:
-        lazy_import("finufft")
-        import finufft  # type: ignore[import-untyped]
+        lazy_import(name)
+        return importlib.import_module(name)
     except ImportError:
         raise BackendUnavailableError(
-            '`approximation` "fourier" needs finufft, which is not installed; pip install flashgp[fourier], or pass '
-            '"full_scale"'
+            f'`approximation` "fourier" needs {name}, which is not installed; pip install flashgp[{EXTRAS[name]}], or '
+            'pass "full_scale"'
         ) from None
-    return finufft
 
 
 class Gram(ABC):

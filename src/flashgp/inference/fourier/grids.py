@@ -110,7 +110,7 @@ class Grids:
         by_functions = [two for two, pair in pairs.items() if pair is None]
         needed = sorted({k for two in by_functions for k in two})
         for start in range(0, len(x) if needed else 0, step := max(1, BLOCK_NUMBERS // domains.size)):
-            some, precision = x[start : start + step], strengths[:1, start : start + step].double()
+            some, precision = (t[start : start + step].cpu() for t in (x, strengths[0].double()))
             functions = {k: domains.parts[k].at(some) for k in needed}
             for one, other in by_functions:
                 gram[domains.places[one], domains.places[other]] += (functions[one].mT * precision) @ functions[other]

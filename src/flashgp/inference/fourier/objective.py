@@ -17,6 +17,7 @@ factor G and log|B| are estimates, by vectors that stay while parameters move.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy
 import torch
@@ -94,6 +95,11 @@ class SeriesLogJoint(LogJoint):
             solves = 1.0 + self.settings.solves.probes_of(self.grid.size) / len(sums.squares)
             told((time.perf_counter() - began) * solves)
         return found
+
+    def pull(self, inputs: Sequence[Tensor], slopes: Sequence[Tensor | None], *more: Any, **how: Any) -> Any:
+        """See `LogJoint.pull`: the weights' slopes are on the CPU, the parameters where the caller has them."""
+        moved = [None if by is None else by.to(one.device) for one, by in zip(inputs, slopes, strict=True)]
+        return super().pull(inputs, moved, *more, **how)
 
     def slopes(
         self, weights: WeightPosterior, others: Sequence[FourierSums] = ()

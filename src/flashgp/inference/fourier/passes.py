@@ -100,10 +100,11 @@ class SeriesValues:
     def series(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the series at points, (n,) each."""
         if not self.sums.count:
-            return torch.zeros(len(x), dtype=torch.float64), self.sums.grid.total(self.spectrum).expand(len(x))
+            none = x.new_zeros(len(x), dtype=torch.float64)
+            return none, none + float(self.sums.grid.total(self.spectrum))
         system = self.weights.system
         mean = self.sums.grid.forward(x, system.root * self.weights.solution.value)[0]
-        return mean, system.inverse_variance_at(x)
+        return mean, system.inverse_variance_at(x.cpu()).to(x.device)
 
     def marginals(self, prior: Prior, x: Tensor, sites: Sites) -> Marginals:
         """q(f) of rows under their sites, which q has seen."""

@@ -51,8 +51,8 @@ class FourierPredictor(Predictor):
         coefficients = self._state.coefficients
         with torch.set_grad_enabled(self.wants_graph(x)):
             if self.wants_graph(x):
-                parts = [self._taped(part, coefficients) for part in x.split(TAPED_POINTS)]
-                found = torch.cat(parts) if parts else x.new_zeros(0, len(coefficients), dtype=F64)
+                parts = [self._taped(part, coefficients) for part in x.cpu().split(TAPED_POINTS)]
+                found = torch.cat(parts).to(x.device) if parts else x.new_zeros(0, len(coefficients), dtype=F64)
             else:
                 found = self._state.grid.forward(x, coefficients).mT
             value = self._state.prior.mean_at(x) + found
@@ -68,10 +68,10 @@ class FourierPredictor(Predictor):
         began, state = time.perf_counter(), self._state
         self.check(x)
         with torch.set_grad_enabled(self.wants_graph(x)):
-            found = self._variance(x)
+            found = self._variance(x.cpu())
         self._took(began)
         outputs = len(state.coefficients)
-        return found.mapped(lambda t: t.unsqueeze(-1).expand(*t.shape, outputs))
+        return found.mapped(lambda t: t.to(x.device).unsqueeze(-1).expand(*t.shape, outputs))
 
     def _variance(self, x: Tensor) -> Variance:
         state = self._state
@@ -119,11 +119,11 @@ class FourierPredictor(Predictor):
         self.check(x)
         check_joint(len(x), 32 * len(x) * self._state.grid.size, x.device)
         with torch.set_grad_enabled(self.wants_graph(x)):
-            phi = self._phi(x)
+            phi = self._phi(x.cpu())
             solved = self._solved(phi)
             weighted = solved * self._state.grid.multiplicity
             joint = torch.view_as_real(phi).flatten(1) @ torch.view_as_real(weighted).flatten(1).mT
-            return 0.5 * (joint + joint.mT) + self._state.tail * torch.eye(len(x), dtype=F64)
+            return (0.5 * (joint + joint.mT) + self._state.tail * torch.eye(len(x), dtype=F64)).to(x.device)
 
     def paths(self, count: int, features: int, seed: int | None) -> Paths:
         return draw_paths(self._state, count, features, seed)
@@ -210,8 +210,8 @@ def draw_paths(state: FourierState, count: int, features: int, seed: int | None)
 
 def _values(state: FourierState, functions: Tensor, x: Tensor) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
-        waves = state.grid.waves(x)
-        found = torch.stack([state.grid.dot(waves, one.expand_as(waves)) for one in functions], -1)
+        waves = state.grid.waves(x.cpu())
+        found = torch.stack([state.grid.dot(waves, one.expand_as(waves)) for one in functions], -1).to(x.device)
     else:
         found = state.grid.forward(x, functions).mT
     return found + repeated_mean(state.prior.mean_at(x), found.shape[-1])

@@ -10,7 +10,6 @@ exact ones too, with an error that is measured at some rows.
 import math
 from dataclasses import dataclass, field, replace
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -116,17 +115,16 @@ class Waves:
             found[:, -1] = self._of_one(angles, v[:, -1])
         return found
 
-    def _of_one(self, angles: list[numpy.ndarray], v: Tensor) -> Tensor:
+    def _of_one(self, angles: list[Tensor], v: Tensor) -> Tensor:
         """Frequencies j_d >= 0 alone, around the middle of these: the others are their conjugates."""
         middle = (self.grid.orders[-1] + 1) // 2
-        turn = torch.from_numpy(numpy.exp(-1j * middle * angles[-1]))
+        turn = torch.polar(torch.ones_like(angles[-1]), -middle * angles[-1])
         return (self._product(angles, v * turn, self.spectrum * self.grid.multiplicity.to(self.spectrum)) / turn).real
 
-    def _product(self, angles: list[numpy.ndarray], v: Tensor, spectrum: Tensor) -> Tensor:
-        packed = v.to(spectrum.dtype.to_complex()).unsqueeze(0).numpy()
+    def _product(self, angles: list[Tensor], v: Tensor, spectrum: Tensor) -> Tensor:
+        packed = v.to(spectrum.dtype.to_complex()).unsqueeze(0)
         waves = transform("1", angles, packed, tuple(spectrum.shape), self.accuracy)
-        waves *= spectrum.numpy()
-        return torch.from_numpy(transform("2", angles, waves, (), self.accuracy))[0]
+        return transform("2", angles, waves.mul_(spectrum), (), self.accuracy)[0]
 
 
 @dataclass(frozen=True, eq=False)

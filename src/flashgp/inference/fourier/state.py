@@ -378,7 +378,7 @@ def drawn_weights(
     generator = torch.Generator().manual_seed(seed + SEED_APART * group.rank)
     total = grid.normal(count, generator) * (group.rank == 0)
     for x, variance in blocks:
-        root = variance.double().rsqrt().expand(len(x))
+        root = variance.double().rsqrt().expand(len(x)).cpu()
         for start in range(0, count, 2):
             pair = torch.randn(min(2, count - start), len(x), generator=generator, dtype=F64) * root
             total[start : start + 2] += weights.system.root * grid.adjoint(x, pair, accuracy=settings.sampled_accuracy)
@@ -393,10 +393,10 @@ def variance_at(
     """phi* B^-1 phi at the rows x, of noise and tail `variance`: by a factor, by windows, or by draws, (n,)."""
     system = weights.system
     if system.dense:
-        return system.inverse_variance_at(x)
-    near = near_variance(system, kernel, x, 0.0, settings.windows)
+        return system.inverse_variance_at(x.cpu()).to(x.device)
+    near = near_variance(system, kernel, x.cpu(), 0.0, settings.windows)
     if near is not None:
-        return near[0]
+        return near[0].to(x.device)
     drawn = drawn_weights(weights, [(x, variance)], settings.draws, settings, seed + DRAWN_SEED)
     return weights.sums.grid.forward(x, system.root * drawn).square().mean(0)
 
