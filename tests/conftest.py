@@ -1,6 +1,6 @@
 """What every test shares: reproducible property tests, checked shapes, markers, and the data beside the checkout.
 
-Torch's thread count and flags stay as they are: the library must not depend on them.
+Torch's flags stay as they are: the library must not depend on them. Each worker has its share of the cores.
 """
 
 import contextlib
@@ -21,10 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # No result of a test may depend on what `flashgp tune` once measured here; child processes inherit it.
 os.environ["FLASHGP_PROFILE"] = "built-in"
 
-# Beside another worker, threads that wait by spinning take the core that the other would compute on. Only waiting
-# changes, no result; it counts where it is set before torch is imported.
+# Beside another worker, threads that wait by spinning take the core that the other would compute on, and so do more
+# threads than its share of the cores. It counts where it is set before torch is imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+
+# Folders of code that divides its work among threads, which has two of them in every run.
+THREADED = {ROOT / "tests" / name for name in ("linalg", "operators", "pairwise", "solvers")}
 
 if os.environ.get("FLASHGP_CHECK_SHAPES", "1") == "0":
     SHAPES = "not checked: FLASHGP_CHECK_SHAPES=0"
@@ -62,6 +67,20 @@ def _accelerator() -> bool:
     import torch
 
     return torch.accelerator.is_available()
+
+
+@pytest.fixture(autouse=True)
+def two_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where work is divided among threads, though a worker may have one core."""
+    if request.path.parent not in THREADED:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(2, before))
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
