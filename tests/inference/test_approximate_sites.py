@@ -166,10 +166,10 @@ def test_sites_of_more_rows_settle_less_and_never_to_more_than_a_hundredth_of_a_
 def test_labels_choose_points_and_neighbours_for_all_rows_twice() -> None:
     """A coarse search and one with the sizes asked for; regression may have one more."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(700, 2, generator=generator, dtype=torch.float64)
-    y = (torch.sin(9.0 * x[:, 0]) + 0.3 * torch.randn(700, generator=generator, dtype=torch.float64) > 0.0).double()
+    x = torch.rand(350, 2, generator=generator, dtype=torch.float64)
+    y = (torch.sin(9.0 * x[:, 0]) + 0.3 * torch.randn(350, generator=generator, dtype=torch.float64) > 0.0).double()
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5), likelihood=fgp.likelihoods.Bernoulli())
-    search = StochasticSettings(first_rows=300, negligible_gain=0.0)
+    search = StochasticSettings(first_rows=150, negligible_gain=0.0)
     rounds = {}
     for most in (2, 3):
         settings = FitSettings(stochastic=search, sites=SiteSettings(rounds=most))

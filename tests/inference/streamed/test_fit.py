@@ -107,12 +107,12 @@ NEVER = SampleSettings(min_evaluations=0.0)
 
 def test_a_pass_ends_with_the_time_and_a_finished_one_answers() -> None:
     """After the first evaluation of all rows its sums are the posterior; before, the sample is."""
-    x, y = data(3000)
+    x, y = data(1000)
     source = Counting(x, y)
     whole = fitted_by(source, 1e9)
     evaluations = [entry for entry in whole.history if entry.run.stage is Stage.APPROXIMATE]
     assert source.passes == 1 + 2 * len(evaluations)  # none after the search
-    every = 150.0
+    every = 50.0
     for end in (every + 10.5, 2.5 * every):  # in the first pass of the first evaluation, in its second
         source = Counting(x, y)
         with pytest.warns(fgp.FlashGPWarning, match="time limit"):
@@ -120,10 +120,10 @@ def test_a_pass_ends_with_the_time_and_a_finished_one_answers() -> None:
         assert source.now <= end + 4.0
         assert found.posterior.count == 200
         (event,) = of_kind(found.posterior.report.events, EventKind.POSTERIOR_OF_PART)
-        assert (event.fields["rows"], event.fields["of"]) == (200, 3000)
+        assert (event.fields["rows"], event.fields["of"]) == (200, 1000)
     source = Counting(x, y)
     found = fitted_by(source, 3.5 * every, sample=NEVER)
     assert found.interrupted
-    assert found.posterior.count == 3000
+    assert found.posterior.count == 1000
     again = found.gp.condition(batches(x, y), inducing=found.posterior.inducing)
     assert found.posterior.bound.lower == pytest.approx(again.bound.lower, rel=1e-10)

@@ -69,18 +69,18 @@ def test_rows_that_count_several_times_are_as_many_rows(times: float) -> None:
 
 
 def test_the_bound_is_near_that_of_passes() -> None:
-    x, y = data(2000)
-    passes, found = fgp.fit(model(), batches(x, y, 500), inducing=20, starts=1), fitted(x, y)
+    x, y = data(1000)
+    passes, found = fgp.fit(model(), batches(x, y, 250), inducing=20, starts=1), fitted(x, y)
     assert found.history[-1].run.stage is Stage.WEIGHTED
-    again = found.gp.condition(batches(x, y, 500), inducing=found.posterior.inducing)
-    assert again.bound.lower / 2000 > passes.posterior.bound.lower / 2000 - 0.03
+    again = found.gp.condition(batches(x, y, 250), inducing=found.posterior.inducing)
+    assert again.bound.lower / 1000 > passes.posterior.bound.lower / 1000 - 0.03
     chosen, said = event(found, EventKind.SAMPLE_CHOSEN), event(found, EventKind.ROWS_LEARNED)
-    assert (chosen["reason"], chosen["rows"], chosen["limit"]) == (SampleReason.PLANNED, 2000, 1e5)
-    assert (said["whole"], said["seen"], said["gap"]) == (True, 2000, 0.0)
+    assert (chosen["reason"], chosen["rows"], chosen["limit"]) == (SampleReason.PLANNED, 1000, 1e5)
+    assert (said["whole"], said["seen"], said["gap"]) == (True, 1000, 0.0)
     # One epoch at the parameters found is the optimum of q(u), (M-241).
     assert found.posterior.bound.lower == pytest.approx(again.bound.lower, rel=1e-9)
     assert torch.allclose(found.posterior.predict(x[:9]).mean, again.predict(x[:9]).mean, rtol=1e-7)
-    assert said["bound"] == pytest.approx(again.bound.lower / 2000, rel=1e-9)
+    assert said["bound"] == pytest.approx(again.bound.lower / 1000, rel=1e-9)
     assert not of_kind(found.report.events, EventKind.BRACKET)
     assert found.report.predicted_seconds <= 1e5
     assert not found.interrupted

@@ -88,7 +88,7 @@ def fitted(x: Tensor, y: Tensor, points: int) -> tuple[Fitted[Any], list[Event]]
 
 
 def test_a_rough_function_with_little_noise_takes_full_scale_of_some_rows() -> None:
-    x = torch.rand(3000, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x = torch.rand(1200, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
     found, taken = fitted(x, (9 * x[:, 0]).sin() * (9 * x[:, 1]).cos(), 8)
     assert not taken
     (tried,) = of_kind(found.report.events, EventKind.PART_TRIED)
