@@ -17,6 +17,7 @@ from flashgp.cli.after_fit import AFTER_FIT
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.events import EventKind, of_kind
 from flashgp.inference.fourier.local import WindowSettings
+from flashgp.inference.fourier.predictor import predictor
 from flashgp.inference.fourier.system import SolveSettings
 from inference.fourier import additive
 
@@ -285,11 +286,43 @@ def test_a_time_limit_ends_solves_and_says_how_far_they_came() -> None:
 def _with_little_factored(post: fgp.Posterior, windows: WindowSettings) -> fgp.Posterior:
     """The posterior as if it had more frequencies than a factor takes, and more points than solves have time for."""
     state = post.state
-    few = replace(state.settings, windows=windows, solves=SolveSettings(dense=20, block=50, share=2), solved_numbers=0)
+    solves = SolveSettings(dense=20, block=50, share=2)
+    few = replace(state.settings, windows=windows, solves=solves, solved_numbers=0, most_rows=0)
     system = replace(state.weights.system, settings=few.solves)
     solution = replace(state.weights.solution, iterations=20)
     weights = replace(state.weights, system=system, solution=solution)
     return fgp.Posterior(replace(state, settings=few, weights=weights))
+
+
+def test_variances_without_a_factor_are_those_of_few_rows() -> None:
+    """Eq. (M-42): the tail in them, and in scores of rows left out, which series of the same rows have within it."""
+    x, y = _rows(150, 3, 0.1)
+    gp, x_test = _gp(3, 0.1, 0.3), _rows(40, 3, 0.1, 1)[0]
+    exact, post = gp.condition(x, y), gp.condition(x, y, approximation="fourier")
+    assert not post.state.weights.system.dense
+    known, found = exact.predict(x_test), post.predict(x_test)
+    torch.testing.assert_close(found.variance, known.variance, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.covariance(), known.covariance(), rtol=1e-9, atol=1e-12)
+    assert not of_kind(found.report.events, EventKind.FOURIER_VARIANCE)
+    taped = x_test[:3].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(post.predict(taped).variance.sum(), taped)
+    (wanted,) = torch.autograd.grad(exact.predict(taped).variance.sum(), taped)
+    torch.testing.assert_close(slope, wanted, rtol=1e-8, atol=1e-10)
+
+    without, said = exact.leave_one_out(), post.leave_one_out()
+    torch.testing.assert_close(said.variance, without.variance, rtol=1e-9, atol=0.0)
+    assert float((said.mean - without.mean).abs().max()) < 2.0 * post.state.tail**0.5
+    part = post.leave_out(x[:20], y[:20])  # of few of the rows that it has seen
+    torch.testing.assert_close(part.mean, said.mean[:20], rtol=0.0, atol=2.0 * post.state.tail**0.5)
+
+
+def test_a_factor_of_the_rows_is_taken_where_it_is_quicker() -> None:
+    x, y = _rows(2000, 2, 0.05)
+    post = _gp(2, 0.05, 0.4).condition(x, y, approximation="fourier")
+    state = _with_little_factored(post, WindowSettings(frequencies=())).state
+    for draws, taken in ((1, False), (10_000, True)):
+        settings = replace(state.settings, draws=draws, most_rows=2000)
+        assert bool(predictor(replace(state, settings=settings), deterministic=False).by_rows) is taken
 
 
 def test_sampled_variances_say_their_error() -> None:

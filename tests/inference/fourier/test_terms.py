@@ -39,7 +39,11 @@ def _without_factor(post: fgp.Posterior, solved_numbers: int) -> fgp.Posterior:
     """The posterior as if it had more frequencies than a factor takes. Args: numbers that solves have time for."""
     state = post.state
     few = replace(
-        state.settings, solves=SolveSettings(dense=20, block=50, share=2), solved_numbers=solved_numbers, draws=128
+        state.settings,
+        solves=SolveSettings(dense=20, block=50, share=2),
+        solved_numbers=solved_numbers,
+        draws=128,
+        most_rows=0,
     )
     solution = replace(state.weights.solution, iterations=20)
     system = replace(state.weights.system, settings=few.solves)

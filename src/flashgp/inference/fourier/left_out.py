@@ -24,15 +24,18 @@ from flashgp.sources.survey import Block
 LEAST = 1e-6  # of a row's noise that the others leave
 
 
-@entered(lambda state: state.run.deterministic)
+@entered(lambda state, *_: state.run.deterministic)
 @torch.no_grad()
-def leave_one_out(state: FourierState) -> LeaveOneOut:
-    """Training rows, each predicted from all the others. Cost: two transforms of the rows, or more with draws."""
-    rows, predictor = state.of_rows("leave_one_out"), FourierPredictor(state, deterministic=state.run.deterministic)
+def leave_one_out(state: FourierState, whole: FourierState | None = None) -> LeaveOneOut:
+    """Training rows, each predicted from all the others. Args: whole, the state of all rows, where this one holds some
+    of them. Cost: two transforms of the rows, or more with draws."""
+    rows, deterministic = state.of_rows("leave_one_out"), state.run.deterministic
+    predictor = FourierPredictor(whole or state, deterministic=deterministic)
     variance, sites = state.variance_of(rows).unsqueeze(-1), state.prior.sites(rows.y)
-    spread = (predictor.variance(rows.x).value - state.tail).clamp_min(0.0)
-    kept = (1.0 - spread / variance).clamp_min(LEAST)
-    error = variance * state.representer_weights / kept
+    left = variance * state.representer_weights
+    spread, variance = predictor.variance(rows.x).value, variance - state.tail + predictor.unknown
+    kept = (1.0 - (spread - predictor.unknown).clamp_min(0.0) / variance).clamp_min(LEAST)
+    error = left / kept
     total, shape = (variance / kept).expand_as(error), rows.y.shape
     mean = sites.targets.double().reshape(error.shape) - error
     likelihood = state.prior.likelihood
@@ -67,4 +70,4 @@ def of_rows(state: FourierState, rows: Block) -> LeaveOneOut:
         likelihood = HeldSites(likelihood, sites)
         numbers = likelihood.row_tensors
     prior = prior.with_likelihood(likelihood)
-    return leave_one_out(replace(state, prior=prior, held=Held(rows.x, rows.y, numbers)))
+    return leave_one_out(replace(state, prior=prior, held=Held(rows.x, rows.y, numbers)), state)

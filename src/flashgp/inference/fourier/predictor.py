@@ -7,7 +7,7 @@ Means are one transform of all points. Variances come from a factor, or from a s
 """
 
 import time
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,8 +17,11 @@ from flashgp.foundations.contexts import entered
 from flashgp.foundations.determinism import EVENT
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.machine import available_bytes
 from flashgp.foundations.report import Report
 from flashgp.inference.extent import check_answer
+from flashgp.inference.fourier.by_rows import ByRows
+from flashgp.inference.fourier.grid import CPU
 from flashgp.inference.fourier.local import near_variance, windows_that_serve
 from flashgp.inference.fourier.state import FourierState
 from flashgp.inference.predict.paths import Paths, repeated_mean
@@ -76,6 +79,8 @@ class FourierPredictor(Predictor):
     def _variance(self, x: Tensor) -> Variance:
         state = self._state
         system, tail, part = state.weights.system, state.tail + state.untold, state.part
+        if self.by_rows is not None:
+            return Variance(self.by_rows.variance(x))
         if self.wants_graph(x):
             half = self._phi(x)
             return Variance(state.grid.dot(half, self._solved(half)) + state.tail)
@@ -95,19 +100,50 @@ class FourierPredictor(Predictor):
             self.report.events.append(Event(EventKind.FOURIER_VARIANCE, draws=state.settings.draws, error=share))
         return Variance(value + tail, error, (value - 2.0 * error).clamp_min(0.0) + tail, value + 2.0 * error + tail)
 
+    @cached_property
+    def _rows_serve(self) -> bool:
+        """Whether a factor of the rows takes less time than what variances come from without one of the weights, and
+        half of the memory at most."""
+        state, n = self._state, self._state.count
+        whole = state.held is not None and len(state.held.x) == n and state.term is None
+        fits = n <= state.settings.most_rows and 16 * n**2 <= available_bytes(CPU)
+        if state.weights.system.dense or not (whole and fits):
+            return False
+        return n**3 / 3.0 / self._gemm <= self._other_seconds(state.settings.draws)
+
+    @property
+    def by_rows(self) -> ByRows | None:
+        """The factor of the rows, where it serves; what they tell of the tail is in it."""
+        return self._state.by_rows if self._rows_serve else None
+
+    @property
+    def unknown(self) -> float:
+        """Variance that answers have beside that of the series."""
+        return self._state.tail + self._state.untold if self.by_rows is None else 0.0
+
+    @property
+    def _gemm(self) -> float:
+        return PlanSettings(deterministic=self.deterministic).rates.rates(CPU).gemm(F64)
+
     def seconds(self, points: int) -> float:
         """About what means and variances of so many points take: with a factor as the passes took over as many rows,
-        else that, windows, and solves of those that are checked, or of draws."""
-        state, settings = self._state, self._state.settings
+        else that, and what it takes without."""
+        state = self._state
         system, passes = state.weights.system, points * (state.report.seconds or 0.0) / max(1, state.count)
         if system.dense:
             return passes
+        if self._rows_serve:
+            return passes + (state.count / 3.0 + points) * state.count**2 / self._gemm
+        return passes + self._other_seconds(points)
+
+    def _other_seconds(self, points: int) -> float:
+        """Of variances of points without a factor: windows, and solves of those that are checked, or of draws."""
+        state, settings, system = self._state, self._state.settings, self._state.weights.system
         local = windows_that_serve(system, state.prior.kernel, state.sample.x.shape[-1], settings.windows)
         local = local if state.part is None and not self._by_solves(points) else []
         solves = min(points, settings.windows.checked if local else settings.draws)
         numbers = state.weights.solution.iterations * state.grid.size * 2**state.grid.d
-        gemm = PlanSettings(deterministic=self.deterministic).rates.rates(torch.device("cpu")).gemm(F64)
-        return passes + solves * numbers * FourierPrice.number_seconds + sum(each.flops for each in local[:1]) / gemm
+        return solves * numbers * FourierPrice.number_seconds + sum(each.flops for each in local[:1]) / self._gemm
 
     def _by_solves(self, points: int) -> bool:
         """True if a solve of each point takes little work, by the iterations of that of the mean."""
@@ -117,8 +153,11 @@ class FourierPredictor(Predictor):
     @entered(lambda self, x: self.deterministic)
     def covariance(self, x: Tensor) -> Tensor:
         self.check(x)
-        check_joint(len(x), 32 * len(x) * self._state.grid.size, x.device)
+        numbers = 2 * self._state.count if self._rows_serve else 4 * self._state.grid.size
+        check_joint(len(x), 8 * len(x) * numbers, x.device)
         with torch.set_grad_enabled(self.wants_graph(x)):
+            if self.by_rows is not None:
+                return self.by_rows.covariance(x.cpu()).to(x.device)
             phi = self._phi(x.cpu())
             solved = self._solved(phi)
             weighted = solved * self._state.grid.multiplicity

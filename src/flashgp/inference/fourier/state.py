@@ -1,5 +1,6 @@
 """FourierState: a prior given rows, by Fourier series: weights of frequencies, whatever the number of rows."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -10,9 +11,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.base_state import UpdateState
+from flashgp.inference.fourier.by_rows import ByRows
 from flashgp.inference.fourier.grid import Grid
 from flashgp.inference.fourier.grids import Series, series_of
 from flashgp.inference.fourier.local import WindowSettings, near_variance
@@ -39,9 +42,9 @@ OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")
 @dataclass(frozen=True)
 class FourierSettings:
     """Fields: grid; solves; windows; draws that variances are sampled from; sampled_error, relative, of their solves;
-    sampled_accuracy, of the transforms that draw noise; solved_numbers, of transforms, that
-    variances of points may take by solves; sites_dense, frequencies up to which there is a factor where sites are found
-    by iteration, whose steps take the variance of every row."""
+    sampled_accuracy, of the transforms that draw noise; solved_numbers, of transforms, that variances of points may
+    take by solves; most_rows, of which there may be a factor for variances; sites_dense, frequencies up to which there
+    is a factor where sites are found by iteration, whose steps take the variance of every row."""
 
     grid: GridSettings = field(default_factory=GridSettings)
     solves: SolveSettings = field(default_factory=SolveSettings)
@@ -50,6 +53,7 @@ class FourierSettings:
     sampled_error: float = 1e-2
     sampled_accuracy: float = 1e-4
     solved_numbers: int = 2**28
+    most_rows: int = 20_000
     sites_dense: int = 5000
 
     @classmethod
@@ -191,6 +195,13 @@ class FourierState(StateOfPasses):
         likelihood = self.prior.likelihood
         alike = likelihood.rows_alike and not rows.numbers
         return self.prior if alike else self.prior.with_likelihood(likelihood.with_rows(**rows.numbers))
+
+    @cached_property
+    def by_rows(self) -> ByRows | None:
+        """The factor of the rows that are held; None where there is none in float64."""
+        with contextlib.suppress(NotPositiveDefiniteError), torch.no_grad():
+            return ByRows.of(self.prior, self.of_rows("x").x, self.noise)
+        return None
 
     @property
     def values(self) -> SeriesValues:
