@@ -199,6 +199,11 @@ class Survey:
     group: ClassVar[Group] = ALONE  # whose ranks have read rows of their own
 
     @property
+    def held(self) -> Held | None:
+        """The rows, where one process holds all of them."""
+        return self.source if isinstance(self.source, Held) and self.group.size == 1 else None
+
+    @property
     def of_sample(self) -> "Survey":
         """The sample as all rows of a source."""
         return surveyed(Held(*self.sample), self.outputs, len(self.x), 0)

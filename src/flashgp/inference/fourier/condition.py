@@ -277,8 +277,7 @@ def _state(
     system = system or sums.system(spectrum, options.solves, deadline)
     asked = goal_of(sums, settings.run)
     weights = WeightPosterior.of(sums, system, asked).of_first(group)
-    held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
-    drawn = None
+    held, drawn = survey.held, None
     if held is None and not system.dense:
         serve = windows_that_serve(system, prior.kernel, survey.width, options.windows)
         if not group.number_of_first(bool(serve)):

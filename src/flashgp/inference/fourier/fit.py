@@ -10,18 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 import numpy
-import torch
 from torch import Tensor
 
 from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
-from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import WORDS, approximate_plan, first_rows_price
+from flashgp.inference.choice import WORDS, approximate_plan
 from flashgp.inference.data import Data
-from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fourier.condition import (
     check_memory,
     condition_on,
@@ -38,51 +35,36 @@ from flashgp.inference.fourier.pass_objective import FourierPassLogJoint
 from flashgp.inference.fourier.planned import passes_of, sizes_of
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.state import FourierSettings, FourierState
-from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.plan_settings import conditioning_problem
 from flashgp.inference.prior import Prior
-from flashgp.inference.streamed.rows import (
-    counts_of,
-    first_pass,
-    numbers_to_likelihood,
-    prior_of_rows,
-)
+from flashgp.inference.streamed.rows import counts_of, prior_of_rows
+from flashgp.inference.streamed.survey_fit import SurveyFit
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fit import (
-    EngineFit,
-    EngineLeft,
-    beside_a_constant,
-    problem_of,
-    refuse_exact_fit,
-    report_answer,
-)
-from flashgp.inference.training.history import Recorder, power_law
+from flashgp.inference.training.fit import EngineLeft, beside_a_constant, report_answer
+from flashgp.inference.training.history import Recorder
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.train import Trained
-from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fourier_price import FourierPrice
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.processes.agreement import deadline_of, largest
-from flashgp.processes.group import ALONE
-from flashgp.sources.source import Held, RowSource
+from flashgp.sources.source import RowSource
 from flashgp.sources.survey import Survey
 
 KEPT_SECONDS = 5.0  # with a factor, of which the price is known, a fit that takes less is not left
 SEARCHED = 0.6  # of a time limit, which leaves the solve of the posterior its time
 
 
-class FourierFit(EngineFit[FourierState]):
-    """See `EngineFit`; the search holds a random sample of the rows, or where it keeps a site of each, all of them.
+class FourierFit(SurveyFit[FourierState]):
+    """See `SurveyFit`; where the search keeps a site of each row, it holds all of them.
 
     Args: rival, the plan of what is taken instead, with `EngineLeft`, where the lengthscales of the sample ask for more
         frequencies than are quicker; None for nothing.
     """
 
-    gathers = False
     again = 'gp.condition(rows, approximation="fourier")'
 
     def __init__(
@@ -93,47 +75,26 @@ class FourierFit(EngineFit[FourierState]):
         asked: Approximation,
         rival: Plan | None = None,
     ) -> None:
-        group = options.run.group
-        # Every rank searches the sample by itself, and goes on from what rank 0 found.
-        self.options, self.searchers, self.interrupts, self.rival = options, ALONE, [], rival
-        self._settled, self._taken, self._slower = False, 0, 1.0
-        refuse_exact_fit(options)
-        prior, self.whole = first_pass(prior, rows, asked, options.run, options.stages.first_rows)
-        whole, self.rows = self.whole, self.whole.source
+        self.rival, self._settled, self._taken, self._slower = rival, False, 0, 1.0
+        prior = self.look(prior, rows, options, asked)
         self.asked, self.by_sites = asked, not prior.likelihood.has_sites
-        self.survey = whole.of_sample if whole.cut else whole
         refuse_unfit(prior, self.survey, options.run.device)
         self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
-        self.counts = counts_of(self.survey)
-        self.wanted = options.planning(memory=agreed_memory(options.run.memory, CPU, group), device=CPU)
+        self.counts, self.wanted = counts_of(self.survey), self.planning_on(CPU)
         self.plan: Plan = approximate_plan(
-            prior, self.counts, asked, self.wanted, options.run.deadline.limit, read=not isinstance(self.rows, Held)
-        )
-        direct = DirectSettings(
-            TorchTiles(), torch.float64, options.jitter, workspace=Workspace(deadline=options.run.deadline)
+            prior, self.counts, asked, self.wanted, options.run.deadline.limit, read=self.read
         )
         searched, x, y = prior_of_rows(self.prior, self.survey.sample), self.survey.x, self.survey.y
-        self.kept = self.by_sites and isinstance(self.rows, Held) and group.size == 1
-        if self.kept:
-            assert isinstance(self.rows, Held)
-            searched, x, y = self.result, self.rows.x.double(), self.rows.y.double()
-        self.problem = problem_of(searched, Data(searched, x, y), x.device, direct, options, joined=False)
+        held = self.whole.held if self.by_sites else None
+        self.kept = held is not None
+        if held is not None:
+            searched, x, y = self.result, held.x.double(), held.y.double()
+        self.problem = self.problem_on(x.device, searched, Data(searched, x, y), joined=False)
         self.mark = (asked.kind, self.survey.count, self.survey.checksum)
-        self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.searched = options.run.deadline.share(SEARCHED)
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         return min(deadline, self.searched, key=lambda one: one.end)
-
-    @property
-    def result(self) -> Prior:
-        return numbers_to_likelihood(self.prior, self.rows)
-
-    def expect(self, recorder: Recorder) -> None:
-        times = self.likelihoods
-        recorder.expect(lambda rows: times * self.price.exact_seconds(rows), 3)
-        recorder.information = self.price.information_seconds
-        recorder.expect(power_law(times * self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
         objective = functools.partial(self._objective, recorder)
@@ -237,8 +198,9 @@ class FourierFit(EngineFit[FourierState]):
             return condition_on(prior, survey, settings, self.plan, self.how, start)
 
         state, unexplained = conditioned(), list[Any]()
-        held = self.rows if isinstance(self.rows, Held) and self.options.run.group.size == 1 else None
-        if held is not None and not deadline.passed(self._price(state.grid).step(self.survey.count).middle):
+        if (held := self.whole.held) is not None and not deadline.passed(
+            self._price(state.grid).step(self.survey.count).middle
+        ):
             state, unexplained = beside_a_constant(self, trained, state, lambda one: one.evidence, conditioned, held.y)
         state.report.events += cut
         state.report.peak_bytes = max(state.report.peak_bytes or 0, self._taken)

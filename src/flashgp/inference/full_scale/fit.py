@@ -18,11 +18,9 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
-from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, first_rows_price, refuse_batch
+from flashgp.inference.choice import approximate_plan, refuse_batch
 from flashgp.inference.data import Data
-from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of, pivot_points
 from flashgp.inference.full_scale.objective import FullScaleLogJoint
@@ -32,21 +30,13 @@ from flashgp.inference.full_scale.trial import Part, Trial
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fit import (
-    EngineFit,
-    EngineLeft,
-    beside_a_constant,
-    problem_of,
-    refuse_exact_fit,
-    report_answer,
-)
-from flashgp.inference.training.history import Recorder, power_law
-from flashgp.inference.training.linear_stages import LinearStages
+from flashgp.inference.training.fit import EngineLeft, beside_a_constant, refuse_exact_fit, report_answer
+from flashgp.inference.training.history import Recorder
+from flashgp.inference.training.linear_stages import LinearFit, LinearStages
 from flashgp.inference.training.objective import Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.train import Trained
-from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximateWork, by_sample
 from flashgp.planner.fit_stages import part_sizes
 from flashgp.planner.plan import Plan, Sizes
@@ -57,7 +47,7 @@ MIN_GAIN = 0.05  # nats a row that twice the neighbours must add to be taken
 NO_VALUE = (NotPositiveDefiniteError, ConvergenceError)  # where an objective has none
 
 
-class FullScaleFit(EngineFit[AnyFullScale]):
+class FullScaleFit(LinearFit[AnyFullScale]):
     """See `EngineFit`.
 
     Args: rival, inducing points alone, which are taken where the time limit leaves full scale too few rows, (M-245).
@@ -81,9 +71,7 @@ class FullScaleFit(EngineFit[AnyFullScale]):
         self.plan: Plan = self._planned(prior, asked)
         self.prior, sizes = prior.released(), self.plan.sizes
         asked, self.rival = asked.resolved(sizes), None if rival is None else self._planned(prior, rival)
-        workspace = Workspace(deadline=options.run.deadline)
-        direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
-        self.problem = problem_of(self.prior, data, target, direct, options)
+        self.problem = self.problem_on(target, self.prior, data, joined=True)
         doubled = float(options.run.group.max(torch.tensor(-float(self.plan.most_neighbours)))) < 0.0  # on every rank
         points = asked.points_like(data.x)
         self.mark = (asked.kind, doubled, *map(dataclasses.astuple, (sizes, sizes.coarse())), points)
@@ -107,12 +95,6 @@ class FullScaleFit(EngineFit[AnyFullScale]):
         shares = self.options.settings.time
         seconds = max(self._posterior_seconds(1.0), shares.least_share * whole.left)
         return min(deadline, whole.before(min(seconds, shares.posterior_share * whole.left)), key=lambda one: one.end)
-
-    def expect(self, recorder: Recorder) -> None:
-        price, times = first_rows_price(self.prior, self.counts, self.wanted), self.likelihoods
-        recorder.expect(lambda rows: times * price.exact_seconds(rows), 3)
-        recorder.information = price.information_seconds
-        recorder.expect(power_law(times * self.plan.fit_step_seconds, self.problem.rows, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
         rows, ratio = self.problem.rows, self.options.settings.stochastic.part_ratio

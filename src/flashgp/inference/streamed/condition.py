@@ -156,7 +156,7 @@ def _state(
         peak_bytes=workspace.peak_bytes, predicted_seconds=plan.seconds, seconds=time.perf_counter() - began,
         events=events, plan=plan,
     )  # fmt: skip
-    held = survey.source if isinstance(survey.source, Held) and group.size == 1 else None
+    held = survey.held
     prior = prior if held is None else numbers_to_likelihood(prior, held)
     # Answers come later, of few points: they have no deadline, and wait for no compile.
     function = replace(bound.basis, workspace=Workspace(), pairs=CpuTiles())

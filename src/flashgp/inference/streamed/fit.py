@@ -19,14 +19,11 @@ from flashgp.foundations.deadline import Deadline
 from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, SampleReason, StopReason
 from flashgp.foundations.report import Report
-from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, first_rows_price
+from flashgp.inference.choice import approximate_plan
 from flashgp.inference.data import Data
-from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.full_scale.trial import Trial
-from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.over_ranks import planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
@@ -36,80 +33,50 @@ from flashgp.inference.streamed.condition import at_most, condition_on
 from flashgp.inference.streamed.learning import learned_values
 from flashgp.inference.streamed.minibatch import condition_on_values
 from flashgp.inference.streamed.objective import StreamedLogJoint
-from flashgp.inference.streamed.rows import (
-    first_pass,
-    noise_of,
-    numbers_to_likelihood,
-    prior_of_rows,
-)
+from flashgp.inference.streamed.rows import noise_of, prior_of_rows
 from flashgp.inference.streamed.state import StreamedState
+from flashgp.inference.streamed.survey_fit import SurveyFit
 from flashgp.inference.training.checkpoint import EvaluationLog
-from flashgp.inference.training.fit import (
-    EngineFit,
-    beside_a_constant,
-    problem_of,
-    refuse_exact_fit,
-    report_answer,
-)
-from flashgp.inference.training.history import Recorder, SearchRun, Stage, power_law
+from flashgp.inference.training.fit import beside_a_constant, report_answer
+from flashgp.inference.training.history import Recorder, SearchRun, Stage
 from flashgp.inference.training.linear_stages import LinearStages
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.parameter_vector import ParameterVector
 from flashgp.inference.training.settings import SampleSettings
 from flashgp.inference.training.train import Trained
-from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximateWork, by_sample
 from flashgp.planner.plan import Plan
 from flashgp.planner.problem import chosen_device
 from flashgp.processes.agreement import deadline_of
-from flashgp.processes.group import ALONE
-from flashgp.sources.source import Held, RowSource
+from flashgp.sources.source import RowSource
 from flashgp.sources.survey import Survey
 
 MIN_GROWTH = 1.5  # of rows, from the last exact stage to a stage on the sample, and from there to all
 
 
-class StreamedFit(EngineFit[Any]):
-    """See `EngineFit`; the search holds a random sample of the rows.
+class StreamedFit(SurveyFit[Any]):
+    """See `SurveyFit`. Field: weighted, that the sample takes the place of passes over all rows."""
 
-    Fields: whole, what the first pass saw of all rows, cut where the time ended it; survey, of the rows that are fitted
-    to; weighted, that the sample takes the place of passes over all rows.
-    """
-
-    gathers = False
     again = "gp.condition(rows, inducing=...)"
 
     def __init__(self, prior: Prior, rows: RowSource | Survey, options: FitOptions, asked: Approximation) -> None:
-        group = options.run.group
-        # Every rank searches the sample by itself, and goes on from what rank 0 found.
-        self.options, self.searchers, self.interrupts = options, ALONE, []
-        refuse_exact_fit(options)
-        prior, whole = first_pass(prior, rows, asked, options.run, options.stages.first_rows)
-        self.whole, self.rows = whole, whole.source
-        self.survey = survey = whole.of_sample if whole.cut else whole
-        asked = at_most(asked, survey.count) if whole.cut else asked
+        prior = self.look(prior, rows, options, asked)
+        survey, limit = self.survey, options.run.deadline.limit
+        asked = at_most(asked, survey.count) if self.whole.cut else asked
         self.prior, target = prior.released(), chosen_device(options.run.device, survey.x)
+        self.wanted = self.planning_on(target)
         alike = not (survey.sample.numbers and prior.likelihood.has_sites)
         self.counts = RowCounts(survey.count, survey.width, alike=alike)
-        read, limit = not isinstance(self.rows, Held), options.run.deadline.limit
-        self.wanted = options.planning(memory=agreed_memory(options.run.memory, target, group), device=target)
         self.plan: Plan = planned_over(
-            group, lambda one: approximate_plan(prior, self.counts, one, self.wanted, limit, read=read), asked
-        )
+            options.run.group,
+            lambda one: approximate_plan(prior, self.counts, one, self.wanted, limit, read=self.read), asked,
+        )  # fmt: skip
         self.asked = asked.resolved(self.plan.sizes)
-        workspace = Workspace(deadline=options.run.deadline)
-        direct = DirectSettings(TorchTiles(), torch.float64, options.jitter, workspace=workspace)
         of_sample = prior_of_rows(self.prior, survey.sample)
-        sampled = Data(of_sample, survey.x, survey.y)
-        self.problem = problem_of(of_sample, sampled, target, direct, options, joined=False)
+        self.problem = self.problem_on(target, of_sample, Data(of_sample, survey.x, survey.y), joined=False)
         points = self.asked.points_like(survey.x)
         self.mark = asked.kind, self.plan.inducing, points, survey.count, survey.checksum
-        self.price = first_rows_price(self.prior, self.counts, self.wanted)
         self.weighted: Event | None = None
-
-    @property
-    def result(self) -> Prior:
-        return numbers_to_likelihood(self.prior, self.rows)
 
     def searching(self, log: EvaluationLog, deadline: Deadline) -> Deadline:
         # Over ranks all go through their rows in passes: a batch of few rows is not worth an all-reduce.
@@ -123,12 +90,6 @@ class StreamedFit(EngineFit[Any]):
     @property
     def chosen(self) -> list[Event]:
         return [] if self.weighted is None else [self.weighted]
-
-    def expect(self, recorder: Recorder) -> None:
-        times = self.likelihoods
-        recorder.expect(lambda rows: times * self.price.exact_seconds(rows), 3)
-        recorder.information = self.price.information_seconds
-        recorder.expect(power_law(times * self.plan.fit_step_seconds, self.survey.count, 1), 1)
 
     def search(self, recorder: Recorder) -> Trained:
         options, survey = self.options, self.survey
@@ -181,8 +142,7 @@ class StreamedFit(EngineFit[Any]):
     def answer(self, trained: Trained, recorder: Recorder, report: Report) -> StreamedState:
         deadline, settings, best = self.options.run.deadline, self.options.conditioning(), self.stages.best
         state: StreamedState
-        whole_learned, unexplained = True, list[Event]()
-        held = self.rows if isinstance(self.rows, Held) and self.options.run.group.size == 1 else None
+        whole_learned, unexplained, held = True, list[Event](), self.whole.held
         widened = self.with_variance(self.problem.rows, trained)
         if self.weighted is None or self.problem.sites is not None:  # learning takes sites without iteration
             points = sums = None
@@ -251,8 +211,7 @@ def _learned(
     batch = tuning.batch_rows(len(points))
     found = learned_values(prior, survey, points, settings.run.seed, settings.run.deadline, batch)
     state = condition_on_values(prior, found.q, with_run(settings, device=None))
-    held = survey.source if isinstance(survey.source, Held) else None
-    state = dataclasses.replace(state, inducing=points.to(survey.dtype), sample=survey.sample, held=held)
+    state = dataclasses.replace(state, inducing=points.to(survey.dtype), sample=survey.sample, held=survey.held)
     event = Event(
         EventKind.ROWS_LEARNED, seen=found.q.seen, rows=found.q.count, whole=found.whole, bound=found.bound,
         bound_error=found.error, gap=found.gap,

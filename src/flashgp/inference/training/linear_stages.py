@@ -16,19 +16,47 @@ import torch
 from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
+from flashgp.foundations.workspace import Workspace
+from flashgp.inference.choice import first_rows_price
+from flashgp.inference.data import Data
+from flashgp.inference.exact.likelihood import DirectSettings
+from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.prior import Prior
 from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
+from flashgp.inference.training.fit import EngineFit, S, problem_of
 from flashgp.inference.training.gradient_search import GradientSearch, Trend
-from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage
+from flashgp.inference.training.history import Recorder, Reset, SearchRun, Stage, power_law
 from flashgp.inference.training.objective import LogJoint, Problem
 from flashgp.inference.training.options import FitOptions
 from flashgp.inference.training.stages import ExactStages
 from flashgp.inference.training.train import Trained, searched, settled, stages_of
+from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fit_stages import FitStage, Search
+from flashgp.planner.problem import PlanSettings
 from flashgp.processes.agreement import deadline_of
 
 AFTER_COARSE = 3.0  # times as long as a coarse objective takes the first other one to make, which tries fewer points
 ROUNDS = 3  # choices of points and neighbours for all rows, at most
+
+
+class LinearFit(EngineFit[S]):
+    """A fit by `LinearStages`. Fields: counts, of all rows; wanted, what plans keep to."""
+
+    counts: RowCounts
+    wanted: PlanSettings
+
+    def problem_on(self, device: torch.device, prior: Prior, data: Data, *, joined: bool) -> Problem:
+        """See `problem_of`."""
+        workspace = Workspace(deadline=self.options.run.deadline)
+        direct = DirectSettings(TorchTiles(), torch.float64, self.options.jitter, workspace=workspace)
+        return problem_of(prior, data, device, direct, self.options, joined=joined)
+
+    def expect(self, recorder: Recorder) -> None:
+        price, times = first_rows_price(self.prior, self.counts, self.wanted), self.likelihoods
+        recorder.expect(lambda rows: times * price.exact_seconds(rows), 3)
+        recorder.information = price.information_seconds
+        recorder.expect(power_law(times * self.plan.fit_step_seconds, price.n, 1), 1)
 
 
 @dataclasses.dataclass
