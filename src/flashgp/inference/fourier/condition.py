@@ -23,7 +23,7 @@ from flashgp.inference.extent import check_residual
 from flashgp.inference.fourier.grid import PIECE, Grid, library, library_of
 from flashgp.inference.fourier.grids import Series, coordinates_of, series_of
 from flashgp.inference.fourier.local import windows_that_serve
-from flashgp.inference.fourier.passes import SeriesValues, blocks_of, settled, sums_at
+from flashgp.inference.fourier.passes import SeriesValues, settled, sums_at
 from flashgp.inference.fourier.planned import sizes_of, unfit
 from flashgp.inference.fourier.row_objective import FourierRowLogJoint
 from flashgp.inference.fourier.spectrum import GridSettings, NoGridError, coarser_grid, grid_of
@@ -35,10 +35,12 @@ from flashgp.inference.settings import ConditionSettings
 from flashgp.inference.sites import IteratedSites, SiteSettings, steps_event
 from flashgp.inference.streamed.part import on_time
 from flashgp.inference.streamed.rows import (
+    blocks_on_time,
     first_pass,
     noise_of,
     numbers_to_likelihood,
     numbers_to_rows,
+    prior_of_rows,
     survey_of,
 )
 from flashgp.inference.training.objective import Problem
@@ -175,10 +177,10 @@ def grid_bytes(grid: Series, settings: FourierSettings) -> int:
 
 def inputs_of(prior: Prior, survey: Survey, more: float, deadline: Deadline) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """x, residual and variance of the rows, in pieces. Args: more, variance beside the noise. Raises: TimeUp, but for
-    held rows of one piece, which take less time than their solve; as `blocks_of`."""
+    held rows of one piece, which take less time than their solve; as `blocks_on_time`."""
     brief = isinstance(survey.source, Held) and survey.count <= PIECE
-    for of_rows, block in blocks_of(prior, survey, PIECE, deadline, brief):
-        sites = of_rows.sites(block.y)
+    for block in blocks_on_time(survey, PIECE, deadline, brief=brief):
+        sites = prior_of_rows(prior, block).sites(block.y)
         residual = prior.residual(block.x, sites.targets)
         check_residual(residual)
         yield block.x, residual, sites.variance.detach().double() + more

@@ -27,10 +27,9 @@ from flashgp.inference.fourier.system import SolveSettings, WeightSystem
 from flashgp.inference.prior import Prior
 from flashgp.inference.site_methods import Marginals, Variational
 from flashgp.inference.sites import LEAST_NOISE, SiteSettings, first_sites, local_sites, prior_mean, prior_variance
-from flashgp.inference.streamed.rows import prior_of_rows
+from flashgp.inference.streamed.rows import blocks_on_time, prior_of_rows
 from flashgp.inference.streamed.steps import Pass, settled_pass
 from flashgp.likelihoods import Sites
-from flashgp.processes.agreement import late
 from flashgp.processes.group import ALONE
 from flashgp.sources.survey import Block, Survey
 
@@ -146,33 +145,13 @@ class SeriesValues:
         return sites, found
 
 
-def blocks_of(
-    prior: Prior, survey: Survey, size: int, deadline: Deadline, brief: bool = False
-) -> Iterator[tuple[Prior, Block]]:
-    """The rows of a pass in pieces, and their prior; of several ranks this one's.
-
-    Args: brief, whether it takes less time than what follows.
-    Raises: TimeUp; of several ranks at the beginning, on all.
-    """
-    shared = survey.group.size > 1
-    if shared and late(survey.group, deadline):
-        raise TimeUp
-
-    def check() -> None:
-        if deadline.passed() and not (shared or brief):
-            raise TimeUp
-
-    for block in survey.blocks(size, check):
-        yield prior_of_rows(prior, block), block
-
-
 def sites_of(
     prior: Prior, survey: Survey, values: SeriesValues, deadline: Deadline
 ) -> Iterator[tuple[Prior, Block, Sites, Marginals]]:
     """The rows of a pass with the sites that q has for them. Raises: TimeUp."""
     first = 0
-    for of_rows, block in blocks_of(prior, survey, PIECE, deadline):
-        y = block.y.double()
+    for block in blocks_on_time(survey, PIECE, deadline):
+        of_rows, y = prior_of_rows(prior, block), block.y.double()
         of_rows.likelihood.check_targets(y, first)
         first += len(y)
         yield of_rows, block, *values.sites(of_rows, block.x, y)

@@ -15,11 +15,10 @@ from flashgp.foundations.transforms import vector_jacobian
 from flashgp.inference.prior import Prior
 from flashgp.inference.sites import SiteSettings, from_prior
 from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBound, shape_of
-from flashgp.inference.streamed.rows import inputs_of
+from flashgp.inference.streamed.rows import blocks_on_time, inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluated_over
 from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
-from flashgp.processes.agreement import late
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE
 from flashgp.sources.survey import Block, Survey
@@ -36,20 +35,8 @@ def block_rows(inducing: int, matrices: int = 1) -> int:
 
 
 def blocks_of(survey: Survey, prior: Prior, inducing: int, deadline: Deadline) -> Iterator[Block]:
-    """A pass in blocks; of several ranks, this one's rows.
-
-    Raises: TimeUp before the first batch or block after the deadline; of several ranks at the beginning, on all.
-    """
-    if survey.group.size > 1:
-        if late(survey.group, deadline):
-            raise TimeUp
-        return survey.blocks(block_rows(inducing, prior.factors))
-
-    def check() -> None:
-        if deadline.passed():
-            raise TimeUp
-
-    return survey.blocks(block_rows(inducing, prior.factors), check)
+    """`blocks_on_time`, of as many rows as so many inducing points leave room for."""
+    return blocks_on_time(survey, block_rows(inducing, prior.factors), deadline)
 
 
 @torch.no_grad()

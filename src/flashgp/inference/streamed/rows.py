@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashgp.foundations.deadline import NO_DEADLINE, Deadline
+from flashgp.foundations.deadline import NO_DEADLINE, Deadline, TimeUp
 from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.inference.approximation import Approximation
 from flashgp.inference.choice import refuse_batch
@@ -19,6 +19,7 @@ from flashgp.inference.site_methods import Variational
 from flashgp.inference.sites import from_prior, local_sites
 from flashgp.inference.streamed.bound import BlockInputs
 from flashgp.inference.streamed.steps import InducingValues
+from flashgp.processes.agreement import late
 from flashgp.processes.group import ALONE, Group
 from flashgp.sources.group_survey import surveyed_over
 from flashgp.sources.source import Encoded, Held, RowSource
@@ -45,6 +46,23 @@ def noise_of(prior: Prior, rows: Block) -> Tensor:
         y = rows.y.double()
         return local_sites(prior.likelihood, y, from_prior(prior, rows.x, y).at)[0].variance
     return prior.sites(rows.y).variance
+
+
+def blocks_on_time(survey: Survey, size: int, deadline: Deadline, *, brief: bool = False) -> Iterator[Block]:
+    """A pass in blocks of so many rows; of several ranks, of this one's.
+
+    Args: brief, whether it takes less time than what follows.
+    Raises: TimeUp before the first batch or block after the deadline; of several ranks at the beginning, on all.
+    """
+    shared = survey.group.size > 1
+    if shared and late(survey.group, deadline):
+        raise TimeUp
+
+    def check() -> None:
+        if deadline.passed():
+            raise TimeUp
+
+    return survey.blocks(size, None if shared or brief else check)
 
 
 def inputs_of(
