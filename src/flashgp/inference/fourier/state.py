@@ -26,7 +26,7 @@ from flashgp.inference.fourier.system import Solution, SolveSettings
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.rows import noise_of
-from flashgp.inference.streamed.state import RowsKept, StateOfPasses
+from flashgp.inference.streamed.state import OF_ROWS, StateOfPasses
 from flashgp.kernels.base import Kernel, terms
 from flashgp.likelihoods import Likelihood
 from flashgp.processes.group import ALONE, Group
@@ -36,7 +36,6 @@ from flashgp.sources.survey import Block
 
 F64 = torch.float64
 DRAWN_SEED = 2**36  # added to a seed for the draws that variances are sampled from
-OF_ROWS = ("x", "y", "points", "residual", "leave_one_out")
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,6 @@ class FourierState(StateOfPasses):
     term: Term | None = None
     ranks: int = 1
     grid_errors: tuple[float, float] | None = None
-    factor: ClassVar[None] = None
-    replicates: ClassVar[None] = None
     parts: ClassVar[tuple[()]] = ()
 
     @property
@@ -190,12 +187,6 @@ class FourierState(StateOfPasses):
         rows = self.of_rows("paths")
         return drawn_weights(self.weights, [(rows.x, self.variance_of(rows))], count, self.settings, seed)
 
-    def prior_of(self, rows: Block) -> Prior:
-        """The prior of some rows, whose known variances come with them."""
-        likelihood = self.prior.likelihood
-        alike = likelihood.rows_alike and not rows.numbers
-        return self.prior if alike else self.prior.with_likelihood(likelihood.with_rows(**rows.numbers))
-
     @cached_property
     def by_rows(self) -> ByRows | None:
         """The factor of the rows that are held; None where there is none in float64."""
@@ -256,15 +247,6 @@ class FourierState(StateOfPasses):
         x = self.sample.x[:0].to(self.dtype)
         return x, x.new_empty(0, *outputs)
 
-    @property
-    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
-        return None if self.held is None else (self.held.x, self.held.y)
-
-    @property
-    def training_table(self) -> Any:
-        """The kept sample of the rows, with their prior."""
-        return RowsKept(self.prior_of(self.sample), self.sample.x, self.sample.y, self.run)
-
     # -- what is said of it ------------------------------------------------------------------------------------------
     @property
     def lost(self) -> Truncation:
@@ -295,7 +277,7 @@ class FourierState(StateOfPasses):
 
     # -- files -------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
-        grid, sums, sample = self.grid, self.weights.sums, self.sample
+        grid, sums = self.grid, self.weights.sums
         parts, entries = grid.parts, sums.entries
         columns, centre, lengths, orders, reach = (
             [number for part in parts for number in getattr(part, f.name)] for f in fields(Grid)
@@ -307,20 +289,16 @@ class FourierState(StateOfPasses):
             "entries": torch.view_as_real(entries.reshape(-1)) if entries.is_complex() else entries,
             "projected": _flat(sums.projected),
             "weights": _flat(self.weights.solution.value), "errors": self.weights.solution.error,
-            "squares": sums.squares, "sample_x": sample.x, "sample_y": sample.y,
+            "squares": sums.squares, **super().tensors(),
         }  # fmt: skip
-        found |= {f"sample_{name}": each for name, each in sample.numbers.items()}
         if self.drawn is not None:
             found["drawn"] = _flat(self.drawn)
         if self.grid_errors is not None:
             found["grid_errors"] = torch.tensor(self.grid_errors, dtype=F64)
-        return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
+        return found
 
     def numbers(self) -> dict[str, Any]:
         return {"kind": "fourier", "count": self.count, "logs": self.weights.sums.logs, "tail": self.tail}
-
-    def with_prior(self, prior: Prior) -> "FourierState":
-        return replace(self, prior=prior.held())
 
 
 def _flat(vectors: Tensor) -> Tensor:

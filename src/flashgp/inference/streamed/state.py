@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from jaxtyping import Float64
@@ -17,7 +17,7 @@ from flashgp.inference.full_scale.factor import Basis
 from flashgp.inference.prior import Prior
 from flashgp.inference.run import Run
 from flashgp.inference.streamed.bound import BoundSums, noise_floor
-from flashgp.inference.streamed.rows import noise_of, prior_of_rows
+from flashgp.inference.streamed.rows import noise_of
 from flashgp.inference.streamed.steps import InducingValues
 from flashgp.sources.source import Held
 from flashgp.sources.survey import Block
@@ -78,6 +78,9 @@ class StateOfPasses(BaseState):
 
     held: Held | None
     sample: Block
+    run: Run
+    factor: ClassVar[None] = None
+    replicates: ClassVar[None] = None
 
     def of_rows(self, name: str) -> Held:
         """The rows, where they are held. Args: name, of what asks for them. Raises: DomainError."""
@@ -88,6 +91,31 @@ class StateOfPasses(BaseState):
     def not_held(self, name: str) -> str:
         """Reason that a question of the rows is refused, in four parts."""
         raise NotImplementedError
+
+    def prior_of(self, rows: Block) -> Prior:
+        """The prior of some rows, whose known variances come with them."""
+        likelihood = self.prior.likelihood
+        alike = likelihood.rows_alike and not rows.numbers
+        return self.prior if alike else self.prior.with_likelihood(likelihood.with_rows(**rows.numbers))
+
+    @property
+    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
+        """x and y of all training rows; None where they are not held, or not by this rank."""
+        return None if self.held is None or self.held.length != self.count else (self.held.x, self.held.y)
+
+    @property
+    def training_table(self) -> Any:
+        """The kept sample of the rows, with their prior."""
+        return RowsKept(self.prior_of(self.sample), self.sample.x, self.sample.y, self.run)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of the sample, and of rows that are held."""
+        found = {"sample_x": self.sample.x, "sample_y": self.sample.y}
+        found |= {f"sample_{name}": each for name, each in self.sample.numbers.items()}
+        return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
+
+    def with_prior(self, prior: Prior) -> Self:
+        return replace(self, prior=prior.held())  # type: ignore[type-var]
 
     @property
     def x(self) -> Tensor:
@@ -138,8 +166,6 @@ class StreamedState(StateOfPasses):
     ranks: int = 1
     online: UpdateState = field(default_factory=UpdateState)
     given: bool = False
-    factor: ClassVar[None] = None
-    replicates: ClassVar[None] = None
 
     @cached_property
     def parts(self) -> "tuple[StreamedState, ...]":
@@ -208,29 +234,20 @@ class StreamedState(StateOfPasses):
         return str(self.bound) if self.prior.likelihood.has_sites else ""
 
     def tensors(self) -> dict[str, Tensor]:
-        sums, sample = self.sums, self.sample
+        sums = self.sums
         if self.prior.separate and not self.parts:
             raise DomainError(
                 f"`model` must be of all latent functions of {self.prior.likelihood.name} to be saved, got one of "
                 "by_output; save the posterior itself"
             )
-        found = {
-            "inducing": self.inducing, "gram": sums.gram, "projected": sums.projected, "sample_x": sample.x,
-            "sample_y": sample.y,
-        }  # fmt: skip
-        if self.parts:
-            found["sums"] = sums.numbers
-        found |= {f"sample_{name}": each for name, each in sample.numbers.items()}
-        return found if self.held is None else {**found, "x": self.held.x, "y": self.held.y}
+        found = {"inducing": self.inducing, "gram": sums.gram, "projected": sums.projected, **super().tensors()}
+        return {**found, "sums": sums.numbers} if self.parts else found
 
     def numbers(self) -> dict[str, Any]:
         kind, names = "sparse_given" if self.given else "sparse", ["scale", "left", "logs", "noise_logs", "squares"]
         if self.parts:
             kind, names = "sparse_outputs", names[:1]
         return {"kind": kind, "count": self.count, **{name: getattr(self.sums, name) for name in names}}
-
-    def with_prior(self, prior: Prior) -> "StreamedState":
-        return replace(self, prior=prior.held())
 
     @property
     def prior_of_rows(self) -> Prior:
@@ -240,16 +257,11 @@ class StreamedState(StateOfPasses):
         return self.prior.with_likelihood(self.prior.likelihood.with_rows())
 
     @property
-    def rows_learned(self) -> tuple[Tensor, Tensor] | None:
-        """x and y of all training rows; None where they are not held, or not by this rank."""
-        return None if self.held is None or self.held.length != self.count else (self.held.x, self.held.y)
-
-    @property
     def training_table(self) -> Any:
-        """The kept sample of the rows, with their prior. Raises: DomainError if it is refused."""
+        """Raises: DomainError if it is refused."""
         if (reason := self.obstacle("importance")) is not None:
             raise DomainError(reason)
-        return RowsKept(prior_of_rows(self.prior_of_rows, self.sample), self.sample.x, self.sample.y, self.run)
+        return super().training_table
 
     def of_term(self, prior: Prior) -> "StreamedState":
         kernel = prior.kernel
