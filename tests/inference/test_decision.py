@@ -10,7 +10,7 @@ import flashgp as fgp
 from flashgp.foundations.events import ApproximationReason, EventKind, NoSeries, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import decided
+from flashgp.inference.choice import Choice
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.planner.plan import Plan
 from flashgp.planner.problem import PlanSettings
@@ -22,7 +22,7 @@ SMALL = {"inducing": 12, "neighbours": 9}
 def choice(gp: fgp.GP, n: int, limit: float | None = None, **options: object) -> tuple[str, ApproximationReason]:
     settings = PlanSettings(**{"memory": "64GiB", "profile": BUILT_IN, **options})
     rows = RowCounts(n, 2)
-    taken, plan, event = decided(gp, rows, Approximation("auto", series=False), settings, limit)
+    taken, plan, event = Choice(gp, rows, settings, limit).decided(Approximation("auto", series=False))
     assert plan.approximation == ("" if taken is None else taken.kind)
     assert event.fields["chosen"] == ("exact" if taken is None else taken.kind)
     if taken is not None:
@@ -51,7 +51,7 @@ def test_auto_takes_series_where_they_are_much_quicker() -> None:
     k, settings = fgp.kernels, PlanSettings(memory="64GiB", profile=BUILT_IN)
 
     def of(kernel: fgp.kernels.Kernel, n: int, d: int, asked: Approximation, limit: float | None = None) -> Plan:
-        taken, plan, event = decided(fgp.GP(kernel), RowCounts(n, d), asked, settings, limit)
+        taken, plan, event = Choice(fgp.GP(kernel), RowCounts(n, d), settings, limit).decided(asked)
         assert (plan.no_series is None) == (taken is not None and taken.kind == "fourier")
         assert event.fields["chosen"] in str(event).lower() or taken is not None
         return Plan.from_json(plan.to_json())
@@ -77,7 +77,7 @@ def test_auto_takes_series_for_labels_where_these_have_a_factor() -> None:
     settings = dataclasses.replace(settings, memory="640GiB", factored=True)
 
     def of(n: int, d: int, prior: fgp.GP = gp) -> tuple[str, NoSeries | None, str]:
-        taken, plan, event = decided(prior, RowCounts(n, d), Approximation("auto"), settings)
+        taken, plan, event = Choice(prior, RowCounts(n, d), settings).decided(Approximation("auto"))
         return "" if taken is None else taken.kind, plan.no_series, event.fields["reason"]
 
     assert of(100_000, 2) == ("fourier", None, ApproximationReason.SITES)
@@ -96,7 +96,7 @@ def test_exact_inference_is_late_only_where_all_are(n: int) -> None:
     gp = fgp.GP(fgp.kernels.RBF(lengthscale=[1.0, 1.0, 1.0]))
     settings = PlanSettings(memory="64GiB", profile=BUILT_IN)
     for limit in (1.0, 2.0, 3.0, 4.0, 6.0, 9.0):
-        taken, _, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
+        taken, _, event = Choice(gp, RowCounts(n, 3), settings, limit).decided(Approximation("auto"))
         others = [event.fields.get(f"{kind}_seconds") for kind in ("full_scale", "sparse")]
         late = event.fields["exact_seconds"] > limit
         assert taken is not None or not late or all(seconds > limit for seconds in others if seconds is not None)
@@ -107,13 +107,15 @@ def test_auto_by_memory() -> None:
     exact = fgp.plan(gp, n=20_000, d=2, memory="64GiB", profile=BUILT_IN)
     assert exact.peak_bytes > 10**8
     settings = PlanSettings(memory="60MiB", profile=BUILT_IN, solver="cholesky")
-    taken, plan, event = decided(gp, RowCounts(20_000, 2), Approximation("auto"), settings)
+    choice = Choice(gp, RowCounts(20_000, 2), settings)
+    taken, plan, event = choice.decided(Approximation("auto"))
     assert taken is not None
     assert event.fields["reason"] == ApproximationReason.MEMORY
     assert event.fields["exact_seconds"] is None
     assert plan.training_bytes <= 60 * 2**20
     with pytest.raises(fgp.MemoryBudgetError):
-        decided(gp, RowCounts(20_000, 2), Approximation("auto"), dataclasses.replace(settings, memory="1MiB"))
+        smaller = dataclasses.replace(settings, memory="1MiB")
+        dataclasses.replace(choice, settings=smaller).decided(Approximation("auto"))
 
 
 @pytest.mark.parametrize("limit", [None, 1e-6])

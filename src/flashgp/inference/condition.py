@@ -34,9 +34,7 @@ def condition(
         replace(settings, progress=None).of_approximation()
         check_alike(group, prior, asked, settings.alike)
         wanted = settings.run.planning(dtype=settings.run.dtype, ranks=1)
-        asked, _, event = choose_inference(
-            group, prior, rows, asked, wanted, settings.run.deadline.limit, training=False
-        )
+        asked, _, event = choose_inference(prior, rows, asked, settings.run, wanted, training=False)
         if asked is not None:  # nothing iterates, so that there are no steps to tell of
             settings = replace(settings, progress=None)
     seen: RowSource | Survey | None = None

@@ -23,15 +23,7 @@ from flashgp.inference.approximation import (
     approximation_of_read,
 )
 from flashgp.inference.base_state import BaseState
-from flashgp.inference.choice import (
-    beside_series,
-    conditioning_plan,
-    cut_short,
-    full_scale_is_late,
-    instead,
-    priced_with_sites,
-    searched_plan,
-)
+from flashgp.inference.choice import Choice, cut_short, full_scale_is_late, instead, priced_with_sites
 from flashgp.inference.data import Data, held
 from flashgp.inference.findings import Unfinished, odd_data, why_unfinished
 from flashgp.inference.fourier.fit import FourierFit
@@ -43,7 +35,6 @@ from flashgp.inference.judging import Told, judged_unasked, unasked, verdict_of
 from flashgp.inference.over_ranks import check_alike, choose_inference, counts_over, gathered_for, of_first
 from flashgp.inference.parameter_rows import HEAD, NumberRow, number_rows, row_cells, table_text
 from flashgp.inference.plan import check_plan, planned_device
-from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.posterior import Posterior
 from flashgp.inference.posterior_by_sites import condition_exactly, refuse_beside_sites
 from flashgp.inference.prior import Prior
@@ -325,10 +316,8 @@ def fit(
         odd = _odd_data(data) if ranks.size == 1 else []
         exact = None
         if exact_posterior and asked is not None:
-            rows, wanted = _counted(gp, data, options, asked)
-            exact = _exact_posterior(
-                gp, data, options, priced_with_sites(gp, conditioning_plan(gp, rows, wanted, training=True))
-            )
+            plan = _choice(gp, data, options, asked).exact()
+            exact = _exact_posterior(gp, data, options, priced_with_sites(gp, plan))
         found = fit_as(gp, data, options, asked, exact=exact)
         found.report.events[:0] = odd
         return found
@@ -363,10 +352,10 @@ def fit_as(
     if isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
         check_alike(group, gp, asked, options.alike)
-        limit = options.run.deadline.limit
-        candidates, wanted = asked.candidates, _wanted(options)
-        asked, planned, event = choose_inference(group, gp, rows, asked, wanted, limit, training=True)
-        if group.size == 1 and cut_short(gp, wanted) and full_scale_is_late(planned, event, limit):
+        candidates, wanted, run = asked.candidates, _wanted(options), options.run
+        asked, planned, event = choose_inference(gp, rows, asked, run, wanted, training=True)
+        late = full_scale_is_late(planned, event, run.deadline.limit)
+        if group.size == 1 and cut_short(gp, wanted) and late:
             rival = candidates[-1]
     if not isinstance(rows, Data) and asked is not None and asked.kind == "auto":
         refuse_exact_fit(options)
@@ -374,11 +363,9 @@ def fit_as(
         asked, first, instead_of_series, event = chosen_of_read(gp, rows, asked, how, least, training=True)
     if isinstance(rows, Data) and asked is not None and asked.kind == "fourier":
         refuse_exact_fit(options)
-        counted, wanted = _counted(gp, rows, options, asked)
-        wanted, limit = replace(wanted, factored=not gp.likelihood.has_sites), options.run.deadline.limit
-        instead_of_series = of_first(
-            group, Approximation("auto", series=False), lambda: beside_series(gp, counted, wanted, limit)
-        )
+        choice = _choice(gp, rows, options, asked)
+        choice = replace(choice, settings=replace(choice.settings, factored=not gp.likelihood.has_sites))
+        instead_of_series = of_first(group, Approximation("auto", series=False), choice.beside_series)
     if asked is None and exact is None and isinstance(rows, Data):
         exact = _searched_by_full_scale(gp, rows, options)
         if exact is not None:
@@ -463,7 +450,7 @@ def _history(left: EngineLeft, later: list[HistoryEntry]) -> list[HistoryEntry]:
 
 
 def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPosterior | None:
-    """The posterior of an exact fit whose parameters are those of full scale, see `searched_plan`; None for others."""
+    """The posterior of an exact fit whose parameters are those of full scale, `Choice.searched`; None for others."""
     if options.jitter is not None or options.solver is not None:
         return None
     if (plan := options.plan) is not None:
@@ -476,10 +463,8 @@ def _searched_by_full_scale(gp: GP, data: Data, options: FitOptions) -> ExactPos
     check_alike(group, gp, None, options.alike)
     if gp.likelihood.has_sites or group.sum(torch.tensor(data.count)) == 0:
         return None
-    rows, wanted = _counted(gp, data, options, None)
-    exact = conditioning_plan(gp, rows, wanted, training=True)
-    plan = searched_plan(gp, rows, wanted, exact, options.settings.sites)
-    plan = agreed_plan(plan, group)
+    choice = _choice(gp, data, options, None)
+    plan = agreed_plan(choice.searched(choice.exact(), options.settings.sites), group)
     return _exact_posterior(gp, data, options, plan) if plan.training == "full_scale" else None
 
 
@@ -488,15 +473,16 @@ def _wanted(options: FitOptions) -> PlanSettings:
     return options.planning(dtype=options.run.dtype, ranks=1)
 
 
-def _counted(gp: GP, data: Data, options: FitOptions, asked: Approximation | None) -> tuple[RowCounts, PlanSettings]:
-    """The rows of all ranks, and what a plan of exact inference on them has to keep to."""
+def _choice(gp: GP, data: Data, options: FitOptions, asked: Approximation | None) -> Choice:
+    """A choice for the rows of all ranks, with what a plan of exact inference on them has to keep to."""
     group, device = options.run.group, chosen_device(options.run.device, data.x)
     if group.size > 1:
         check_alike(group, gp, asked, options.alike)
     rows = data.counts if group.size == 1 else counts_over(group, gp, data)
     memory = agreed_memory(options.run.memory, device, group)
     factored = rows.batch * gp.kernel.batch_shape.numel() > 1
-    return rows, replace(_wanted(options), memory=memory, device=device, factored=factored, ranks=group.size)
+    wanted = replace(_wanted(options), memory=memory, device=device, factored=factored, ranks=group.size)
+    return Choice(gp, rows, wanted, options.run.deadline.limit)
 
 
 def _exact_posterior(gp: GP, data: Data, options: FitOptions, plan: Plan) -> ExactPosterior:

@@ -9,13 +9,13 @@ import torch
 
 from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import Decision, decided
+from flashgp.inference.choice import Choice, Decision
 from flashgp.inference.data import Data
 from flashgp.inference.gathered import agreed_memory, compare_models, gathered, rows_of_one_model, tensor_mark
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import joining_keys
-from flashgp.inference.run import with_run
+from flashgp.inference.run import Run, with_run
 from flashgp.planner.plan import Plan, Sizes
 from flashgp.planner.problem import PlanSettings, chosen_device
 from flashgp.processes.agreement import deadline_of, decided_by_first
@@ -75,43 +75,23 @@ def planned_over(group: Group, plan: Callable[[Approximation], Plan], asked: App
 
 
 def choose_inference(
-    group: Group,
-    prior: Prior,
-    data: Data,
-    asked: Approximation,
-    settings: PlanSettings,
-    time_limit: float | None,
-    *,
-    training: bool,
+    prior: Prior, data: Data, asked: Approximation, run: Run, settings: PlanSettings, *, training: bool
 ) -> Decision:
     """Choose the inference of approximation="auto" for rows held by one process, or shared by the ranks of a group.
 
     Args:
         settings: with the memory and device that were asked for.
-    Raises: as `decided`; ShapeError, DomainError if the data are no table; the same on every rank.
+    Raises: as `Choice.decided`; ShapeError, DomainError if the data are no table; the same on every rank.
     """
-    with group.together():
+    with run.group.together() as group:
         rows = data.counts if group.size == 1 else counts_over(group, prior, data)
         device = data.x.device if settings.device is None else settings.devices[-1]
         settings = replace(
             settings, memory=agreed_memory(settings.memory, device, group), device=device, ranks=group.size,
             factored=rows.batch * prior.kernel.batch_shape.numel() > 1 or not prior.likelihood.has_sites,
         )  # fmt: skip
-        return decided_over(group, prior, rows, asked, settings, time_limit, training=training)
-
-
-def decided_over(
-    group: Group,
-    prior: Prior,
-    rows: RowCounts,
-    asked: Approximation,
-    settings: PlanSettings,
-    time_limit: float | None = None,
-    *,
-    training: bool = True,
-) -> Decision:
-    """Rank 0's `decided` on every rank. Args: rows, of all ranks together; settings, whose memory is that of each."""
-    return of_first(group, asked, lambda: decided(prior, rows, asked, settings, time_limit, training=training))
+        choice = Choice(prior, rows, settings, run.deadline.limit, training)
+        return of_first(group, asked, lambda: choice.decided(asked))
 
 
 def of_first(group: Group, asked: Approximation, decide: Callable[[], T]) -> T:

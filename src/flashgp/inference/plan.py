@@ -16,16 +16,12 @@ from flashgp.foundations.profile import MachineProfile
 from flashgp.foundations.quantities import counted
 from flashgp.inference.approximation import Approximation, approximation_of, refuse_exact
 from flashgp.inference.choice import (
-    approximate_plan,
-    conditioning_plan,
+    Choice,
     cut_short,
-    decided,
     full_scale_is_late,
-    offered,
     offers_of,
     priced_with_sites,
     refuse_batch,
-    searched_plan,
 )
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
@@ -216,43 +212,38 @@ def plan(
     if asked is not None:
         single = None if dtype == torch.float64 else dtype
         refuse_exact(n_test=n_test, dtype=single, route=route, solver=solver, factored=factored)
-        return priced_with_sites(gp, _approximately(gp, rows, asked, settings, time_limit))
+        return priced_with_sites(gp, _approximately(Choice(gp, rows, settings, time_limit), asked))
     if n_test is None:
-        made = searched_plan(gp, rows, settings, conditioning_plan(gp, rows, settings))
+        choice = Choice(gp, rows, settings, time_limit, training=False)
+        made = choice.searched(choice.exact())
         limited = time_limit is not None or memory is not None
-        made = _with_largest_fit(made, gp, rows, settings, time_limit) if limited and made.batch else made
-        return _with_offers(made, gp, rows, settings, time_limit)
+        choice = replace(choice, training=True)
+        return _with_offers(_with_largest_fit(made, choice) if limited and made.batch else made, choice)
     return prediction_plan(gp, rows, n_test, settings, variance=variance, conditioned=conditioned, passes=passes)
 
 
-def _approximately(
-    prior: Prior, rows: RowCounts, asked: Approximation, settings: PlanSettings, time_limit: float | None
-) -> Plan:
+def _approximately(choice: Choice, asked: Approximation) -> Plan:
     """The plan of an approximation, or of what "auto" takes. Raises: as `plan`."""
     if asked.kind == "auto":
-        _, plan, event = decided(prior, rows, asked, settings, time_limit)
-        late = cut_short(prior, settings) and full_scale_is_late(plan, event, time_limit)
+        _, plan, event = choice.decided(asked)
+        late = cut_short(choice.prior, choice.settings) and full_scale_is_late(plan, event, choice.time_limit)
         return replace(plan, notes=(*plan.notes, TRIED)) if late else plan
-    batch = rows.batch * prior.kernel.batch_shape.numel() > 1
-    refuse_batch(batch=batch)
-    return approximate_plan(prior, rows, asked, settings, time_limit)
+    refuse_batch(batch=choice.rows.batch * choice.prior.kernel.batch_shape.numel() > 1)
+    return choice.approximate(asked)
 
 
-def _with_offers(made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None) -> Plan:
+def _with_offers(made: Plan, choice: Choice) -> Plan:
     """A plan that also says what approximations take, where the fit takes long or longer than its limit."""
-    late = time_limit is not None and made.fit_seconds > time_limit
+    late = choice.time_limit is not None and made.fit_seconds > choice.time_limit
     if not (late or made.fit_seconds > OFFER_SECONDS or made.training_bytes > made.available_bytes):
         return made
-    plans = offered(prior, rows, settings, time_limit)
-    return replace(made, offers=offers_of([priced_with_sites(prior, plan) for plan in plans]))
+    return replace(made, offers=offers_of([priced_with_sites(choice.prior, plan) for plan in choice.offered()]))
 
 
-@entered(lambda made, prior, rows, settings, time_limit: settings.deterministic)
-def _with_largest_fit(
-    made: Plan, prior: Prior, rows: RowCounts, settings: PlanSettings, time_limit: float | None
-) -> Plan:
+@entered(lambda made, choice: choice.settings.deterministic)
+def _with_largest_fit(made: Plan, choice: Choice) -> Plan:
     """A plan that also says how many rows like these a fit would finish: as large a share of them distinct."""
-    problem = conditioning_problem(prior, rows, settings)
+    problem, settings, time_limit = choice.problem, choice.settings, choice.time_limit
     share = problem.u / problem.n if problem.n else 1.0
     fixed = settings if settings.memory is not None else replace(settings, memory=made.available_bytes)
 
@@ -260,7 +251,7 @@ def _with_largest_fit(
         plan = plan_conditioning(replace(problem, n=n, distinct=max(1, round(share * n))), fixed)
         if made.pairs_seconds and plan.route == made.route:  # as much quicker as of this many
             plan = plan.with_products(plan.seconds * made.seconds / made.pairs_seconds)
-        return searched_plan(prior, replace(rows, n=n, distinct=plan.distinct), fixed, plan)
+        return replace(choice, rows=replace(choice.rows, n=n, distinct=plan.distinct), settings=fixed).searched(plan)
 
     notes = made.notes
     if time_limit is not None and made.fit_seconds > time_limit:
@@ -284,7 +275,8 @@ def rows_on_time(
     while count < plan.n:
         more = min(plan.n, math.ceil(settings.growth * count))
         try:
-            seconds = slowdown * conditioning_plan(prior, RowCounts(more, plan.d, batch=models), asked).seconds
+            choice = Choice(prior, RowCounts(more, plan.d, batch=models), asked, training=False)
+            seconds = slowdown * choice.exact().seconds
         except MemoryBudgetError:
             break
         if seconds > settings.negligible_seconds and deadline.passed(seconds):

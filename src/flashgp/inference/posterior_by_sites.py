@@ -11,7 +11,7 @@ from flashgp.foundations.deadline import NO_DEADLINE
 from flashgp.foundations.errors import DomainError, warn
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference.base_state import BaseState
-from flashgp.inference.choice import conditioning_plan
+from flashgp.inference.choice import Choice
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition, planned
 from flashgp.inference.gathered import agreed_plan
@@ -78,7 +78,8 @@ def condition_by_sites(
     """
     deadline, whole, began = run.deadline, data, time_of.perf_counter()
     if deadline.limit is not None and data.count > time.min_rows:
-        plan = conditioning_plan(data.prior, data.counts, run.planning(device=data.x.device, dtype=run.dtype))
+        wanted = run.planning(device=data.x.device, dtype=run.dtype)
+        plan = Choice(data.prior, data.counts, wanted, training=False).exact()
         times = settings.conditionings_of(plan)
         if deadline.passed(times * plan.seconds):
             own = deadline.own

@@ -24,11 +24,11 @@ from flashgp.foundations.errors import DomainError, ShapeError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.inference import plan as plans
 from flashgp.inference.approximation import Approximation, approximation_of_read, refuse_exact
-from flashgp.inference.choice import approximate_plan, conditioning_plan, decided_of_read
+from flashgp.inference.choice import Choice
 from flashgp.inference.findings import counts_suggested
 from flashgp.inference.gathered import agreed_memory, agreed_plan, tensor_mark
 from flashgp.inference.gp import GP
-from flashgp.inference.over_ranks import decided_over, of_first, planned_over
+from flashgp.inference.over_ranks import of_first, planned_over
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.replicates import equal_rows
 from flashgp.inference.run import with_run
@@ -280,18 +280,15 @@ def planned(
         memory=agreed_memory(settings.memory, device, group), dtype=settings.compute_dtype, solver=settings.solver
     )
     if asked is None:
-        return None, agreed_plan(conditioning_plan(gp, rows, wanted, training=True), group), ()
+        return None, agreed_plan(Choice(gp, rows, wanted).exact(), group), ()
+    choice = Choice(gp, rows, wanted if read is None else replace(wanted, dtype=None, solver=None), limit)
     if read is not None and read.kind == "auto":
-        free = replace(wanted, dtype=None, solver=None)
-        _, plan, _, _ = of_first(group, read, lambda: decided_of_read(gp, rows, read, free, limit))
+        _, plan, _, _ = of_first(group, read, lambda: choice.decided_of_read(read))
         return read, plan, ()  # which the fit decides by what it reads
     if asked.kind == "auto":
-        approximation, taken, event = decided_over(group, gp, rows, asked, wanted, limit)
+        approximation, taken, event = of_first(group, asked, lambda: choice.decided(asked))
         return approximation, taken, (event,)
-    wanted = wanted if read is None else replace(wanted, dtype=None, solver=None)
-    return asked, planned_over(
-        group, lambda one: approximate_plan(gp, rows, one, wanted, limit, read=read is not None), asked
-    ), ()  # fmt: skip
+    return asked, planned_over(group, lambda one: choice.approximate(one, read=read is not None), asked), ()
 
 
 def _of_rows(likelihood: Likelihood, count: int, rows: _Rows, *, held_out: bool) -> Likelihood:

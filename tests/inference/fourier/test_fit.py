@@ -14,7 +14,7 @@ from flashgp.foundations.deadline import NO_DEADLINE, Deadline
 from flashgp.foundations.events import ApproximationReason, Event, EventKind, NoSeries, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import decided_of_read
+from flashgp.inference.choice import Choice
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.fit import fit_as
@@ -237,7 +237,7 @@ def test_rows_that_are_read_take_series_where_these_are_much_quicker() -> None:
     gp, settings = fgp.GP(1.0 * k.Matern(nu=2.5)), PlanSettings(memory="64GiB", profile=BUILT_IN)
 
     def taken(rows: RowCounts, limit: float | None = None, asked: Any = None) -> tuple[str, Any]:
-        one, plan, event, points = decided_of_read(gp, rows, asked or Approximation("auto"), settings, limit)
+        one, plan, event, points = Choice(gp, rows, settings, limit).decided_of_read(asked or Approximation("auto"))
         assert points.approximation == "sparse"
         assert (event is None) == (one.kind == "sparse")
         return one.kind, plan.no_series

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flashgp as fgp
 from flashgp.foundations.events import EventKind, of_kind
-from flashgp.inference.choice import conditioning_plan
+from flashgp.inference.choice import Choice
 from flashgp.inference.fourier.product import ProductSettings, SplitSettings, fourier_products
 from flashgp.inference.fourier.spectrum import GridSettings, product_grid
 from flashgp.inference.plan_settings import RowCounts
@@ -183,4 +183,5 @@ def test_a_plan_expects_the_products_that_solves_run_on() -> None:
         assert other.pairs_seconds == 0.0
         assert other.seconds_by_pairs == other.seconds
     far = RowCounts(n, 3, extent=(math.inf, 1.0, 1.0))  # which is refused where rows are looked at
-    assert conditioning_plan(gp, far, PlanSettings(route="recomputed", device="cpu")).pairs_seconds == 0.0
+    settings = PlanSettings(route="recomputed", device="cpu")
+    assert Choice(gp, far, settings, training=False).exact().pairs_seconds == 0.0

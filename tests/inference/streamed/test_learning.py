@@ -14,7 +14,7 @@ from flashgp.foundations.events import EventKind, SampleReason, of_kind
 from flashgp.foundations.profile import BUILT_IN
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import decided
+from flashgp.inference.choice import Choice
 from flashgp.inference.fit import Fit, fit_as
 from flashgp.inference.plan_settings import RowCounts
 from flashgp.inference.run import Run
@@ -177,7 +177,7 @@ def test_rows_that_change_are_refused() -> None:
 def decision(n: int, limit: float | None, gp: Any = None) -> tuple[str, Plan]:
     gp = fgp.GP(1.0 * fgp.kernels.Matern(nu=1.5, lengthscale=[1.0, 1.0, 1.0])) if gp is None else gp
     settings = PlanSettings(memory="16GiB", profile=BUILT_IN, whole=True)
-    taken, plan, event = decided(gp, RowCounts(n, 3), Approximation("auto"), settings, limit)
+    taken, plan, event = Choice(gp, RowCounts(n, 3), settings, limit).decided(Approximation("auto"))
     assert bool(plan.approximation) == (taken is not None)
     return event.fields["chosen"], plan  # type: ignore[return-value]
 

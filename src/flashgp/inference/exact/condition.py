@@ -25,7 +25,7 @@ from flashgp.foundations.profile_ranges import profile_range
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximate_products import approximate_products
-from flashgp.inference.choice import conditioning_plan
+from flashgp.inference.choice import Choice
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.exact.solve import Rounding, Stopping, mean_goal, record, smallest_pivot, square_sums, unfinished
@@ -197,7 +197,8 @@ def planned(prior: Prior, data: Data, settings: ConditionSettings) -> Plan:
         dtype=torch.float64 if differentiable and run.dtype is None else run.dtype, solver=settings.solver,
         factored=settings.jitter is not None or differentiable or prior.is_batch(data.x, data.y),
     )  # fmt: skip
-    return conditioning_plan(prior, replace(data.counts, distinct=None) if differentiable else data.counts, asked)
+    rows = replace(data.counts, distinct=None) if differentiable else data.counts
+    return Choice(prior, rows, asked, training=False).exact()
 
 
 def _with_missing_cells(prior: Prior, data: Data, settings: ConditionSettings, events: list[Event]) -> OutputStates:

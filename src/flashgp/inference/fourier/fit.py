@@ -17,7 +17,7 @@ from flashgp.foundations.errors import DomainError, MemoryBudgetError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import WORDS, approximate_plan
+from flashgp.inference.choice import WORDS, Choice
 from flashgp.inference.data import Data
 from flashgp.inference.fourier.condition import (
     check_memory,
@@ -81,9 +81,8 @@ class FourierFit(SurveyFit[FourierState]):
         refuse_unfit(prior, self.survey, options.run.device)
         self.prior, self.how = prior.released(), FourierSettings.of(prior.likelihood)
         self.counts, self.wanted = counts_of(self.survey), self.planning_on(CPU)
-        self.plan: Plan = approximate_plan(
-            prior, self.counts, asked, self.wanted, options.run.deadline.limit, read=self.read
-        )
+        choice = Choice(prior, self.counts, self.wanted, options.run.deadline.limit)
+        self.plan: Plan = choice.approximate(asked, read=self.read)
         searched, x, y = prior_of_rows(self.prior, self.survey.sample), self.survey.x, self.survey.y
         held = self.whole.held if self.by_sites else None
         self.kept = held is not None

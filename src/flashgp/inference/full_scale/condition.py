@@ -15,7 +15,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, refuse_batch
+from flashgp.inference.choice import Choice, refuse_batch
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
 from flashgp.inference.extent import check_extent, check_residual, check_rows
@@ -201,4 +201,5 @@ def _plan(
     """
     counts = RowCounts(len(x) if rows is None else rows, x.shape[-1], distinct)
     run = settings.run
-    return approximate_plan(prior, counts, asked, run.planning(device=x.device), run.deadline.limit, training=False)
+    choice = Choice(prior, counts, run.planning(device=x.device), run.deadline.limit, training=False)
+    return choice.approximate(asked)

@@ -19,7 +19,7 @@ from flashgp.foundations.errors import ConvergenceError, NotPositiveDefiniteErro
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan, refuse_batch
+from flashgp.inference.choice import Choice, refuse_batch
 from flashgp.inference.data import Data
 from flashgp.inference.full_scale.condition import condition
 from flashgp.inference.full_scale.layout import Layout, drop_redundant_points, layout_of, pivot_points
@@ -78,11 +78,8 @@ class FullScaleFit(LinearFit[AnyFullScale]):
         self.choices = _Choices(self.problem, asked, options, more=doubled)
 
     def _planned(self, prior: Prior, sizes: Approximation, *, taken: bool = False) -> Plan:
-        limit = self.options.run.deadline.limit
-        plan = functools.partial(
-            approximate_plan, prior, self.counts, settings=self.wanted, time_limit=limit, taken=taken
-        )
-        return planned_over(self.options.run.group, plan, sizes)
+        choice = Choice(prior, self.counts, self.wanted, self.options.run.deadline.limit)
+        return planned_over(self.options.run.group, functools.partial(choice.approximate, taken=taken), sizes)
 
     @property
     def chosen(self) -> list[Event]:

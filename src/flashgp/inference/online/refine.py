@@ -12,7 +12,7 @@ import torch
 
 from flashgp.foundations.checks import check_count
 from flashgp.foundations.deadline import Deadline
-from flashgp.inference.choice import conditioning_plan
+from flashgp.inference.choice import Choice
 from flashgp.inference.data import Data
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.run import Run
@@ -37,7 +37,7 @@ def refined(
     prior = state.prior.without_held_sites()
     data = Data(prior, state.x, state.y)
     asked = state.run.planning(device=state.x.device, dtype=torch.float64)
-    plan = conditioning_plan(prior, data.counts, asked)
+    plan = Choice(prior, data.counts, asked, training=False).exact()
     if plan.training != "exact":  # the factor that conditioning takes gives the gradient too
         plan = replace(plan, training="exact", training_bytes=plan.peak_bytes)
     options = FitOptions(

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashgp.foundations.events import Event
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import decided_of_read
+from flashgp.inference.choice import Choice
 from flashgp.inference.gathered import agreed_memory
 from flashgp.inference.over_ranks import check_alike, of_first
 from flashgp.inference.prior import Prior
@@ -26,18 +26,17 @@ def chosen_of_read(
     prior: Prior, rows: RowSource, asked: Approximation, options: Any, least: int = SAMPLE_ROWS, *, training: bool
 ) -> Chosen:
     """Args: asked, of kind "auto"; options, of a fit or of conditioning; least, rows of the sample. Raises: as
-    `first_pass` and `decided_of_read`. Of a pass that the time ended inducing points are taken; of ranks the first
-    chooses."""
+    `first_pass` and `Choice.decided_of_read`. Of a pass that the time ended inducing points are taken; of ranks the
+    first chooses."""
     points, run = Approximation("sparse", asked.inducing), options.run
     with run.group.together() as group:
         check_alike(group, prior, asked, options.alike)
         prior, survey = first_pass(prior, rows, asked, run, least)
         if survey.cut:
             return points, survey, None, None
-        device, limit, counts = chosen_device(run.device, survey.x), run.deadline.limit, counts_of(survey)
+        device = chosen_device(run.device, survey.x)
         memory = agreed_memory(run.memory, device, group)
         wanted = (options if training else run).planning(device=device, memory=memory)
-        taken, _, event, other = of_first(
-            group, asked, lambda: decided_of_read(prior, counts, asked, wanted, limit, training=training)
-        )
+        choice = Choice(prior, counts_of(survey), wanted, run.deadline.limit, training)
+        taken, _, event, other = of_first(group, asked, lambda: choice.decided_of_read(asked))
         return taken, survey, None if event is None else (points, other), event

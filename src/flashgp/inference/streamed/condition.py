@@ -13,7 +13,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan
+from flashgp.inference.choice import Choice
 from flashgp.inference.extent import check_residual
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.gathered import agreed_memory
@@ -87,7 +87,7 @@ def _late(prior: Prior, survey: Survey, asked: Approximation, settings: Conditio
         return False
     wanted = run.planning(device=chosen_device(run.device, survey.x))
     counts, most = RowCounts(rows, survey.width), at_most(asked, rows)
-    plan = approximate_plan(prior, counts, most, wanted, run.deadline.limit, training=False)
+    plan = Choice(prior, counts, wanted, run.deadline.limit, training=False).approximate(most)
     times = 1 if prior.likelihood.has_sites else SiteSettings().linear_conditionings
     left = smallest(survey.group, settings.time.with_grace(run.deadline).left)
     return largest(survey.group, times * plan.seconds) > left
@@ -115,11 +115,9 @@ def _state(
     memory = agreed_memory(settings.run.memory, device, survey.group)
     group = survey.group
     wanted = settings.run.planning(memory=memory, device=device)
-    limit, read = settings.run.deadline.limit, not isinstance(survey.source, Held)
-    rows = RowCounts(survey.count, survey.width)
-    plan = planned_over(
-        group, lambda one: approximate_plan(prior, rows, one, wanted, limit, training=False, read=read), asked
-    )
+    read, rows = not isinstance(survey.source, Held), RowCounts(survey.count, survey.width)
+    choice = Choice(prior, rows, wanted, settings.run.deadline.limit, training=False)
+    plan = planned_over(group, lambda one: choice.approximate(one, read=read), asked)
     inducing = plan.inducing
     x = survey.x.to(device)
     points = asked.points_like(x) if points is None else points

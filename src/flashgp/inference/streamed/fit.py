@@ -20,7 +20,7 @@ from flashgp.foundations.errors import warn
 from flashgp.foundations.events import Event, EventKind, SampleReason, StopReason
 from flashgp.foundations.report import Report
 from flashgp.inference.approximation import Approximation
-from flashgp.inference.choice import approximate_plan
+from flashgp.inference.choice import Choice
 from flashgp.inference.data import Data
 from flashgp.inference.full_scale.layout import of_first, pivot_points
 from flashgp.inference.full_scale.trial import Trial
@@ -61,16 +61,14 @@ class StreamedFit(SurveyFit[Any]):
 
     def __init__(self, prior: Prior, rows: RowSource | Survey, options: FitOptions, asked: Approximation) -> None:
         prior = self.look(prior, rows, options, asked)
-        survey, limit = self.survey, options.run.deadline.limit
+        survey = self.survey
         asked = at_most(asked, survey.count) if self.whole.cut else asked
         self.prior, target = prior.released(), chosen_device(options.run.device, survey.x)
         self.wanted = self.planning_on(target)
         alike = not (survey.sample.numbers and prior.likelihood.has_sites)
         self.counts = RowCounts(survey.count, survey.width, alike=alike)
-        self.plan: Plan = planned_over(
-            options.run.group,
-            lambda one: approximate_plan(prior, self.counts, one, self.wanted, limit, read=self.read), asked,
-        )  # fmt: skip
+        choice = Choice(prior, self.counts, self.wanted, options.run.deadline.limit)
+        self.plan: Plan = planned_over(options.run.group, lambda one: choice.approximate(one, read=self.read), asked)
         self.asked = asked.resolved(self.plan.sizes)
         of_sample = prior_of_rows(self.prior, survey.sample)
         self.problem = self.problem_on(target, of_sample, Data(of_sample, survey.x, survey.y), joined=False)

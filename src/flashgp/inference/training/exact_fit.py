@@ -11,7 +11,7 @@ from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.quantities import readable_bytes
 from flashgp.foundations.report import Report
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.choice import conditioning_plan, offer_event, offered, with_offers
+from flashgp.inference.choice import Choice, offer_event, with_offers
 from flashgp.inference.data import Data
 from flashgp.inference.exact.condition import condition
 from flashgp.inference.exact.evidence import log_evidence
@@ -155,7 +155,7 @@ def _plan(prior: Prior, data: Data, options: FitOptions) -> Plan:
             solver=options.solver,
             factored=options.jitter is not None or data.is_batch or not prior.likelihood.has_sites,
         )  # fmt: skip
-        plan = conditioning_plan(prior, data.counts, asked, training=True)
+        plan = Choice(prior, data.counts, asked).exact()
     if plan.training_bytes > plan.available_bytes:
         error = MemoryBudgetError(
             f"fitting {rows:,} rows needs {readable_bytes(plan.training_bytes)} with "
@@ -173,7 +173,7 @@ def _approximations(prior: Prior, plan: Plan, options: FitOptions) -> tuple[Plan
     models = max(1, plan.batch // max(1, prior.kernel.batch_shape.numel()))
     asked = options.planning(memory=plan.available_bytes, device=torch.device(plan.device))
     rows = RowCounts(plan.n, plan.d, plan.distinct, models)
-    return offered(prior, rows, asked, options.run.deadline.limit)
+    return Choice(prior, rows, asked, options.run.deadline.limit).offered()
 
 
 def _offers(prior: Prior, plan: Plan, options: FitOptions) -> list[Event]:

@@ -17,10 +17,9 @@ from flashgp.foundations.deadline import TimeUp
 from flashgp.foundations.errors import NotPositiveDefiniteError
 from flashgp.foundations.events import Event, EventKind
 from flashgp.foundations.workspace import Workspace
-from flashgp.inference.choice import first_rows_price
 from flashgp.inference.data import Data
 from flashgp.inference.exact.likelihood import DirectSettings
-from flashgp.inference.plan_settings import RowCounts
+from flashgp.inference.plan_settings import RowCounts, conditioning_problem
 from flashgp.inference.prior import Prior
 from flashgp.inference.training.fisher_scoring import Descent, log_joint_curvature
 from flashgp.inference.training.fit import EngineFit, S, problem_of
@@ -33,6 +32,7 @@ from flashgp.inference.training.train import Trained, searched, settled, stages_
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.planner.approximate import ApproximateWork
 from flashgp.planner.fit_stages import FitStage, Search
+from flashgp.planner.pricing import Price
 from flashgp.planner.problem import PlanSettings
 from flashgp.processes.agreement import deadline_of
 
@@ -53,7 +53,8 @@ class LinearFit(EngineFit[S]):
         return problem_of(prior, data, device, direct, self.options, joined=joined)
 
     def expect(self, recorder: Recorder) -> None:
-        price, times = first_rows_price(self.prior, self.counts, self.wanted), self.likelihoods
+        problem, times = conditioning_problem(self.prior, self.counts, self.wanted), self.likelihoods
+        price = Price(problem, self.wanted.rates, self.wanted.devices[0])
         recorder.expect(lambda rows: times * price.exact_seconds(rows), 3)
         recorder.information = price.information_seconds
         recorder.expect(power_law(times * self.plan.fit_step_seconds, price.n, 1), 1)
