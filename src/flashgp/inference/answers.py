@@ -29,11 +29,10 @@ from flashgp.inference.online.new_sites import with_sites_to_come
 from flashgp.inference.online.refine import refined
 from flashgp.inference.output_states import AnyState, OutputStates
 from flashgp.inference.predict.components import component, components
-from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import importance
 from flashgp.inference.predict.leave_one_out import LeaveOneOut, leave_one_out, mixed, of_observations
 from flashgp.inference.predict.paths import Paths, draw_paths
-from flashgp.inference.predict.plan import planners_of
+from flashgp.inference.predict.plan import Wanted, planners_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor
 from flashgp.inference.predict.prior_draws import draw_seed
@@ -60,7 +59,7 @@ def _evidence(state: Any) -> torch.Tensor:
 
 def _planned_seconds(state: Any, rows: int) -> float:
     points = torch.empty(rows, state.x.shape[-1], dtype=torch.float64, device=state.x.device)
-    planners = planners_of(state, points, None, None, deterministic=False)
+    planners = planners_of(state, points, Wanted())
     return sum(planner(True).seconds for planner in planners if planner is not None)
 
 
@@ -75,8 +74,7 @@ def _left_out(state: AnyState) -> LeaveOneOut:
 
 def _moments(state: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and variance of f at points."""
-    options: dict[str, Any] = {"plan": None, "memory": None, "deterministic": False, "waiting": Waiting()}
-    found = ANSWERS[type(state)]["predict"](state, x, variance="exact", **options)
+    found = ANSWERS[type(state)]["predict"](state, x, Wanted("exact"))
     return found.mean, found.variance
 
 
@@ -113,9 +111,9 @@ def _joined(state: StreamedState, x: Any, y: Any, row_variance: Any, row_weight:
 
 
 # -- mixtures ----------------------------------------------------------------------------------------------------------
-def _mixed(state: MixtureState, x_test: Any, **options: Any) -> Prediction:
+def _mixed(state: MixtureState, x_test: Any, wanted: Wanted) -> Prediction:
     points = state.checked_points(x_test, "x_test")
-    return predict_together(state.each, points, **options).mixed(state.log_weights)
+    return predict_together(state.each, points, wanted).mixed(state.log_weights)
 
 
 def _mixed_left_out(state: MixtureState) -> LeaveOneOut:
@@ -134,9 +132,8 @@ def _mixed_paths(state: MixtureState, count: int, features: int, seed: int | Non
 def _predicted_by(predictor: Callable[..., Predictor]) -> Callable[..., Prediction]:
     """The function behind `predict` of an approximation. Args: predictor, of a state, deterministic or not."""
 
-    def predict(
-        state: Any, x_test: Any, *, variance: str, plan: Any, memory: Any, deterministic: bool, waiting: Waiting
-    ) -> Prediction:
+    def predict(state: Any, x_test: Any, wanted: Wanted) -> Prediction:
+        variance, plan = wanted.variance, wanted.plan
         if variance not in ("auto", "exact") or plan is not None:
             raise DomainError(
                 "`variance` and `plan` are of exact posteriors; an approximate one computes every variance, without a "
@@ -144,10 +141,10 @@ def _predicted_by(predictor: Callable[..., Predictor]) -> Callable[..., Predicti
             )
         promoted = promotions(x_test=x_test)
         x_test = state.checked_points(x_test, "x_test")
-        _check_time(state, len(x_test), waiting.time_limit)
+        _check_time(state, len(x_test), wanted.time_limit)
         with torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
             x_test = x_test.clone()
-        asked = predictor(state, deterministic=deterministic or state.run.deterministic)
+        asked = predictor(state, deterministic=wanted.deterministic or state.run.deterministic)
         prediction = Prediction(asked, x_test, state.prior.likelihood, state.prior.outputs)
         prediction.report.events += promoted
         return prediction

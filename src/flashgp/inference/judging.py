@@ -25,8 +25,8 @@ from flashgp.inference.judgement.residuals import order_left, period_left, tails
 from flashgp.inference.judgement.scored import Array, Scored, of_classes, of_numbers
 from flashgp.inference.judgement.verdict import VERDICT, How, Verdict, VerdictSettings, judged, unjudged
 from flashgp.inference.online.update import checked_rows
-from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
+from flashgp.inference.predict.plan import Wanted
 from flashgp.inference.streamed.left_out import leave_out
 from flashgp.inference.streamed.state import StreamedState
 from flashgp.likelihoods import PredictiveDistribution
@@ -149,10 +149,9 @@ def judge(state: BaseState, x: Any = None, y: Any = None, **of_rows: Any) -> Ver
         return unjudged("no row was held out.")
     if not state.count:
         return unjudged("the model has no rows; condition it on some.")
-    options: dict[str, Any] = {"plan": None, "memory": None, "deterministic": False, "waiting": Waiting()}
     try:
         with torch.no_grad():
-            prediction = answer(state, "predict", x, variance="auto", **options)
+            prediction = answer(state, "predict", x, Wanted())
             found = (prediction.given(**of_rows) if of_rows else prediction).distribution
             rows = state.rows_learned
             seen = state.sample.y if rows is None else rows[1]  # type: ignore[attr-defined]

@@ -22,10 +22,10 @@ from flashgp.inference.judgement.verdict import Verdict
 from flashgp.inference.judging import judge
 from flashgp.inference.online.fantasies import Fantasies
 from flashgp.inference.predict.components import Component
-from flashgp.inference.predict.exact_predictor import Waiting
 from flashgp.inference.predict.importance import Importance, ImportanceSettings
 from flashgp.inference.predict.leave_one_out import LeaveOneOut
 from flashgp.inference.predict.paths import Paths
+from flashgp.inference.predict.plan import Wanted
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.prior import Prior
@@ -278,10 +278,7 @@ class Posterior:
             full scale with q neighbours and m inducing points q^2 (2 m + q / 3) flops for each point, of inducing
             points alone m evaluations and 2 m^2.
         """
-        return self._ask(
-            "predict", x_test, variance=variance, plan=plan, memory=memory, deterministic=deterministic,
-            waiting=Waiting(time_limit, progress),
-        )  # fmt: skip
+        return self._ask("predict", x_test, Wanted(variance, plan, memory, deterministic, time_limit, progress))
 
     def predict_seconds(self, rows: int) -> float:
         """Seconds of predicting so many rows with variances, by its plan; 0 where no plan is worth its time. Of an

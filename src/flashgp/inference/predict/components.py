@@ -19,7 +19,7 @@ from torch import Tensor
 from flashgp.foundations.errors import DomainError
 from flashgp.foundations.parameters import Parameter
 from flashgp.inference.base_state import BaseState
-from flashgp.inference.predict.exact_predictor import Waiting
+from flashgp.inference.predict.plan import Wanted
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.prior import Prior, outline
 from flashgp.kernels.base import Kernel, Scaled, terms
@@ -122,11 +122,8 @@ class _Terms:
     ask: Ask
 
     def predict(self, number: int, x: Any, *, memory: str | int | None = None, deterministic: bool = False) -> Any:
-        state = self.states[number]
-        return self.ask(
-            state, "predict", x, variance="exact", plan=None, memory=memory, deterministic=deterministic,
-            waiting=Waiting(None, None),
-        )  # fmt: skip
+        wanted = Wanted("exact", memory=memory, deterministic=deterministic, progress=None)
+        return self.ask(self.states[number], "predict", x, wanted)
 
     @cached_property
     def states(self) -> list[BaseState]:

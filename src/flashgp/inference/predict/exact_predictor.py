@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +30,9 @@ from flashgp.inference.numpy_prior import TITLE
 from flashgp.inference.output_states import AnyState, joined_report
 from flashgp.inference.predict.few_points import FewPoints
 from flashgp.inference.predict.paths import Paths, draw_paths
-from flashgp.inference.predict.plan import planners_of
+from flashgp.inference.predict.plan import Wanted, planners_of
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance, check_joint
-from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.predict.variance import PosteriorVariance, PredictOptions
 from flashgp.inference.state import State
 from flashgp.inference.threads import ONE_THREAD_ROWS, one_thread
@@ -304,43 +303,22 @@ class ExactPredictor(Predictor):
         return 8 * ((members + 3) * n * n + 3 * n * state.distinct)  # one member after the other
 
 
-class Waiting(NamedTuple):
-    """Time that a caller waits for variances, and the progress shown.
-
-    Fields: time_limit, seconds; progress.
-    """
-
-    time_limit: float | None = None
-    progress: ToldProgress = False
-
-
-def predict(
-    state: AnyState,
-    x_test: Any,
-    *,
-    variance: str | None,
-    plan: ProductPlan | None,
-    memory: str | int | None,
-    deterministic: bool,
-    waiting: Waiting = Waiting(),  # noqa: B008 - a value
-    group: Group = ALONE,
-) -> Prediction:
+def predict(state: AnyState, x_test: Any, wanted: Wanted, group: Group = ALONE) -> Prediction:
     """See `Posterior.predict`. Args: group, whose ranks all ask for what they want of the prediction."""
-    time_limit, progress = waiting
+    time_limit, deterministic = wanted.time_limit, wanted.deterministic or state.run.deterministic
     Deadline.after(time_limit)  # refuses what is no number of seconds
-    deterministic = deterministic or state.run.deterministic
     promoted = [*promotions(x_test=x_test), *autocast_events(state.prior.kernel)]
     x_test = state.checked_points(x_test, "x_test")
     # Read when something is asked for, which may be where gradients are wanted, although they are not here.
     with deterministically(deterministic), torch.set_grad_enabled(torch.is_grad_enabled() or x_test.requires_grad):
         x_test = contiguous_copy(x_test) if deterministic else x_test.clone()
-    variance = check_variance(variance)
+    variance = check_variance(wanted.variance)
     if time_limit is not None:
         time_limit /= len(state.parts)  # one output after the other
-    planners = planners_of(state, x_test, plan, memory, deterministic, time_limit)
+    planners = planners_of(state, x_test, wanted._replace(deterministic=deterministic, time_limit=time_limit))
     run = replace(state.run, deterministic=deterministic, group=group)
     variances = VarianceSettings(time_limit=time_limit)
-    options = (PredictOptions(variance, planner, run, variances=variances, progress=progress) for planner in planners)
+    options = (PredictOptions(variance, one, run, variances=variances, progress=wanted.progress) for one in planners)
     each = [ExactPredictor(part, one) for part, one in zip(state.parts, options, strict=True)]
     predictor = OutputPredictor(each, partial(draw_paths, state)) if state.prior.separate else each[0]
     prediction = Prediction(predictor, x_test, state.prior.likelihood, state.prior.outputs)

@@ -28,6 +28,7 @@ from flashgp.inference.exact.condition import condition
 from flashgp.inference.findings import Unfinished
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.predict.exact_predictor import predict
+from flashgp.inference.predict.plan import Wanted
 from flashgp.inference.predict.shares import Shares, shares_of
 from flashgp.inference.prior import Prior
 from flashgp.inference.settings import ConditionSettings
@@ -330,10 +331,7 @@ def _shares(
     x, at_once = known.x, max(1, CALL_PAIRS // max(1, known.distinct))
 
     def mean(points: Tensor) -> Tensor:
-        each = [
-            predict(known, some.to(x.dtype), variance="exact", plan=None, memory=None, deterministic=False).mean
-            for some in points.split(at_once)
-        ]
+        each = [predict(known, some.to(x.dtype), Wanted("exact")).mean for some in points.split(at_once)]
         return _targets(known.prior, torch.cat(each))
 
     read = []
@@ -370,7 +368,7 @@ def _predicted(
         y = state.y[held].repeat(len(some) * shifts, *(1,) * (state.y.dim() - 1))
         own = prior.with_likelihood(prior.likelihood.rows(held.repeat(len(some) * shifts)))
         with torch.no_grad():
-            p = predict(behind, torch.cat(some), variance="exact", plan=None, memory=None, deterministic=False)
+            p = predict(behind, torch.cat(some), Wanted("exact"))
             scores = _observed(own, y, _targets(prior, p.mean), _targets(prior, p.variance))
         parts.append([score.reshape(len(some), shifts, len(held), -1) for score in scores])
     found = [torch.cat(each) for each in zip(*parts, strict=True)]

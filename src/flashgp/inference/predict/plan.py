@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from flashgp.inference.base_state import BaseState
 from flashgp.inference.output_states import AnyState
 from flashgp.inference.plan import prediction_plan
 from flashgp.inference.plan_settings import RowCounts, conditioning_problem
+from flashgp.inference.predict.progress import ToldProgress
 from flashgp.inference.state import State
 from flashgp.operators.multiplication import MIN_PLANNED_PAIRS
 from flashgp.planner.exact import usual_passes
@@ -31,6 +32,17 @@ from flashgp.planner.variances import (
 Planner = Callable[[bool | str], ProductPlan]
 PRICED_POINTS = 1000  # whose price the report of a fit says
 QUICK_SECONDS = 1.0  # which nobody has to be told of
+
+
+class Wanted(NamedTuple):
+    """What is wanted of a prediction. Fields: as the arguments of `Posterior.predict`."""
+
+    variance: str | None = "auto"
+    plan: ProductPlan | None = None
+    memory: str | int | None = None
+    deterministic: bool = False
+    time_limit: float | None = None
+    progress: ToldProgress = False
 
 
 def _route_of_variances(state: State) -> str:
@@ -112,16 +124,9 @@ def _prices_of_one(state: State, points: int) -> Event | None:
     )  # fmt: skip
 
 
-def planner_of(
-    state: State,
-    x_test: Tensor,
-    plan: ProductPlan | None,
-    memory: str | int | None,
-    deterministic: bool,
-    time_limit: float | None = None,
-) -> Planner | None:
+def planner_of(state: State, x_test: Tensor, wanted: Wanted) -> Planner | None:
     """Planner of a prediction, with its variance or without; None where no plan is worth its time."""
-    n_test, d = x_test.shape[-2:]
+    (n_test, d), plan, memory = x_test.shape[-2:], wanted.plan, wanted.memory
     if plan is None and memory is None and (not state.count or n_test * state.distinct < MIN_PLANNED_PAIRS):
         return None
     prior = state.prior
@@ -130,32 +135,23 @@ def planner_of(
         _check_plan(plan, (n_test, state.distinct, prior.outputs or 1, members), memory, x_test.device)
         return lambda variance: plan
     rows = RowCounts(state.distinct, d, batch=max(1, members // prior.kernel.batch_shape.numel()))
-    settings = PlanSettings(memory, x_test.device, deterministic=deterministic)
+    settings = PlanSettings(memory, x_test.device, deterministic=wanted.deterministic)
 
     def planned(variance: bool | str) -> ProductPlan:
         return prediction_plan(
             prior, rows, n_test, settings, variance=variance, conditioned=_route_of_variances(state),
-            passes=_passes_of_solves(state), time_limit=time_limit,
+            passes=_passes_of_solves(state), time_limit=wanted.time_limit,
         )  # fmt: skip
 
     return planned
 
 
-def planners_of(
-    state: AnyState,
-    x_test: Tensor,
-    plan: ProductPlan | None,
-    memory: str | int | None,
-    deterministic: bool,
-    time_limit: float | None = None,
-) -> list[Planner | None]:
+def planners_of(state: AnyState, x_test: Tensor, wanted: Wanted) -> list[Planner | None]:
     """Planners of a state, or of that of each output, one after the other; a plan handed in is one of all of them."""
-    if not state.prior.separate:
-        return [planner_of(state.parts[0], x_test, plan, memory, deterministic, time_limit)]
-    if plan is None:
-        return [planner_of(part, x_test, None, memory, deterministic, time_limit) for part in state.parts]
+    if (plan := wanted.plan) is None or not state.prior.separate:
+        return [planner_of(part, x_test, wanted) for part in state.parts]
     outputs, members = len(state.parts), broadcast_batch(x_test.shape[:-2], state.batch_shape).numel()
-    _check_plan(plan, (x_test.shape[-2], state.distinct, outputs, members), memory, x_test.device)
+    _check_plan(plan, (x_test.shape[-2], state.distinct, outputs, members), wanted.memory, x_test.device)
     share = replace(plan, t=1, seconds=plan.seconds / outputs)
     return [lambda variance: share] * outputs
 

@@ -15,11 +15,11 @@ from flashgp.foundations.report import Report
 from flashgp.inference.base_state import BaseState
 from flashgp.inference.gathered import tensor_mark
 from flashgp.inference.output_states import AnyState
-from flashgp.inference.predict.exact_predictor import Waiting, predict
+from flashgp.inference.predict.exact_predictor import predict
 from flashgp.inference.predict.paths import Paths, draw_paths
+from flashgp.inference.predict.plan import Wanted
 from flashgp.inference.predict.prediction import Prediction
 from flashgp.inference.predict.predictor import Predictor, Variance
-from flashgp.planner.products import ProductPlan
 from flashgp.processes.group import ALONE, Group
 
 _SHARED = ("predict", "leave_one_out", "importance")  # what takes solves where there is no factor
@@ -37,26 +37,17 @@ def ranks_of(state: BaseState, question: str) -> Group:
     return group if needed else ALONE
 
 
-def predict_together(
-    state: AnyState,
-    x_test: Any,
-    *,
-    variance: str | None,
-    plan: ProductPlan | None,
-    memory: str | int | None,
-    deterministic: bool,
-    waiting: Waiting,
-) -> Prediction:
+def predict_together(state: AnyState, x_test: Any, wanted: Wanted) -> Prediction:
     """See `Posterior.predict`. Mean and variance are computed while all ranks are there."""
-    group = ranks_of(state, "predict")
+    group, variance = ranks_of(state, "predict"), wanted.variance
     if group.size > 1:
         points = check_points(x_test, "x_test", like=state.x)
-        options = f"{variance=} {deterministic=} {waiting.time_limit=} gradients={torch.is_grad_enabled()}"
+        deterministic, time_limit = wanted.deterministic, wanted.time_limit
+        options = f"{variance=} {deterministic=} {time_limit=} gradients={torch.is_grad_enabled()}"
         group.compare(x_test=tensor_mark(points), options=options)
-    prediction = predict(
-        state, x_test, variance="auto" if variance is None and state.ranks > 1 else variance, plan=plan, memory=memory,
-        deterministic=deterministic, waiting=waiting, group=group,
-    )  # fmt: skip
+    if variance is None and state.ranks > 1:
+        wanted = wanted._replace(variance="auto")
+    prediction = predict(state, x_test, wanted, group)
     if group.size > 1:
         prediction = prediction.asking(lambda predictor: _Together(predictor, group, variance is not None))
         _ = prediction.mean, variance and prediction.variance  # kept, while all ranks are here
