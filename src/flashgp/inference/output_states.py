@@ -8,7 +8,7 @@ are one `State` with as many right-hand sides.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float, Float64
@@ -25,11 +25,68 @@ from flashgp.inference.state import State
 from flashgp.planner.plan import Plan
 
 
+class StatesOfOutputs(BaseState):
+    """Fields: prior, of all outputs, detached; parts, the state of each, all of the same x; report, of all."""
+
+    prior: Prior
+    parts: tuple[Any, ...]
+    report: Report
+
+    def common(self, name: str) -> Any:
+        """The state of the first output, for what is the same of every one. Args: name, of what is asked, as a
+        posterior has it."""
+        return self.parts[0]
+
+    @property
+    def rows(self) -> Rows:
+        return self.common("state.rows").rows
+
+    @property
+    def run(self) -> Run:
+        return self.parts[0].run
+
+    @property
+    def online(self) -> UpdateState:
+        return self.parts[0].online
+
+    @property
+    def residual(self) -> Float64[Tensor, "*batch u p"]:
+        self.common("residual")
+        return torch.cat([part.residual for part in self.parts], dim=-1)
+
+    @property
+    def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
+        self.common("representer_weights")
+        return torch.cat([part.representer_weights for part in self.parts], dim=-1)
+
+    @property
+    def noise(self) -> Float64[Tensor, "*batch rows p"]:
+        """The noise variance of each distinct row and output, with jitter, (*batch, u or 1, outputs)."""
+        self.common("noise")
+        return torch.stack([part.noise for part in self.parts], dim=-1)
+
+    @cached_property
+    def replicates(self) -> Replicates | None:
+        """The distinct rows, with the targets of all outputs."""
+        joined = self.common("replicates").replicates
+        return None if joined is None else join(self.prior, self.x, self.y, joined.group)
+
+    def under(self, prior: Prior, online: UpdateState) -> Self:
+        return self._each(prior, lambda part, own: part.under(own, online))
+
+    def with_prior(self, prior: Prior) -> Self:
+        return self._each(prior.held(), lambda part, own: part.with_prior(own))
+
+    def _each(self, prior: Prior, function: Callable[[Any, Prior], Any]) -> Self:
+        """The states that a function makes of each and its prior."""
+        parts = (function(part, prior.output(j, live=False)) for j, part in enumerate(self.parts))
+        return replace(self, prior=prior, parts=tuple(parts))  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, eq=False)
-class OutputStates(BaseState):
-    """Fields: prior, of all outputs, detached; parts, the state of each output, all of the same x; report, of all;
-    table, where cells are missing all rows and targets with NaN there, of which each part has its own rows.
-    """
+class OutputStates(StatesOfOutputs):
+    """Fields: as `StatesOfOutputs`; table, where cells are missing all rows and targets with NaN there, of which each
+    part has its own rows."""
 
     prior: Prior
     parts: tuple[State, ...]
@@ -65,10 +122,6 @@ class OutputStates(BaseState):
         return self
 
     @property
-    def rows(self) -> Rows:
-        return self.common("state.rows").rows
-
-    @property
     def theta(self) -> tuple[Tensor, ...]:
         """The kernel's parameters, the same for every output."""
         return self.parts[0].theta
@@ -90,14 +143,6 @@ class OutputStates(BaseState):
         return self.report.plan
 
     @property
-    def run(self) -> Run:
-        return self.parts[0].run
-
-    @property
-    def online(self) -> UpdateState:
-        return self.parts[0].online
-
-    @property
     def differentiable(self) -> bool:
         return self.parts[0].differentiable
 
@@ -117,28 +162,6 @@ class OutputStates(BaseState):
     def evidence_known(self) -> bool:
         return all(part.evidence_known for part in self.parts)
 
-    @property
-    def residual(self) -> Float64[Tensor, "*batch u p"]:
-        self.common("residual")
-        return torch.cat([part.residual for part in self.parts], dim=-1)
-
-    @property
-    def representer_weights(self) -> Float64[Tensor, "*batch u p"]:
-        self.common("representer_weights")
-        return torch.cat([part.representer_weights for part in self.parts], dim=-1)
-
-    @property
-    def noise(self) -> Float64[Tensor, "*batch rows p"]:
-        """The noise variance of each distinct row and output, with jitter, (*batch, u or 1, outputs)."""
-        self.common("noise")
-        return torch.stack([part.noise for part in self.parts], dim=-1)
-
-    @cached_property
-    def replicates(self) -> Replicates | None:
-        """The distinct rows, with the targets of all outputs."""
-        joined = self.common("replicates").replicates
-        return None if joined is None else join(self.prior, self.x, self.y, joined.group)
-
     def checked_points(self, x: Any, name: str) -> Tensor:
         """As `State.checked_points`."""
         return self.parts[0].checked_points(x, name)
@@ -154,15 +177,6 @@ class OutputStates(BaseState):
                 "fgp.save(post.by_output[j], path), or condition again after loading its parameters"
             )
         return super().tensors() | {"residual": self.residual, "representer_weights": self.representer_weights}
-
-    def under(self, prior: Prior, online: UpdateState) -> "OutputStates":
-        parts = tuple(part.under(prior.output(j, live=False), online) for j, part in enumerate(self.parts))
-        return replace(self, prior=prior, parts=parts)
-
-    def with_prior(self, prior: Prior) -> "OutputStates":
-        prior = prior.held()
-        parts = tuple(part.with_prior(prior.output(j, live=False)) for j, part in enumerate(self.parts))
-        return replace(self, prior=prior, parts=parts)
 
     def mapped(
         self,

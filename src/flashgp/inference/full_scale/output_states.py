@@ -1,30 +1,24 @@
 """FullScaleOutputs: outputs with noise of their own by full scale, a state of each, of one layout and one A of rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 
-from flashgp.foundations.form import Rows
 from flashgp.foundations.report import Report
-from flashgp.inference.base_state import BaseState, UpdateState
 from flashgp.inference.full_scale.factor import Sums
 from flashgp.inference.full_scale.layout import Layout
 from flashgp.inference.full_scale.state import FullScaleState
+from flashgp.inference.output_states import StatesOfOutputs
 from flashgp.inference.prior import Prior
-from flashgp.inference.replicates import Replicates, join
-from flashgp.inference.run import Run
 from flashgp.planner.plan import Sizes
 
 
 @dataclass(frozen=True, eq=False)
-class FullScaleOutputs(BaseState):
-    """Fields: prior, of all outputs, detached; x (n, d) and y (n, outputs), the table; parts, the state of each output,
-    of y without an axis for outputs; report, of all."""
+class FullScaleOutputs(StatesOfOutputs):
+    """Fields: as `StatesOfOutputs`, each part of y without an axis for outputs; x (n, d) and y (n, outputs)."""
 
     prior: Prior
     x: Tensor
@@ -46,42 +40,12 @@ class FullScaleOutputs(BaseState):
         return self.parts[0].inducing
 
     @property
-    def rows(self) -> Rows:
-        return self.parts[0].rows
-
-    @property
-    def run(self) -> Run:
-        return self.parts[0].run
-
-    @property
     def ranks(self) -> int:
         return self.parts[0].ranks
 
     @property
-    def online(self) -> UpdateState:
-        return self.parts[0].online
-
-    @property
     def loss(self) -> str:
         return str(self.__dict__.get("lost") or "posterior.lost estimates it")
-
-    @property
-    def residual(self) -> Float64[Tensor, "u p"]:
-        return torch.cat([part.residual for part in self.parts], -1)
-
-    @property
-    def noise(self) -> Float64[Tensor, "rows p"]:
-        return torch.stack([part.noise for part in self.parts], -1)
-
-    @property
-    def representer_weights(self) -> Float64[Tensor, "u p"]:
-        return torch.cat([part.representer_weights for part in self.parts], -1)
-
-    @cached_property
-    def replicates(self) -> Replicates | None:
-        """The distinct rows, with the targets of all outputs."""
-        joined = self.parts[0].replicates
-        return None if joined is None else join(self.prior, self.x, self.y, joined.group)
 
     def obstacle(self, question: str) -> str | None:
         return super().obstacle(question) or self.parts[0].obstacle(question)
@@ -98,16 +62,6 @@ class FullScaleOutputs(BaseState):
             "kind": "full_scale_outputs", "block": sizes.block, "neighbours": sizes.neighbours,
             "predicting": sizes.predicting,
         }  # fmt: skip
-
-    def under(self, prior: Prior, online: UpdateState) -> "FullScaleOutputs":
-        return self._mapped(prior, lambda part, own: part.under(own, online))
-
-    def with_prior(self, prior: Prior) -> "FullScaleOutputs":
-        return self._mapped(prior.held(), FullScaleState.with_prior)
-
-    def _mapped(self, prior: Prior, function: Callable[[FullScaleState, Prior], FullScaleState]) -> "FullScaleOutputs":
-        parts = (function(part, prior.output(j, live=False)) for j, part in enumerate(self.parts))
-        return replace(self, prior=prior, parts=tuple(parts))
 
     def log_marginal_likelihood(self) -> Tensor:
         """Sum over the outputs, nats."""
