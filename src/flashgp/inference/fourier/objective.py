@@ -34,7 +34,7 @@ from flashgp.inference.fourier.sums import FourierSums, WeightPosterior
 from flashgp.inference.prior import Prior
 from flashgp.inference.streamed.rows import prior_of_rows
 from flashgp.inference.training.gradient_search import evaluated_over
-from flashgp.inference.training.objective import Array, Estimate, Evaluation, LogJoint, Problem
+from flashgp.inference.training.objective import Array, Estimate, Evaluation, LinearLogJoint, Problem
 from flashgp.inference.training.settings import StochasticSettings
 from flashgp.means import Constant, Zero
 from flashgp.sources.survey import Survey
@@ -43,27 +43,21 @@ F64 = torch.float64
 ERROR = 1e-2  # of a solve in a search in the norm of B, for the root of the rows: as (M-106)
 
 
-class SeriesLogJoint(LogJoint):
+class SeriesLogJoint(LinearLogJoint):
     """Minus the log joint on a grid of frequencies, of sums over rows.
 
     Args: problem, whose priors and parameters are taken; grid; settings; seed, of probes; deadline, of solves.
     Fields: paced, told once, without a factor, the seconds of an evaluation by those of its first solve.
     """
 
-    keeps_covariance = False
     paced: Callable[[float], None] | None = None
 
     def __init__(
         self, problem: Problem, grid: Series, settings: FourierSettings, seed: int, deadline: Deadline = NO_DEADLINE
     ) -> None:
         super().__init__(problem)
-        self._small = None
         self.grid, self.settings, self._seed, self._deadline = grid, settings, seed, deadline
         self._start: Tensor | None = None  # weights of the last evaluation, times W
-
-    @property
-    def cost_power(self) -> int:
-        return 1
 
     @property
     def factored(self) -> bool:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import ClassVar
 
 import numpy
 import torch
@@ -16,7 +15,7 @@ from flashgp.inference.full_scale.factor import Basis, FullScaleFactor, Sums, gr
 from flashgp.inference.full_scale.layout import Layout, scaled_points
 from flashgp.inference.site_methods import Marginals
 from flashgp.inference.sites import Found, of_first, prior_variance, within
-from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
+from flashgp.inference.training.objective import Array, Evaluation, LinearLogJoint, Problem
 from flashgp.processes.group import ALONE, Group
 from flashgp.solvers.preconditioners.near_rows import Neighbourhoods
 
@@ -35,7 +34,7 @@ class _Passed:
         return torch.equal(self.residual, residual) and torch.equal(self.noise, noise)
 
 
-class FullScaleLogJoint(LogJoint):
+class FullScaleLogJoint(LinearLogJoint):
     """Minus the log joint of the full-scale model, eq. (M-148), with its gradient, eqs. (M-149) and (M-150).
 
     Args:
@@ -45,19 +44,12 @@ class FullScaleLogJoint(LogJoint):
     Cost: two passes over the blocks (factor.py); for each step of iterated sites two first ones.
     """
 
-    keeps_covariance: ClassVar[bool] = False
-
     def __init__(self, problem: Problem, layout: Layout, group: Group = ALONE, seed: int = 0) -> None:
         super().__init__(problem)
-        self._small = None
         self.layout, self.group, self.seed = layout, group, seed
         self._passed: _Passed | None = None
         self._keeps = False  # the last pass
         self._settled: tuple[Array, Tensor, Found[None]] | None = None  # parameters, targets of the sites there
-
-    @property
-    def cost_power(self) -> int:
-        return 1
 
     @property
     def bound_slack(self) -> float:

@@ -18,7 +18,7 @@ from flashgp.inference.streamed.bound import BlockInputs, BoundSums, StreamedBou
 from flashgp.inference.streamed.rows import blocks_on_time, inputs_of
 from flashgp.inference.streamed.steps import InducingValues, settled_pass
 from flashgp.inference.training.gradient_search import evaluated_over
-from flashgp.inference.training.objective import Array, Evaluation, LogJoint, Problem
+from flashgp.inference.training.objective import Array, Evaluation, LinearLogJoint, Problem
 from flashgp.processes.gradient_shares import sum_together
 from flashgp.processes.group import ALONE
 from flashgp.sources.survey import Block, Survey
@@ -69,7 +69,7 @@ def first_values(
     return dataclasses.replace(start, sums=dataclasses.replace(found, count=count, gram=gram, projected=projected))
 
 
-class StreamedLogJoint(LogJoint):
+class StreamedLogJoint(LinearLogJoint):
     """Minus the log joint with the lower bound (M-160), with its gradient, eqs. (M-162) and (M-163).
 
     Args:
@@ -92,17 +92,13 @@ class StreamedLogJoint(LogJoint):
         prior: Prior | None = None,
     ) -> None:
         super().__init__(problem)
-        self._small, self._prior = None, prior or problem.prior
+        self._prior = prior or problem.prior
         self.survey, self.points, self.rows = survey, points, stand_for or survey.count
         self._deadline = deadline
         self._sums: BoundSums | None = None
         self._best: tuple[float, Array, BoundSums] | None = None
         self._value = math.inf  # of the bound at those: sums that have not settled are no bound
         self._values: InducingValues | None = None  # that sites of the last evaluation are made from
-
-    @property
-    def cost_power(self) -> int:
-        return 1
 
     @property
     def cost_rows(self) -> int:

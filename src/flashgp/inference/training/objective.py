@@ -547,6 +547,20 @@ class LogJoint(Objective):
         return value, gradient
 
 
+class LinearLogJoint(LogJoint):
+    """A log joint whose evaluation is linear in the rows, without a covariance matrix of all of them."""
+
+    keeps_covariance: ClassVar[bool] = False
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._small = None
+
+    @property
+    def cost_power(self) -> int:
+        return 1
+
+
 def _small_models(prior: Prior, x: Tensor, y: Tensor) -> list[SmallModel] | None:
     """The small model of every covariance matrix; None where one has none."""
     if not prior.separate:
