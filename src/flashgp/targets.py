@@ -277,9 +277,7 @@ class Unshifted(Target):
     def sizes(self) -> tuple[float, float]:
         return 0.0, self.scale
 
-    @property
-    def linear(self) -> bool:
-        return False
+    linear = False
 
     @property
     def described(self) -> tuple[str, str, str]:

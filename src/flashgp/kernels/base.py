@@ -253,6 +253,10 @@ def _is_operand(other: object) -> bool:
     return isinstance(other, Kernel | Parameter | Tensor | int | float) and not isinstance(other, bool)
 
 
+# Features of few rows in NumPy, and their pullback to the parameters, by name.
+SmallFeatures = tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]
+
+
 class Leaf(Kernel):
     """A kernel that states one formula: a profile over its own statistics, and the features that feed them.
 
@@ -266,9 +270,7 @@ class Leaf(Kernel):
         super().__init__()
         self.active_dims = as_dims(active_dims)
 
-    @property
-    def parts(self) -> tuple[Kernel, ...]:
-        return ()
+    parts = ()
 
     @property
     @abstractmethod
@@ -284,9 +286,7 @@ class Leaf(Kernel):
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         """One tensor per statistic from the selected columns of x."""
 
-    def small_features(
-        self, x: Any, values: dict[str, Any]
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(self, x: Any, values: dict[str, Any]) -> SmallFeatures:
         """Optional, for small problems: `_features` in NumPy, and their pullback to the parameters, eq. (M-26).
 
         Args:
@@ -399,16 +399,12 @@ class Constant(Leaf):
     def profile(self) -> Expression:
         return parameter(0)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ()
+    statistics = ()
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return ()
 
-    def small_features(
-        self, x: Any, values: dict[str, Any]
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(self, x: Any, values: dict[str, Any]) -> SmallFeatures:
         return [], lambda gradients: {}
 
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:

@@ -161,9 +161,7 @@ class Coregionalization(Leaf):
     def profile(self) -> Expression:
         return product(0) + match(1) * row_scalar("left") * row_scalar("right")
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ("product", "match")
+    statistics = ("product", "match")
 
     def _task(self, x: Tensor) -> Tensor:
         if x.shape[-1] != 1:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from flashgp.foundations.checks import check_count
 from flashgp.foundations.expression import Expression, parameter, product
 from flashgp.foundations.form import broadcast_batch
 from flashgp.foundations.parameters import Domain, Parameter
-from flashgp.kernels.base import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric, SmallFeatures
 from flashgp.kernels.random_features import Draw, Term
 
 
@@ -41,9 +41,7 @@ class Linear(Leaf):
     def profile(self) -> Expression:
         return product()
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ("product",)
+    statistics = ("product",)
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x * self.variance.column().to(x.device).sqrt(),)
@@ -51,9 +49,7 @@ class Linear(Leaf):
     def feature_terms(self, x: Tensor, draw: Draw) -> list[Term]:
         return [Term(exact=self.rows(x).features[0])]
 
-    def small_features(
-        self, x: Any, values: dict[str, Any]
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(self, x: Any, values: dict[str, Any]) -> SmallFeatures:
         weighted = x * values["variance"] ** 0.5
 
         def pull(gradients: Sequence[Any]) -> dict[str, Any]:

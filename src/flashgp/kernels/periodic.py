@@ -1,7 +1,7 @@
 """The periodic covariance function, eq. (M-10), and the cosine, eq. (M-11): distances and products on the circle."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashgp.foundations.expression import Expression, exp, product, squared_distance
 from flashgp.foundations.parameters import Domain
-from flashgp.kernels.base import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric, SmallFeatures
 from flashgp.kernels.random_features import Draw, Term, fourier
 
 
@@ -47,18 +47,14 @@ class Periodic(Leaf):
     def profile(self) -> Expression:
         return exp(-squared_distance() / 2)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ("distance",)
+    statistics = ("distance",)
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         angle = x * (2.0 * math.pi / self.period.column().to(x.device))
         scale = self.lengthscale.column().to(x.device)
         return (torch.cat([angle.cos() / scale, angle.sin() / scale], dim=-1),)
 
-    def small_features(
-        self, x: Any, values: dict[str, Any]
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(self, x: Any, values: dict[str, Any]) -> SmallFeatures:
         period, scale = values["period"], values["lengthscale"]
         angle = x * (2.0 * math.pi / period)
         cosine, sine = numpy.cos(angle) / scale, numpy.sin(angle) / scale
@@ -101,17 +97,13 @@ class Cosine(Leaf):
     def profile(self) -> Expression:
         return product()
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ("product",)
+    statistics = ("product",)
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         angle = 2.0 * math.pi * (x * self.frequency.column().to(x.device)).sum(-1, keepdim=True)
         return (torch.cat([angle.cos(), angle.sin()], dim=-1),)
 
-    def small_features(
-        self, x: Any, values: dict[str, Any]
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(self, x: Any, values: dict[str, Any]) -> SmallFeatures:
         frequency = values["frequency"]
         angle = 2.0 * math.pi * (x * frequency).sum(1, keepdims=True)
         cosine, sine = numpy.cos(angle), numpy.sin(angle)

@@ -1,13 +1,13 @@
 """The squared exponential covariance function, eq. (M-5)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from flashgp.foundations.expression import Expression, exp, squared_distance
 from flashgp.foundations.parameters import Domain
-from flashgp.kernels.base import Leaf, Numeric
+from flashgp.kernels.base import Leaf, Numeric, SmallFeatures
 from flashgp.kernels.random_features import Draw, Term, fourier
 
 
@@ -25,16 +25,12 @@ class Stationary(Leaf):
         super().__init__(active_dims)
         self.lengthscale = self._parameter(lengthscale, "lengthscale", Domain(lower=0.0), event_dim=None)
 
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        return ("distance",)
+    statistics = ("distance",)
 
     def _features(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x / self.lengthscale.column().to(x.device),)
 
-    def small_features(
-        self, x: Any, values: dict[str, Any]
-    ) -> tuple[list[Any], Callable[[Sequence[Any]], dict[str, Any]]]:
+    def small_features(self, x: Any, values: dict[str, Any]) -> SmallFeatures:
         scale = values["lengthscale"]
         scaled = x / scale
 

@@ -279,9 +279,7 @@ class Gaussian(Likelihood):
         both = {"row_variance": self.row_variance, "row_weight": self.row_weight}
         return {name: rows for name, rows in both.items() if rows is not None}
 
-    @property
-    def of_read(self) -> tuple[str, ...]:
-        return ("row_variance",)
+    of_read = ("row_variance",)
 
     def read(self, numbers: Mapping[str, Any], place: str) -> dict[str, Any]:
         found = super().read(numbers, place)
@@ -422,13 +420,9 @@ class ReplicatedGaussian(Gaussian):
         self.register_buffer("offset", offset)
         self.register_buffer("scatter", scatter)
 
-    @property
-    def name(self) -> str:
-        return "Gaussian"
+    name = "Gaussian"
 
-    @property
-    def rows_alike(self) -> bool:
-        return False
+    rows_alike = False
 
     @property
     def counts(self) -> Float64[Tensor, "n"]:

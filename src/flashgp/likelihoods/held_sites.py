@@ -83,9 +83,7 @@ class HeldSites(Likelihood):
         found._to_come = tuple(others.output(index, live=live) for others in self._to_come)
         return found
 
-    @property
-    def rows_alike(self) -> bool:
-        return False
+    rows_alike = False
 
     def rows(self, index: Tensor) -> "HeldSites":
         return self._of(self.likelihood.rows(index), lambda numbers: numbers[index])

@@ -131,9 +131,7 @@ class FourierPrice(ApproximatePrice):
     def all_rows(self) -> Cost:
         return self.work.all_rows_fourier if self.grid.coordinates else self.work.coarse
 
-    @property
-    def few_wire(self) -> float:
-        return 0.0
+    few_wire = 0.0
 
     def condition(self) -> Cost:
         last, problem = self.settled, self.problem

@@ -85,9 +85,7 @@ class SparsePrice(ApproximatePrice):
         sent = survey_wire(self.problem, self.sample) + self.sums_wire
         return self.layout(rows) + Cost.of(self.reading + self.value(rows), sent)
 
-    @property
-    def few_wire(self) -> float:
-        return 0.0  # ranks search the sample by themselves
+    few_wire = 0.0  # ranks search the sample by themselves
 
     def predict(self) -> float:
         m = self.sizes.inducing

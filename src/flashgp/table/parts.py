@@ -232,9 +232,7 @@ class _SummaryColumn(Column):
     def given(self) -> int:
         return self.count
 
-    @property
-    def two_valued(self) -> bool:
-        return False  # what lies between the ends is not known
+    two_valued = False  # what lies between the ends is not known
 
 
 class _SummaryTable(Table):

@@ -51,9 +51,7 @@ class FullScaleLogJoint(LinearLogJoint):
         self._keeps = False  # the last pass
         self._settled: tuple[Array, Tensor, Found[None]] | None = None  # parameters, targets of the sites there
 
-    @property
-    def bound_slack(self) -> float:
-        return 1e-2
+    bound_slack = 1e-2
 
     @torch.no_grad()
     def log_likelihood(self) -> float:

@@ -99,9 +99,7 @@ class _Together(Predictor):
     def rounding(self, x: Tensor) -> Tensor:
         return self._predictor.rounding(x)
 
-    @property
-    def quick(self) -> bool:
-        return False
+    quick = False
 
     def forget(self) -> None:
         self._predictor.forget()

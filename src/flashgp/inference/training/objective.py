@@ -556,9 +556,7 @@ class LinearLogJoint(LogJoint):
         super().__init__(problem)
         self._small = None
 
-    @property
-    def cost_power(self) -> int:
-        return 1
+    cost_power = 1
 
 
 def _small_models(prior: Prior, x: Tensor, y: Tensor) -> list[SmallModel] | None:
