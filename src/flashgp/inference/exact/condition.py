@@ -282,7 +282,7 @@ def _of_part(prior: Prior, data: Data, settings: ConditionSettings, slowdown: fl
 
 def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple[Factor | None, Tensor, Solves | None]:
     """The weights to the tolerance: with a float32 factor, or by iterations alone; else a float64 factor if it fits."""
-    form, plan, report = job.prior.kernel.form, job.plan, job.report
+    problem, plan, report = PairProblem(job.prior.kernel.form, job.theta, job.rows), job.plan, job.report
     failure, factor = {}, None
     try:
         if plan.route == "refined":
@@ -292,11 +292,9 @@ def _solve_to_goal(job: _Job, limits: Limits, asked: ConditionSettings) -> tuple
                     raise NotPositiveDefiniteError("float32 factors were too rough near these parameters")
                 # A factor with more would be of another matrix: a solve with it would take hundreds of iterations.
                 settings = replace(settings, max_jitter=float(job.noise.min()))
-            factor = factorise_covariance(settings, form, job.theta, job.rows, job.noise)
+            factor = factorise_covariance(settings, problem, job.noise)
         options = OperatorOptions(deterministic=job.run.deterministic)
-        operator = CovarianceOperator(
-            PairProblem(form, job.theta, job.rows), torch.float64, job.direct.workspace, options
-        )
+        operator = CovarianceOperator(problem, torch.float64, job.direct.workspace, options)
         products = None
         if factor is None:
             products, said = approximate_products(job.prior.kernel, job.points, job.noise, plan, job.run)
@@ -375,13 +373,12 @@ def _hand_over(job: _Job, **why: Any) -> tuple[Factor, Tensor, None]:
 
 def _solve(job: _Job) -> tuple[Factor, Tensor]:
     """Factor, representer weights, and the certificate: a float64 residual and the bound on the mean's error."""
-    settings, rows, theta, report = job.direct, job.rows, job.theta, job.report
-    form, residual, noise = job.prior.kernel.form, job.residual, job.noise
-    factor = factorise_covariance(settings, form, theta, rows, noise)
+    settings, report, residual, noise = job.direct, job.report, job.residual, job.noise
+    problem = PairProblem(job.prior.kernel.form, job.theta, job.rows)
+    factor = factorise_covariance(settings, problem, noise)
     if residual.numel() == 0:  # a batch of no models
         return factor, residual
     diagonal = (noise + factor.jitter.double().unsqueeze(-1)).unsqueeze(-1)
-    problem = PairProblem(form, theta, rows)
 
     def multiply(v: Tensor) -> Tensor:
         product = settings.backend.product(problem, v, workspace=settings.workspace)
@@ -392,7 +389,7 @@ def _solve(job: _Job) -> tuple[Factor, Tensor]:
 
     # Float64 needs no correction; it is measured all the same. Float32 corrects until the answer is good enough.
     smallest = float(diagonal.min())
-    largest = float(settings.backend.diagonal(PairProblem(form, theta, rows), dtype=torch.float64).max())
+    largest = float(settings.backend.diagonal(problem, dtype=torch.float64).max())
     norm = float(residual.norm(dim=-2).amax())
     single = settings.dtype == torch.float32
     per_residual = math.sqrt(largest / smallest) * norm if smallest > 0 else math.inf

@@ -94,18 +94,13 @@ def evaluate_likelihood(prior: Prior, settings: DirectSettings, x: Tensor, y: Te
 
 
 def factorise_covariance(
-    settings: DirectSettings,
-    form: Form,
-    theta: Sequence[Tensor],
-    rows: Rows,
-    noise: Tensor,
-    first: Tensor | None = None,
+    settings: DirectSettings, problem: PairProblem, noise: Tensor, first: Tensor | None = None
 ) -> Factor:
     """The Cholesky factor of K + diag(noise), noise (*batch, n or 1); jitters go to the settings.
 
     `first` is K (its upper triangle) if it is at hand; it is overwritten.
     """
-    ready, problem = [] if first is None else [first], PairProblem(form, theta, rows)
+    ready = [] if first is None else [first]
 
     def build() -> Tensor:
         matrix = (
@@ -190,17 +185,15 @@ def value_and_gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The value and the gradient by every wanted tensor."""
     residual, noise, rows, theta = parts_of(rows, tensors)
-    n, p = residual.shape[-2:]
-    if any(wanted) and _is_plain(settings, tensors, residual, noise, theta, rows):
-        small = _small(settings, form, theta, rows, residual, noise)
+    (n, p), problem = residual.shape[-2:], PairProblem(form, theta, rows)
+    if any(wanted) and _is_plain(settings, problem, residual, noise):
+        small = _small(settings, problem, residual, noise)
         if small is not None:
             return small
     block = pull = None
     if any(wanted[2:]):
-        block, pull = settings.backend.taped_block(
-            PairProblem(form, theta, rows), dtype=settings.dtype, workspace=settings.workspace
-        )
-    factor = factorise_covariance(settings, form, theta, rows, noise, block)
+        block, pull = settings.backend.taped_block(problem, dtype=settings.dtype, workspace=settings.workspace)
+    factor = factorise_covariance(settings, problem, noise, block)
     del block
     batch = factor.lower.shape[:-2]
     right = residual.to(settings.dtype).expand(*batch, n, p)
@@ -226,22 +219,16 @@ def value_and_gradients(
     return value, gradients
 
 
-def _is_plain(
-    settings: DirectSettings,
-    tensors: Sequence[Tensor],
-    residual: Tensor,
-    noise: Tensor,
-    theta: Sequence[Tensor],
-    rows: Rows,
-) -> bool:
+def _is_plain(settings: DirectSettings, problem: PairProblem, residual: Tensor, noise: Tensor) -> bool:
     """One model in float64 on the CPU, without jitter from the start, in plain tensors."""
+    rows, tensors = problem.rows, (residual, noise, *problem.tensors)
     return (
         settings.dtype == torch.float64
         and not settings.jitter
         and residual.dim() == 2
         and residual.shape[0] > 0
         and noise.dim() == 1
-        and all(t.dim() == 0 for t in theta)
+        and all(t.dim() == 0 for t in problem.theta)
         and all(f.dim() == (2 if f.is_floating_point() else 1) for f in rows.features)
         and all(a.dim() == 1 for a in rows.scalars)
         and all(t.device.type == "cpu" and t.dtype in (torch.float64, torch.int64) for t in tensors)
@@ -249,11 +236,12 @@ def _is_plain(
 
 
 def _small(
-    settings: DirectSettings, form: Form, theta: Sequence[Tensor], rows: Rows, residual: Tensor, noise: Tensor
+    settings: DirectSettings, covariance: PairProblem, residual: Tensor, noise: Tensor
 ) -> tuple[Tensor, list[Tensor | None]] | None:
     """Value and gradient as a small problem; None if it is none, or not positive definite (the ladder of jitters
     decides)."""
-    pairs = NumpyPairs.of(form, theta) if rows.count <= MAX_NUMPY_ROWS else None
+    rows = covariance.rows
+    pairs = NumpyPairs.of(covariance.form, covariance.theta) if rows.count <= MAX_NUMPY_ROWS else None
     if pairs is None:
         return None
     problem = SmallLikelihood(pairs, RowArrays.of(rows), settings.workspace)
@@ -297,7 +285,7 @@ class _Curvature:
         from flashgp.operators.second_order import second_order  # by few, and operators take time to load
 
         problem = PairProblem(form, theta, rows)
-        factor = factorise_covariance(settings, form, theta, rows, noise)
+        factor = factorise_covariance(settings, problem, noise)
         self._weights = factor.solve(residual.double().expand(*factor.lower.shape[:-2], *residual.shape[-2:]))
         self._outputs = residual.shape[-1]
         self._inverse = settings.workspace.adopt(factor.inverse_())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashgp.inference.exact.likelihood import DirectSettings, factorise_covariance
 from flashgp.inference.prior import Prior
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.direct.cholesky import Factor
 
@@ -31,7 +32,8 @@ class ByRows:
         """Args: noise, of each row, (n,). Cost: n^3 / 3. Raises: NotPositiveDefiniteError."""
         kernel, x = prior.kernel, x.double().cpu()
         how = DirectSettings(TorchTiles(), jitter=0.0)
-        return cls(prior, x, factorise_covariance(how, kernel.form, kernel.theta(), kernel.rows(x), noise.cpu()))
+        problem = PairProblem(kernel.form, kernel.theta(), kernel.rows(x))
+        return cls(prior, x, factorise_covariance(how, problem, noise.cpu()))
 
     def variance(self, x: Tensor) -> Tensor:
         """Of f at points (k, d), (k,), differentiable by them. Cost: n^2 for each point."""

@@ -27,6 +27,7 @@ from flashgp.inference.prior import Prior
 from flashgp.inference.replicates import Replicates
 from flashgp.inference.run import OnlineSettings
 from flashgp.inference.state import State
+from flashgp.pairwise.problem import PairProblem
 from flashgp.pairwise.torch.tiles import TorchTiles
 from flashgp.solvers.growing.panels import PanelFactor
 
@@ -138,7 +139,8 @@ def _refactorised(state: State, update: Update, workspace: Workspace) -> Update:
     settings = DirectSettings(
         TorchTiles(), F64, None, repair=lambda: prior.repairable(update.x, update.y), workspace=workspace
     )
-    factor = PanelFactor.of(factorise_covariance(settings, prior.kernel.form, state.theta, update.rows, noise))
+    problem = PairProblem(prior.kernel.form, state.theta, update.rows)
+    factor = PanelFactor.of(factorise_covariance(settings, problem, noise))
     table = replace(table, noise=noise + factor.jitter)
     return replace(update, table=table, factor=factor, whitened=factor.half_solve(table.residual))
 

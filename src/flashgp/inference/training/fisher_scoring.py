@@ -243,7 +243,7 @@ def fisher_information(objective: LogJoint, theta: numpy.ndarray, draws: int, se
     matrices = [(noise[..., j], slice(j, j + 1)) for j in range(prior.factors)] if prior.separate else None
     for noise_of_rows, columns in matrices or [(noise, slice(None))]:
         with torch.no_grad():
-            lower = factorise_covariance(direct, form, values, rows, noise_of_rows).lower.double()
+            lower = factorise_covariance(direct, PairProblem(form, values, rows), noise_of_rows).lower.double()
         normal = weights[:, columns].flatten(1)
         solved = linalg.solve_triangular(lower.mT, normal, upper=True, device=linalg.own_device(lower))
         weights[:, columns] = solved.unflatten(1, (-1, draws))
