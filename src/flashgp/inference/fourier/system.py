@@ -20,6 +20,7 @@ from flashgp.inference.fourier.domain_basis import DomainBasis
 from flashgp.inference.fourier.grid import C128, Gram, Grid, Toeplitz
 from flashgp.inference.fourier.grids import Series, basis_domain, coordinates_of
 from flashgp.inference.fourier.real_basis import RealBasis
+from flashgp.solvers.iterative.lanczos import log_of_tridiagonal
 
 F64 = torch.float64
 PROBED_SEED = 2**35  # added to a seed for the vectors of log determinants
@@ -287,10 +288,5 @@ def _quadrature(alphas: Tensor, betas: Tensor) -> Tensor:
         a, b = alpha[:count], beta[: max(0, count - 1)]
         diagonal = 1.0 / a
         diagonal[1:] += b / a[:-1]
-        matrix = torch.diag(diagonal)
-        if count > 1:
-            beside = b.sqrt() / a[:-1]
-            matrix += torch.diag(beside, 1) + torch.diag(beside, -1)
-        values, vectors = torch.linalg.eigh(matrix)
-        found.append((vectors[0].square() * values.clamp_min(torch.finfo(F64).tiny).log()).sum())
-    return torch.stack(found)
+        found.append(log_of_tridiagonal(diagonal.unsqueeze(1), (b.sqrt() / a[:-1]).unsqueeze(1)))
+    return torch.cat(found)

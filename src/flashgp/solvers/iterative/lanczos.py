@@ -66,7 +66,7 @@ def _quadrature(
     size = space.norm(start)
     basis = [start / size]
     diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
+    beside = start.new_zeros(0, t)
     samples = torch.zeros(t, dtype=F64, device=start.device)
     for step in range(steps):
         with system.workspace.hold(8 * n * t * (step + 4)):
@@ -76,7 +76,7 @@ def _quadrature(
             for _ in range(2):  # twice is enough: Parlett (1998), The symmetric eigenvalue problem, section 6.9
                 for known in basis:
                     image = image - known * space.sum(known * image)
-        last, samples = samples, size.square() * _log_of(diagonal, beside)
+        last, samples = samples, size.square() * log_of_tridiagonal(torch.stack(diagonal), beside)
         change = float((samples - last).abs().max())
         allowed = settings.settled * float(samples.std()) / math.sqrt(t)
         allowed += settings.min_settled * float(samples.abs().max())
@@ -84,20 +84,17 @@ def _quadrature(
         exhausted = bool((length <= rows * torch.finfo(F64).eps * torch.stack(diagonal).abs().amax(0)).all())
         if (step and change <= allowed) or exhausted:
             return samples, step + 1
-        beside.append(length)
+        beside = torch.cat([beside, length.unsqueeze(0)])
         basis.append(image / length.clamp_min(torch.finfo(F64).tiny))
     return samples, steps
 
 
-def _log_of(diagonal: list[Tensor], beside: list[Tensor]) -> Tensor:
-    """e_1^T log(T) e_1 of each tridiagonal T, (t,). An eigenvalue that rounding made 0 or less counts as the least."""
-    m, t = len(diagonal), len(diagonal[0])
-    matrix = torch.zeros(t, m, m, dtype=F64, device=diagonal[0].device)
-    matrix.diagonal(dim1=-2, dim2=-1).copy_(torch.stack(diagonal, dim=-1))
-    if beside:
-        off = torch.stack(beside, dim=-1)
-        matrix.diagonal(1, dim1=-2, dim2=-1).copy_(off)
-        matrix.diagonal(-1, dim1=-2, dim2=-1).copy_(off)
+def log_of_tridiagonal(diagonal: Tensor, beside: Tensor) -> Tensor:
+    """e_1^T log(T) e_1 of tridiagonal T, (t,), from their entries (m, t) and (m - 1, t). An eigenvalue that rounding
+    made 0 or less counts as the least."""
+    matrix = torch.diag_embed(diagonal.mT)
+    matrix.diagonal(1, dim1=-2, dim2=-1).copy_(beside.mT)
+    matrix.diagonal(-1, dim1=-2, dim2=-1).copy_(beside.mT)
     values, vectors = linalg.eigh(matrix, device=linalg.own_device(matrix))
     least = torch.finfo(F64).eps * values[:, -1:].clamp_min(torch.finfo(F64).tiny)
     return (vectors[:, 0].square() * torch.maximum(values, least).log()).sum(-1)
