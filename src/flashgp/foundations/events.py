@@ -200,6 +200,7 @@ class EventKind(Enum):
         'approximation="full_scale" for a closer mean.'
     )
     FOURIER_VARIANCE = "Variances from {draws:n draw}, with a standard error of {error:.0%}."
+    FOURIER_ROWS = "Variances by a factor of the {rows:n row}, quicker than by that of so many frequencies, and exact."
     FOURIER_WINDOWS = "Variances by the rows near, which some that were solved differ from by up to {error:.1%}."
     READ_IN_PART = (
         "The time limit of {limit:g} s ended the first pass after {read:n row}: the posterior is of {rows:,} random "

@@ -70,7 +70,9 @@ def refuse_unfit(prior: Prior, survey: Survey, device: str | torch.device | None
     BackendUnavailableError without the library of that device."""
     if refusal := unfit(prior, survey.width):
         raise DomainError(f"`approximation` {refusal.text}")
-    if device not in (None, "auto") and chosen_device(device, survey.x).type != survey.device.type:
+    asked = survey.device if device in (None, "auto") else chosen_device(device, survey.x)
+    other = asked.type == "cuda" and asked.index not in (None, survey.device.index)
+    if other or asked.type != survey.device.type:
         raise DomainError(
             f"`device` of Fourier series is that of the rows, got {str(device)!r} for rows on {survey.device}; "
             "move them there"

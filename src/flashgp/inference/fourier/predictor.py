@@ -80,6 +80,7 @@ class FourierPredictor(Predictor):
         state = self._state
         system, tail, part = state.weights.system, state.tail + state.untold, state.part
         if self.by_rows is not None:
+            self.report.events.append(Event(EventKind.FOURIER_ROWS, rows=state.count))
             return Variance(self.by_rows.variance(x))
         if self.wants_graph(x):
             half = self._phi(x)

@@ -52,7 +52,7 @@ class FourierSettings:
     sampled_error: float = 1e-2
     sampled_accuracy: float = 1e-4
     solved_numbers: int = 2**28
-    most_rows: int = 20_000
+    most_rows: int = 8_000
     sites_dense: int = 5000
 
     @classmethod
