@@ -106,7 +106,7 @@ class FourierPredictor(Predictor):
         """Whether a factor of the rows takes less time than what variances come from without one of the weights, and
         half of the memory at most."""
         state, n = self._state, self._state.count
-        whole = state.held is not None and len(state.held.x) == n and state.term is None
+        whole = state.rows_learned is not None and state.term is None
         fits = n <= state.settings.most_rows and 16 * n**2 <= available_bytes(CPU)
         if state.weights.system.dense or not (whole and fits):
             return False
